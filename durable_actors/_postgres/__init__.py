@@ -1,0 +1,1 @@
+"""psycopg driven by Trio; knows no table."""

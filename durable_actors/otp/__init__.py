@@ -1,0 +1,1 @@
+"""OTP-style actors and supervisors on Trio; no database."""
