@@ -62,7 +62,7 @@ check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m pytest -q -p no:randomly tests/test_layout.py
 

@@ -1,0 +1,235 @@
+"""How a task waits for libpq on Trio, asks the server to stop, and gives a connection up.
+
+Four primitives, used by `connection.PgConn` (the engine's driver) and by `trio_connection.TrioConnection`:
+
+`wait_either`   wait until a socket is readable or writable, whichever comes first
+`open_pgconn`   connect in a worker thread
+`send_cancel`   ask the server to stop what a connection is doing, and wait until it was told
+`discard`       close a connection now, waking whoever waits for its socket
+
+Only the public `psycopg.pq` interface, `psycopg.Connection.connect` and Trio's low level are used here.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections import OrderedDict
+from typing import Final
+
+import psycopg
+import trio
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from trio.lowlevel import Task, wait_readable, wait_writable
+
+from durable_actors.errors import ConfigError
+
+READABLE: Final = 1
+WRITABLE: Final = 2
+
+MIN_LIBPQ: Final = 170000
+"""Older libpq sends a cancel request with the GIL held: a deaf server freezes the whole process."""
+
+CANCEL_TIMEOUT: Final = 2.0
+"""Seconds, shielded, to get an interrupted connection back; then it is closed instead."""
+
+CONNECT_TIMEOUT: Final = 10
+"""Seconds, where the DSN does not say `connect_timeout`. Bounds an abandoned connect, too."""
+
+# libpq's connect is a sequence of short waits: this bounds threads, not load. Shared by all pools of the
+# process so that a reconnect storm does not eat the default limiter, which belongs to the user's `def` steps.
+_CONNECT_LIMIT: Final = 8
+_connect_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("durable_actors_connect")
+
+
+def require_libpq(version: int | None = None) -> None:
+    """Refuse a libpq that cannot cancel without blocking. Called once, when the first connection opens."""
+    found = pq.version() if version is None else version
+    if found < MIN_LIBPQ:
+        raise ConfigError(
+            f"durable_actors needs libpq 17 or newer, this process has {found // 10000}: "
+            "an older one freezes the process while it cancels a query on a deaf server. "
+            "Install the wheel that bundles it: pip install 'psycopg[binary]'",
+            option="libpq",
+            value=found,
+        )
+
+
+async def wait_either(fd: int) -> int:
+    """Wait until `fd` is readable or writable; return the mask of READABLE and WRITABLE.
+
+    Trio waits for one direction at a time. The common case, writable at once, is a single poll(2). Otherwise
+    an epoll descriptor is nested into Trio's own: one task, no nursery (33 µs, and errors in groups).
+    Cancelled: nothing changed, nothing is left registered.
+    """
+    ready = _poll(fd, select.POLLIN | select.POLLOUT)
+    if ready:
+        return ready
+    if hasattr(select, "epoll"):
+        with select.epoll() as nested:
+            nested.register(fd, select.EPOLLIN | select.EPOLLOUT)
+            await wait_readable(nested.fileno())
+    else:  # pragma: no cover - macOS: no nested epoll; wait for room, the reply can wait as long
+        await wait_writable(fd)
+    return _poll(fd, select.POLLIN | select.POLLOUT) or WRITABLE
+
+
+def _poll(fd: int, events: int) -> int:
+    poller = select.poll()
+    poller.register(fd, events)
+    found = poller.poll(0)
+    if not found:
+        return 0
+    mask = found[0][1]
+    trouble = mask & (select.POLLERR | select.POLLHUP | select.POLLNVAL)
+    return (READABLE if mask & select.POLLIN or trouble else 0) | (
+        WRITABLE if mask & select.POLLOUT or trouble else 0
+    )
+
+
+def is_readable(fd: int) -> bool:
+    """Tell whether bytes, or an end of file, wait on the socket. No system call beyond one poll(2)."""
+    return bool(_poll(fd, select.POLLIN) & READABLE)
+
+
+class _Handover:
+    """A connection on its way from the connecting thread to the task; nobody leaks it if the task is gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._connection: psycopg.Connection[tuple[object, ...]] | None = None
+
+    def connect(self, conninfo: str) -> psycopg.Connection[tuple[object, ...]]:
+        connection = psycopg.Connection.connect(conninfo, autocommit=True)
+        with self._lock:
+            if self._abandoned:
+                connection.close()
+            self._connection = connection
+        return connection
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._abandoned = True
+            if self._connection is not None:
+                self._connection.close()
+
+
+async def open_pgconn(conninfo: str) -> tuple[pq.abc.PGconn, object]:
+    """Connect in a worker thread; return the libpq connection, non-blocking, and what keeps it alive.
+
+    The thread runs psycopg's own synchronous connect: names are resolved, timeouts and multi-host DSNs with
+    `target_session_attrs` handled, and the waiting is done in select(2). `PQconnectdb` would be shorter, but
+    psycopg calls it with the GIL held: a deaf server would freeze the process for `connect_timeout`
+    (seen: 2.0 s). SCRAM costs about 4 ms of CPU, which therefore is not spent in the event loop's thread.
+
+    Cancelled: the thread goes on until it is connected or `connect_timeout` is over, then closes what it got.
+    Raises `psycopg.OperationalError` when no server of the DSN lets us in.
+    """
+    require_libpq()
+    parts = conninfo_to_dict(conninfo)
+    if "connect_timeout" not in parts:
+        conninfo = make_conninfo(conninfo, connect_timeout=CONNECT_TIMEOUT)
+    handover = _Handover()
+    try:
+        connection = await trio.to_thread.run_sync(
+            handover.connect, conninfo, abandon_on_cancel=True, limiter=_limiter()
+        )
+    except BaseException:
+        handover.abandon()
+        raise
+    connection.pgconn.nonblocking = 1
+    return connection.pgconn, connection
+
+
+def _limiter() -> trio.CapacityLimiter:
+    try:
+        return _connect_limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_CONNECT_LIMIT)
+        _connect_limiter.set(limiter)
+        return limiter
+
+
+async def send_cancel(pgconn: pq.abc.PGconn) -> None:
+    """Ask the server to cancel what `pgconn` runs, and wait until the server closed the cancel connection.
+
+    The server closes it after it has signalled the backend, so the signal cannot hit a later query of ours.
+    (Through PgBouncer that order is not given.) Raises `psycopg.Error` or OSError if it is not delivered.
+    """
+    cancel = pgconn.cancel_conn()
+    try:
+        cancel.start()
+        while True:
+            status = cancel.poll()
+            if status == pq.PollingStatus.OK:
+                return
+            if status == pq.PollingStatus.READING:
+                await wait_readable(cancel.socket)
+            elif status == pq.PollingStatus.WRITING:
+                await wait_writable(cancel.socket)
+            else:
+                raise psycopg.OperationalError(f"cancel request failed: {cancel.get_error_message()}")
+    finally:
+        cancel.finish()
+
+
+def discard(pgconn: pq.abc.PGconn) -> None:
+    """Close the connection without talking to the server. A task that waits for its socket is woken.
+
+    Without `notify_closing` such a task would hang for ever. Safe to call twice.
+    """
+    if pgconn.status == pq.ConnStatus.BAD:
+        # libpq has closed the socket itself or never had one; finish() frees the rest.
+        pgconn.finish()
+        return
+    trio.lowlevel.notify_closing(pgconn.socket)
+    pgconn.finish()
+
+
+class FreeLock:
+    """A FIFO lock that does not checkpoint when it is free.
+
+    `trio.Lock` costs a scheduler pass (6 µs) and, worse, raises Cancelled when it is taken while unwinding
+    inside a cancelled scope, so that the clean-up it should guard never runs. Not re-entrant, has no owner.
+    """
+
+    __slots__ = ("_held", "_waiters")
+
+    def __init__(self) -> None:
+        self._held = False
+        self._waiters: OrderedDict[Task, None] = OrderedDict()
+
+    def locked(self) -> bool:
+        """Tell whether somebody holds it."""
+        return self._held
+
+    async def acquire(self) -> None:
+        """Take the lock. Cancelled while waiting: the lock was not taken."""
+        if not self._held:
+            self._held = True
+            return
+        task = trio.lowlevel.current_task()
+        self._waiters[task] = None
+
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            del self._waiters[task]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        # A rescheduled task can no longer be cancelled: the hand-over loses neither the lock nor a Cancelled.
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    def release(self) -> None:
+        """Give the lock to the next waiter, or free it."""
+        if self._waiters:
+            task, _ = self._waiters.popitem(last=False)
+            trio.lowlevel.reschedule(task)
+        else:
+            self._held = False
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
