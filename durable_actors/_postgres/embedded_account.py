@@ -1,0 +1,135 @@
+"""Embedded Postgres as root: who runs the server, and from where.
+
+Postgres refuses to run as root. No account is created and no permission of a directory that is not ours is changed:
+an existing unprivileged user runs it, and where that user cannot read the programs (a virtual environment under
+``/root``), they are copied once to a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import attrs
+
+from durable_actors._postgres.embedded_binaries import Binaries, installed_version
+from durable_actors.errors import ConfigError
+
+CANDIDATES = ("postgres", "nobody")
+CACHE = Path("/var/cache/durable_actors")
+
+
+@attrs.frozen
+class Account:
+    """The user that runs the server."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def server_account(cluster: Path) -> Account | None:
+    """None: run as ourselves. As root: the owner of the cluster that is there, else ``postgres``, else ``nobody``.
+
+    The owner comes first because a system that gets a ``postgres`` user later must still open what ``nobody`` made.
+    """
+    if os.geteuid() != 0:
+        return None
+    names = list(CANDIDATES)
+    try:
+        names.insert(0, pwd.getpwuid(cluster.stat().st_uid).pw_name)
+    except (FileNotFoundError, KeyError):
+        pass
+    for name in names:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_uid != 0:
+            return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+    raise ConfigError(
+        "Postgres does not run as root, and this system has neither a `postgres` nor a `nobody` user; "
+        "run as a normal user, or set DURABLE_DSN to use a server of your own",
+        option="dsn",
+        value="embedded",
+    )
+
+
+def check_reachable(path: Path, account: Account | None) -> None:
+    """Raise ConfigError when the server's user cannot pass through to the data directory."""
+    if account is None:
+        return
+    command = ["/bin/sh", "-c", 'cd -- "$1"', "sh", str(path)]
+    if not _runs(command, account):
+        raise ConfigError(
+            f"as root the server runs as user {account.name!r}, who cannot reach the data directory {path}: a "
+            "directory above it is closed to others. Set DURABLE_DATA to one under /var/lib, or run as a normal user",
+            option="DURABLE_DATA",
+            value=str(path),
+        )
+
+
+def readable_binaries(binaries: Binaries, account: Account | None, *, cache: Path = CACHE) -> Path:
+    """The directory of programs that this user can run: the original one, or a copy made once."""
+    if account is None or _runs([str(binaries.bin_dir / "initdb"), "--version"], account):
+        return binaries.bin_dir
+    if binaries.base is None:
+        raise ConfigError(
+            f"user {account.name!r}, who runs the server, cannot read the Postgres programs in {binaries.bin_dir}",
+            option="DURABLE_PG_BIN",
+            value=str(binaries.bin_dir),
+        )
+    where = hashlib.sha256(os.fsencode(binaries.base)).hexdigest()[:8]
+    copy = cache / f"{binaries.provider}-{installed_version(binaries.provider) or binaries.version}-{where}"
+    bin_dir = copy / binaries.bin_dir.relative_to(binaries.base)
+    if not bin_dir.is_dir():
+        _copy(binaries, binaries.base, copy)
+    if not _runs([str(bin_dir / "initdb"), "--version"], account):
+        text = f"user {account.name!r} cannot run the copy of the Postgres programs in {bin_dir}"
+        raise ConfigError(text, option="dsn", value="embedded")
+    return bin_dir
+
+
+def _copy(binaries: Binaries, base: Path, copy: Path) -> None:
+    """Copy beside the final place, then rename: two processes may do it at once, a third sees all or nothing."""
+    copy.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=copy.name, dir=copy.parent))
+    try:
+        for part in binaries.parts:
+            shutil.copytree(
+                part,
+                temporary / part.relative_to(base),
+                symlinks=True,
+                ignore=shutil.ignore_patterns("include", "*.a", "doc", "__pycache__"),
+            )
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(copy)
+        except OSError:
+            if not copy.is_dir():  # another process was quicker: its copy is as good
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _runs(command: list[str], account: Account) -> bool:
+    """Whether the command succeeds as that user. The child drops its rights before it looks at the file."""
+    try:
+        done = subprocess.run(  # noqa: S603 - our own commands
+            command,
+            user=account.uid,
+            group=account.gid,
+            extra_groups=[],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    except PermissionError:
+        return False
+    return done.returncode == 0

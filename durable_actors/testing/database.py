@@ -1,0 +1,257 @@
+"""Databases for tests: one server per run, one fresh database per test.
+
+Where the server comes from, first that applies:
+
+1. ``DURABLE_TEST_DSN``: a server of yours; the user needs CREATEDB.
+2. A container, when a Docker engine answers (asked directly at its socket, within 100 ms).
+3. The embedded Postgres without fsync in a throw-away directory, shared by all workers of a run. The lease that
+   each worker holds is dropped by the kernel, so server and directory go even after kill -9 of the whole run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import LiteralString
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded_account import check_reachable, server_account
+from durable_actors._postgres.embedded_binaries import find_binaries
+from durable_actors.errors import ConfigError
+
+PREFIX = "durable_test_"
+STALE_AFTER = 6 * 3600
+PROBE_TIMEOUT = 0.1
+IMAGE = "postgres:18-alpine"
+# Tests never survive a power cut, so nothing waits for the disk.
+SERVER_SETTINGS = {
+    "max_connections": "300",
+    "max_wal_size": "4GB",
+    "checkpoint_timeout": "30min",
+    "autovacuum_naptime": "10min",
+}
+
+Prepare = Callable[[str], None]
+
+
+class DatabaseServer:
+    """A Postgres in which tests make and drop databases. One per process; several may share the server."""
+
+    def __init__(self, provider: str, dsn: str, *, run: str, disposable: bool = False) -> None:
+        self.provider = provider
+        """``DURABLE_TEST_DSN``, ``docker`` or ``embedded``."""
+        self.dsn = dsn
+        """The maintenance database: no test should write there."""
+        self._run = run
+        self._disposable = disposable
+        self._closing = False
+        self._names = (f"{PREFIX}{int(time.time()):x}_{uuid.uuid4().hex[:8]}_{n}" for n in itertools.count())
+        self._admin = psycopg.connect(dsn, autocommit=True, application_name="durable test harness")
+        self._doomed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._dropper = threading.Thread(target=self._drop_doomed, name="drop test databases", daemon=True)
+        self._dropper.start()
+
+    @property
+    def version(self) -> int:
+        """Major version of the server."""
+        return self._admin.info.server_version // 10000
+
+    def create(self, *, template: str = "template0") -> str:
+        """Make a database, a copy of this one, and return its DSN."""
+        name = next(self._names)
+        self._create(name, template)
+        return self.dsn_of(name)
+
+    def drop(self, dsn: str) -> None:
+        """Have the database dropped by and by, with force; returns at once."""
+        name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        if not isinstance(name, str) or not name.startswith(PREFIX):
+            raise ValueError(f"{name!r} is not a database of this harness")
+        self._doomed.put(name)
+
+    @contextlib.contextmanager
+    def database(self, *, template: str = "template0") -> Iterator[str]:
+        """DSN of a fresh database that lives as long as the body."""
+        dsn = self.create(template=template)
+        try:
+            yield dsn
+        finally:
+            self.drop(dsn)
+
+    def template(self, prepare: Prepare) -> str:
+        """Name of the run's template database, prepared once by whichever worker comes first."""
+        suffix = f"_{self._run}_template"
+        with self._exclusive(f"durable template {self._run}"):
+            row = self._admin.execute(
+                "select datname from pg_database where datname like %s", [f"%{suffix}"]
+            ).fetchone()
+            if row is not None:
+                return str(row[0])
+            name = f"{PREFIX}{int(time.time()):x}{suffix}"
+            unfinished = f"{name}_new"
+            self._create(unfinished, "template0")
+            prepare(self.dsn_of(unfinished))
+            self._execute("alter database {} rename to {}", unfinished, name)
+            return name
+
+    def dsn_of(self, name: str, **options: str) -> str:
+        """DSN of another database of this server."""
+        return make_conninfo(self.dsn, dbname=name, **options)
+
+    def drop_stale(self) -> None:
+        """Drop what earlier runs left on a server of yours because they were killed."""
+        rows = self._admin.execute(
+            "select datname from pg_database where datname like %s", [PREFIX + "%"]
+        ).fetchall()
+        for (name,) in rows:
+            stamp = str(name).removeprefix(PREFIX).partition("_")[0]
+            if time.time() - int(stamp, 16) > STALE_AFTER:
+                self._doomed.put(str(name))
+
+    def close(self) -> None:
+        """Finish dropping (unless the whole server goes) and disconnect."""
+        self._closing = True
+        self._doomed.put(None)
+        self._dropper.join()
+        if not self._disposable:
+            with self._exclusive(f"durable template {self._run}"):
+                self._drop_template_if_last()
+        self._admin.close()
+
+    def _drop_template_if_last(self) -> None:
+        """The last worker of the run takes the template with it; a copy being made just makes the drop fail."""
+        others = self._admin.execute(
+            "select count(*) from pg_stat_activity where application_name = %s and pid <> pg_backend_pid()",
+            ["durable test harness"],
+        ).fetchone()
+        pattern = f"{PREFIX}%_{self._run}_template%"
+        rows = self._admin.execute(
+            "select datname from pg_database where datname like %s", [pattern]
+        ).fetchall()
+        if others == (0,):
+            for (name,) in rows:
+                self._execute("drop database if exists {} with (force)", str(name))
+
+    def _create(self, name: str, template: str) -> None:
+        # Copying files beats writing 7 MB through the WAL where no fsync is waited for; 14 knows only that way.
+        strategy: LiteralString = " strategy file_copy" if self.version >= 15 else ""
+        self._execute("create database {} template {}" + strategy, name, template)
+
+    def _execute(self, statement: LiteralString, *names: str) -> None:
+        self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+    @contextlib.contextmanager
+    def _exclusive(self, name: str) -> Iterator[None]:
+        self._admin.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [name])
+        try:
+            yield
+        finally:
+            self._admin.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", [name])
+
+    def _drop_doomed(self) -> None:
+        """Thread: drops one database after the other; a drop costs a checkpoint, which no test has to wait for."""
+        with psycopg.connect(
+            self.dsn, autocommit=True, application_name="durable test dropper"
+        ) as connection:
+            while (name := self._doomed.get()) is not None:
+                if not (self._closing and self._disposable):
+                    connection.execute(
+                        sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name))
+                    )
+
+
+@contextlib.contextmanager
+def open_server(*, run: str | None = None, dsn: str | None = None) -> Iterator[DatabaseServer]:
+    """The server of this test run: found, joined or started by the order above; left or stopped at the end.
+
+    `run` names the run: processes that give the same name share one embedded server and one template.
+    `dsn` skips the search.
+    """
+    run = (run or uuid.uuid4().hex)[:12]
+    dsn = dsn or os.environ.get("DURABLE_TEST_DSN")
+    with contextlib.ExitStack() as stack:
+        if dsn:
+            server = DatabaseServer("DURABLE_TEST_DSN", dsn, run=run)
+            server.drop_stale()
+        elif docker_answers():
+            server = DatabaseServer("docker", stack.enter_context(open_container()), run=run, disposable=True)
+        else:
+            started = stack.enter_context(start_throwaway(throwaway_directory(run)))
+            server = DatabaseServer("embedded", started.dsn(), run=run, disposable=True)
+        stack.callback(server.close)
+        yield server
+
+
+def start_throwaway(directory: Path) -> embedded.EmbeddedServer:
+    """The embedded server of a test run, with what the test helpers need loaded."""
+    settings = dict(SERVER_SETTINGS)
+    library_dir = find_binaries().bin_dir.parent / "lib"
+    if any(library_dir.glob("**/pg_stat_statements.*")):
+        settings["shared_preload_libraries"] = "pg_stat_statements"
+    return embedded.start(directory, throwaway=True, settings=settings)
+
+
+def throwaway_directory(run: str) -> Path:
+    """A name that all processes of the run agree on, at a place that the server's user can reach."""
+    account = server_account(Path("/nonexistent"))
+    for base in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):  # noqa: S108 - random, private names
+        try:
+            check_reachable(base, account)
+        except ConfigError:
+            continue
+        return base / f"durable-test-{os.geteuid()}-{run}"
+    raise ConfigError(
+        "neither TMPDIR nor /tmp nor /var/tmp can be reached by the server's user", option="TMPDIR"
+    )
+
+
+def docker_answers(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a Docker engine answers ``GET /_ping`` within 100 ms."""
+    environ = os.environ if environ is None else environ
+    address = urlsplit(environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+    try:
+        with _connect(address.scheme, address.path, address.hostname, address.port) as engine:
+            engine.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+            return engine.recv(64).split(b" ")[1:2] == [b"200"]
+    except OSError:
+        return False
+
+
+def _connect(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
+    if scheme in {"tcp", "http"} and host is not None:
+        return socket.create_connection((host, port or 2375), timeout=PROBE_TIMEOUT)
+    engine = socket.socket(socket.AF_UNIX)
+    try:
+        engine.settimeout(PROBE_TIMEOUT)
+        engine.connect(path)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+@contextlib.contextmanager
+def open_container() -> Iterator[str]:
+    """DSN of a Postgres in a container; its reaper removes it, should this process be killed."""
+    # Imported here: it takes half a second, and nobody without Docker needs it.
+    from testcontainers.community.postgres import PostgresContainer  # noqa: PLC0415
+
+    settings = SERVER_SETTINGS | {"fsync": "off", "shared_preload_libraries": "pg_stat_statements"}
+    container = PostgresContainer(IMAGE, username="postgres", dbname="postgres", driver=None)
+    container.with_command("postgres " + " ".join(f"-c {name}={value}" for name, value in settings.items()))
+    with container:
+        yield container.get_connection_url(driver=None)
