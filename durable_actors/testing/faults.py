@@ -1,0 +1,350 @@
+"""A proxy between a client and Postgres that misbehaves on request: no root, no iptables, one event loop.
+
+::
+
+    async with open_proxy(dsn) as proxy:
+        conn = await TrioConnection.connect(proxy.dsn)
+        proxy.latency(0.05)                   # every message takes 50 ms longer, in both directions
+        proxy.blackhole()                     # nothing arrives any more and nobody is told
+        proxy.heal()                          # everything arrives, late
+        proxy.half_open()                     # live connections lose the server, untold; new ones work
+        proxy.reset()                         # RST on every live connection
+        proxy.lose_reply(after=b"COMMIT")     # the next COMMIT is done, its answer never arrives
+        proxy.lose_request(before=b"COMMIT")  # the next COMMIT never reaches the server
+
+Rules hold for connections that exist and for those that come. A marker is compared with the bytes of the
+protocol: the text of a simple query, the name of a prepared statement. TLS would hide them, so `proxy.dsn`
+says `sslmode=disable` unless the given DSN says otherwise.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, Literal
+
+import attrs
+import trio
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+Direction = Literal["both", "to_server", "to_client"]
+"""Which half of a connection a rule is for."""
+Ending = Literal["close", "reset", "silence"]
+"""How the client learns of a lost message: an end of file, a reset, or not at all."""
+
+_CHUNK: Final = 65536
+_OVERLAP: Final = 64
+"""Bytes remembered so that a marker (no longer than this) is found where the network cut it in two."""
+_READY: Final = b"Z\x00\x00\x00\x05"  # ReadyForQuery but its last byte: what was asked is answered
+
+
+@attrs.frozen
+class _Rules:
+    """What happens to the bytes of one direction."""
+
+    latency: float = 0.0
+    bytes_per_second: float | None = None
+    blocked: bool = False
+
+
+@attrs.frozen
+class _Loss:
+    """Lose the next message that contains `marker`, or the answer to it."""
+
+    marker: bytes
+    reply: bool
+    then: Ending
+
+
+class _Faults:
+    """The rules in force, which the proxy changes and the pumps obey."""
+
+    def __init__(self) -> None:
+        self.rules: dict[str, _Rules] = {"to_server": _Rules(), "to_client": _Rules()}
+        self.losses: list[_Loss] = []
+        self.lost = trio.Event()
+        self.changed = trio.Event()
+
+    def announce(self) -> None:
+        """Wake whoever waits for a change of the rules or of the connections."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def match(self, tail: bytes, data: bytes) -> _Loss | None:
+        """Find the armed loss for these bytes (`tail` came just before them), and disarm it."""
+        for loss in self.losses:
+            cut = max(0, len(tail) - len(loss.marker) + 1)  # a marker in `tail` alone is an earlier message
+            if loss.marker in tail[cut:] + data:
+                self.losses.remove(loss)
+                return loss
+        return None
+
+    def chunk(self, direction: str) -> int:
+        """How many bytes to read at once."""
+        rate = self.rules[direction].bytes_per_second
+        return _CHUNK if rate is None else max(1, min(_CHUNK, int(rate / 50)))
+
+    async def hold(self, direction: str, size: int) -> None:
+        """Keep a chunk, or an end of file, for as long as the rules say."""
+        rules = self.rules[direction]
+        pause = rules.latency + (size / rules.bytes_per_second if rules.bytes_per_second else 0.0)
+        if pause:
+            await trio.sleep(pause)
+        while self.rules[direction].blocked:
+            await self.changed.wait()
+
+
+class ProxyConnection:
+    """One proxied connection: its counters, and faults for it alone."""
+
+    def __init__(self, faults: _Faults, client: trio.SocketStream, server: trio.SocketStream) -> None:
+        self._faults = faults
+        self._client = client
+        self._server = server
+        self._silent = False
+        self._losing: Ending | None = None
+        self.bytes_to_server = 0
+        """Bytes that were handed on to the server."""
+        self.bytes_to_client = 0
+        """Bytes that were handed on to the client."""
+        self.bytes_lost = 0
+        """Bytes that were read and never handed on."""
+
+    def reset(self) -> None:
+        """Break the connection with a TCP reset to the client; the server sees an end of file."""
+        _reset(self._client)
+        self._server.socket.close()
+
+    def close(self) -> None:
+        """Close both halves in an orderly way."""
+        self._client.socket.close()
+        self._server.socket.close()
+
+    def half_open(self) -> None:
+        """Close the server's half; the client is not told and gets no answer, for ever."""
+        self._silent = True
+        self._server.socket.close()
+
+    async def pump(self) -> None:
+        """Carry bytes both ways until either side has ended (the proxy's own task does this)."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._to_server)
+            nursery.start_soon(self._to_client)
+
+    async def _to_server(self) -> None:
+        faults, tail = self._faults, b""
+        while data := await _receive(self._client, faults.chunk("to_server")):
+            if self._silent:
+                self.bytes_lost += len(data)
+                continue
+            loss = faults.match(tail, data)
+            tail = data[-_OVERLAP:]
+            if loss is not None and not loss.reply:
+                self.bytes_lost += len(data)
+                self._end(loss.then)
+                continue
+            if loss is not None:
+                self._losing = loss.then
+            await faults.hold("to_server", len(data))
+            if await _send(self._server, data):
+                self.bytes_to_server += len(data)
+        # The client is gone. Its end of file travels like any byte: not through a blackhole.
+        await faults.hold("to_server", 0)
+        self.close()
+
+    async def _to_client(self) -> None:
+        faults, last = self._faults, b""
+        while data := await _receive(self._server, faults.chunk("to_client")):
+            if self._losing is not None:
+                self.bytes_lost += len(data)
+                last = (last + data)[-6:]
+                if last[:5] == _READY:
+                    self._end(self._losing)
+                continue
+            await faults.hold("to_client", len(data))
+            if await _send(self._client, data):
+                self.bytes_to_client += len(data)
+        if self._losing is not None:
+            self._end(self._losing)
+        elif not self._silent:
+            await faults.hold("to_client", 0)
+            self.close()
+
+    def _end(self, how: Ending) -> None:
+        self._faults.lost.set()
+        match how:
+            case "close":
+                self.close()
+            case "reset":
+                self.reset()
+            case "silence":
+                self._silent = True
+
+
+class FaultProxy:
+    """A TCP proxy in front of one Postgres. Made by `open_proxy`; every method acts at once."""
+
+    def __init__(self, dsn: str, port: int) -> None:
+        self._upstream = _upstream(dsn)
+        self._faults = _Faults()
+        self._refusing = False
+        self.port: Final = port
+        """The TCP port on 127.0.0.1."""
+        self.dsn: Final = _proxied(dsn, port)
+        """The upstream's DSN, led through this proxy."""
+        self.connections: Final[list[ProxyConnection]] = []
+        """The live connections, oldest first. A cancel request is a connection, too."""
+        self.accepted = 0
+        """How many connections were accepted so far."""
+
+    def latency(self, seconds: float, *, direction: Direction = "both") -> None:
+        """Delay every chunk by so many seconds."""
+        self._change(direction, partial(attrs.evolve, latency=seconds))
+
+    def throttle(self, bytes_per_second: float, *, direction: Direction = "both") -> None:
+        """Let so many bytes through per second, in small chunks."""
+        self._change(direction, partial(attrs.evolve, bytes_per_second=bytes_per_second))
+
+    def blackhole(self, *, direction: Direction = "both") -> None:
+        """Hold everything back, ends of file included: connections are accepted and nothing is said.
+
+        What was held back arrives after `heal`, as TCP's retransmission would see to.
+        """
+        self._change(direction, partial(attrs.evolve, blocked=True))
+
+    def refuse(self) -> None:
+        """Reset new connections at once: the server is down. Live ones go on."""
+        self._refusing = True
+
+    def heal(self) -> None:
+        """Forward everything again. Connections that were broken stay so; armed losses are disarmed."""
+        self._refusing = False
+        self._faults.losses.clear()
+        self._change("both", lambda _: _Rules())
+
+    def reset(self) -> None:
+        """Break every live connection with a TCP reset."""
+        for connection in self.connections:
+            connection.reset()
+
+    def half_open(self) -> None:
+        """Take the server's half away from every live connection, without telling the client."""
+        for connection in self.connections:
+            connection.half_open()
+
+    def lose_reply(self, after: bytes, *, then: Ending = "close") -> None:
+        """Let the next message that contains `after` through and drop the server's answer to it.
+
+        The client is told (`then`) only when the server has answered completely: what was asked is done.
+        """
+        self._arm(_Loss(after, reply=True, then=then))
+
+    def lose_request(self, before: bytes, *, then: Ending = "reset") -> None:
+        """Drop the next message that contains `before`: the server never sees it."""
+        self._arm(_Loss(before, reply=False, then=then))
+
+    async def wait_lost(self) -> None:
+        """Wait until a message was lost since the last `lose_reply` or `lose_request`."""
+        await self._faults.lost.wait()
+
+    async def wait_connections(self, count: int) -> None:
+        """Wait until exactly so many connections are live."""
+        while len(self.connections) != count:
+            await self._faults.changed.wait()
+
+    async def serve(self, client: trio.SocketStream) -> None:
+        """Serve one accepted connection (`open_proxy` does this)."""
+        self.accepted += 1
+        if self._refusing:
+            _reset(client)
+            return
+        async with client:
+            try:
+                server = await _connect(*self._upstream)
+            except OSError:
+                return  # the upstream is down: the client sees an end of file
+            async with server:
+                connection = ProxyConnection(self._faults, client, server)
+                self.connections.append(connection)
+                self._faults.announce()
+                try:
+                    await connection.pump()
+                finally:
+                    self.connections.remove(connection)
+                    self._faults.announce()
+
+    def _arm(self, loss: _Loss) -> None:
+        self._faults.lost = trio.Event()
+        self._faults.losses.append(loss)
+
+    def _change(self, direction: Direction, change: Callable[[_Rules], _Rules]) -> None:
+        rules = self._faults.rules
+        for half in ("to_server", "to_client") if direction == "both" else (direction,):
+            rules[half] = change(rules[half])
+        self._faults.announce()
+
+
+@asynccontextmanager
+async def open_proxy(dsn: str) -> AsyncGenerator[FaultProxy, None]:
+    """Open a fault proxy in front of the server of `dsn` (TCP or Unix socket) for the length of the block.
+
+    Leaving the block closes the port and every proxied connection. An error of the body leaves it unwrapped.
+    """
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    proxy = FaultProxy(dsn, listener.socket.getsockname()[1])
+    # The nursery is left without being told of the body's error, else it would wrap it in a group.
+    manager = trio.open_nursery()
+    nursery = await manager.__aenter__()
+    nursery.start_soon(partial(trio.serve_listeners, proxy.serve, [listener], handler_nursery=nursery))
+    try:
+        yield proxy
+    finally:
+        nursery.cancel_scope.cancel()
+        await manager.__aexit__(None, None, None)
+
+
+def _reset(stream: trio.SocketStream) -> None:
+    """Close with RST instead of FIN, which is what a linger time of zero means."""
+    if stream.socket.fileno() >= 0:
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stream.socket.close()
+
+
+def _upstream(dsn: str) -> tuple[str, int]:
+    """Where libpq would connect first: host (a directory: Unix socket) and port."""
+    defaults = {opt.keyword.decode(): (opt.val or b"").decode() for opt in pq.Conninfo.get_defaults()}
+    parts = defaults | {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value}
+    host = parts.get("hostaddr") or parts.get("host") or "localhost"
+    return host.split(",")[0], int((parts.get("port") or "5432").split(",")[0])
+
+
+def _proxied(dsn: str, port: int) -> str:
+    plain = {"sslmode": "disable", "gssencmode": "disable"} | conninfo_to_dict(dsn)
+    return make_conninfo("", **plain | {"host": "127.0.0.1", "hostaddr": "127.0.0.1", "port": port})
+
+
+async def _connect(host: str, port: int) -> trio.SocketStream:
+    if host.startswith("/"):
+        return await trio.open_unix_socket(f"{host}/.s.PGSQL.{port}")
+    return await trio.open_tcp_stream(host, port)
+
+
+async def _receive(stream: trio.SocketStream, size: int) -> bytes:
+    """Read; nothing when this half has ended, in whatever way."""
+    try:
+        return bytes(await stream.receive_some(size))
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return b""
+
+
+async def _send(stream: trio.SocketStream, data: bytes) -> bool:
+    """Write; False when this half has ended (the reader of that half will notice)."""
+    try:
+        await stream.send_all(data)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return False
+    return True
