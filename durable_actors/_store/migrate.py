@@ -1,0 +1,223 @@
+"""Bring a database's schema up to date: forward only, safe against other migrators, recorded.
+
+Statements   ensure_migrations.sql, read_migrations.sql, record_migration.sql and the files in `migrations/`.
+Lock         an advisory lock per schema, by try and retry. A migrator that waited inside `pg_advisory_lock`
+             would hold a snapshot, and `CREATE INDEX CONCURRENTLY` of the one who works would wait for it.
+Crash        a migration and its record commit together; one that cannot run in a transaction is written so
+             that running it again repairs what a crash left (drop an invalid index first, say).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import attrs
+import psycopg
+import trio
+
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Statement
+from durable_actors._store.sql import Migration, in_schema, migrations, statement
+from durable_actors.config import check_schema_name
+from durable_actors.errors import ConfigError, SchemaError
+
+logger: Final = logging.getLogger("durable_actors.migrate")
+
+MIN_SERVER: Final = 140000
+_RETRY: Final = 0.05
+
+
+@attrs.frozen
+class SchemaVersion:
+    """Where a database's schema stands."""
+
+    schema: str
+    """The schema's name."""
+    current: int
+    """The newest migration that the database records; 0 when there is none."""
+    latest: int
+    """The newest migration that this package ships."""
+    pending: tuple[Migration, ...]
+    """What `migrate` would apply, in order."""
+
+
+def plan(
+    applied: Sequence[int], shipped: Sequence[Migration], *, schema: str, target: int | None = None
+) -> SchemaVersion:
+    """Decide what to apply. Raises `SchemaError` for a database that is newer than this package. Pure."""
+    latest = shipped[-1].version if shipped else 0
+    current = max(applied, default=0)
+    if current > latest:
+        raise SchemaError(
+            f'schema "{schema}" is at version {current}, this durable_actors knows {latest}: '
+            "a newer release has migrated it. Upgrade the package on this node."
+        )
+    if target is not None and not current <= target <= latest:
+        raise ConfigError(
+            f"version={target} cannot be reached: the database is at {current}, the newest is {latest}, and "
+            "migrations go forward only",
+            option="version",
+            value=target,
+        )
+    wanted = latest if target is None else target
+    pending = tuple(m for m in shipped if m.version not in applied and m.version <= wanted)
+    return SchemaVersion(schema=schema, current=current, latest=latest, pending=pending)
+
+
+async def migrate(
+    dsn: str,
+    *,
+    schema: str = "durable",
+    version: int | None = None,
+    on_progress: Callable[[Migration], None] | None = None,
+) -> SchemaVersion:
+    """Create or update the schema; return where it stands. Any number of processes may call it at once.
+
+    `version` stops there instead of at the newest. Cancelled: the migration under way is rolled back, the
+    ones before it are done.
+    """
+    check_schema_name(schema)
+    conn = await PgConn.open(dsn)
+    try:
+        return await migrate_on(conn, schema=schema, version=version, on_progress=on_progress)
+    finally:
+        conn.close()
+
+
+async def migrate_on(
+    conn: PgConn,
+    *,
+    schema: str,
+    version: int | None = None,
+    shipped: Sequence[Migration] | None = None,
+    on_progress: Callable[[Migration], None] | None = None,
+) -> SchemaVersion:
+    """Do `migrate` on a connection that the caller closes right after: its end frees the migrators' lock."""
+    shipped = migrations() if shipped is None else shipped
+    await _require_server(conn)
+    found = plan(await _applied(conn, schema), shipped, schema=schema, target=version)
+    if not found.pending:
+        return found
+    lock = [f"durable_actors migrate {schema}".encode()]
+    while (await conn.run(_TRY_LOCK, lock)).rows[0][0] != b"t":  # noqa: ASYNC110 - see the docstring
+        await trio.sleep(_RETRY)
+    try:
+        await conn.run(_ensure_schema(schema))
+        await conn.run(statement("ensure_migrations", schema))
+        # Again, now that nobody else migrates.
+        found = plan(await _applied(conn, schema), shipped, schema=schema, target=version)
+        for migration in found.pending:
+            if on_progress is not None:
+                on_progress(migration)
+            await _apply(conn, schema, migration)
+            logger.info('schema "%s": applied %04d_%s', schema, migration.version, migration.name)
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise SchemaError(
+            f'this role may not create schema "{schema}" or what is in it: {exc}. Let a role that may '
+            "run the output of `durable-actors migrate --sql`, and start with migrate=False."
+        ) from exc
+    return plan(await _applied(conn, schema), shipped, schema=schema)
+
+
+async def schema_version(conn: PgConn, *, schema: str) -> SchemaVersion:
+    """Read where the schema stands, changing nothing. Raises `SchemaError` if it is newer than we know."""
+    await _require_server(conn)
+    return plan(await _applied(conn, schema), migrations(), schema=schema)
+
+
+async def require_schema(conn: PgConn, *, schema: str) -> None:
+    """Refuse a database whose schema is not exactly what this package needs. Raises `SchemaError`."""
+    found = await schema_version(conn, schema=schema)
+    if found.pending:
+        state = f"is at version {found.current}" if found.current else "does not exist"
+        raise SchemaError(
+            f'schema "{schema}" {state}, this durable_actors needs {found.latest}. '
+            "Run `durable-actors migrate`, or start without migrate=False."
+        )
+
+
+def migration_sql(schema: str = "durable") -> str:
+    """Everything `migrate` does on an empty database, as SQL for a role with more rights, or for review."""
+    check_schema_name(schema)
+    parts = [_ensure_schema(schema).sql + ";", statement("ensure_migrations", schema).sql.strip() + ";"]
+    for migration in migrations():
+        body = in_schema(migration.sql, schema).strip()
+        record = in_schema("insert into durable.migrations (version, name)", schema)
+        body += f"\n\n{record} values ({migration.version}, '{migration.name}');"
+        parts.append(f"begin;\n\n{body}\n\ncommit;" if migration.transactional else body)
+    return "\n\n".join(parts) + "\n"
+
+
+async def uninstall(dsn: str, *, schema: str = "durable") -> bool:
+    """Drop every object of ours with its data; the schema, too, unless it holds something of the user's.
+
+    Returns whether the schema itself is gone. A schema that was never ours is left alone.
+    """
+    check_schema_name(schema)
+    conn = await PgConn.open(dsn)
+    try:
+        if not await _applied(conn, schema):
+            return False
+        await conn.script(statement("uninstall", schema).sql)
+        try:
+            await conn.script(f'drop schema "{schema}"')
+        except psycopg.errors.DependentObjectsStillExist:
+            return False
+        return True
+    finally:
+        conn.close()
+
+
+async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
+    sql = in_schema(migration.sql, schema)
+    record = statement("record_migration", schema)
+    params = [str(migration.version).encode(), migration.name.encode()]
+    try:
+        if migration.transactional:
+            async with conn.transaction():
+                await conn.script(sql)
+                await conn.run(record, params)
+        else:
+            await conn.script(sql)
+            await conn.run(record, params)
+    except psycopg.Error as exc:
+        exc.add_note(f'in migration {migration.version:04d}_{migration.name} of schema "{schema}"')
+        raise
+
+
+async def _applied(conn: PgConn, schema: str) -> list[int]:
+    """The recorded versions; empty when the table is not there."""
+    present = (await conn.run(_PRESENT, [schema.encode()])).rows[0][0]
+    if present != b"t":
+        return []
+    rows = (await conn.run(statement("read_migrations", schema, read_only=True))).rows
+    return [int(row[0] or 0) for row in rows]
+
+
+async def _require_server(conn: PgConn) -> None:
+    row = (await conn.run(_SERVER)).rows[0]
+    if int(row[0] or 0) < MIN_SERVER:
+        raise SchemaError(
+            f"durable_actors needs Postgres 14 or newer, this server is {(row[1] or b'?').decode()}"
+        )
+    if row[2] == b"t":
+        raise SchemaError("this server is a standby and cannot be migrated; the DSN must reach the primary")
+
+
+def _ensure_schema(schema: str) -> Statement:
+    return Statement("ensure_schema", f'create schema if not exists "{check_schema_name(schema)}"')
+
+
+_TRY_LOCK: Final = Statement("try_migrate_lock", "select pg_try_advisory_lock(hashtextextended($1, 0))")
+_PRESENT: Final = Statement(
+    "migrations_present",
+    "select to_regclass(format('%I.migrations', $1::text)) is not null",
+    read_only=True,
+)
+_SERVER: Final = Statement(
+    "server_version",
+    "select current_setting('server_version_num'), current_setting('server_version'), pg_is_in_recovery()",
+    read_only=True,
+)

@@ -1,0 +1,70 @@
+"""SQL as files: one statement, one file. Reads them and puts in the configured schema.
+
+The files are written for schema `durable` and qualify every name with it. Another schema replaces that
+qualifier, quoted; nothing else in a statement is ever assembled from strings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+import attrs
+
+from durable_actors._postgres.statement import Statement
+from durable_actors.config import check_schema_name
+
+_QUALIFIER: Final = re.compile(r"\bdurable\.(?=[a-z_])")
+_PACKAGE: Final = "durable_actors._store"
+
+
+def in_schema(sql: str, schema: str) -> str:
+    """Rewrite `durable.name` to the configured schema. Quoted, so that a reserved word is a name, too."""
+    return _QUALIFIER.sub(f'"{check_schema_name(schema)}".', sql)
+
+
+@cache
+def statement(name: str, schema: str, *, read_only: bool = False) -> Statement:
+    """The statement in `sql/<name>.sql`, for one schema. Cached: a connection prepares it once."""
+    text = files(_PACKAGE).joinpath("sql", f"{name}.sql").read_text("utf-8")
+    return Statement(name, in_schema(text, schema), read_only=read_only)
+
+
+@attrs.frozen
+class Migration:
+    """One numbered step of the schema."""
+
+    version: int
+    """1, 2, 3 …, without gaps."""
+    name: str
+    """From the file name."""
+    sql: str
+    """For schema `durable`."""
+    transactional: bool
+    """False for what Postgres refuses in a transaction; the file says `-- transaction: none`."""
+
+
+_FILE: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_NOT_TRANSACTIONAL: Final = "-- transaction: none"
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """All migrations shipped with this package, in order."""
+    return tuple(sorted(_read_migrations(), key=lambda migration: migration.version))
+
+
+def _read_migrations() -> Iterator[Migration]:
+    for entry in files(_PACKAGE).joinpath("migrations").iterdir():
+        match = _FILE.fullmatch(entry.name)
+        if match:
+            sql = entry.read_text("utf-8")
+            yield Migration(
+                version=int(match[1]),
+                name=match[2],
+                sql=sql,
+                transactional=_NOT_TRANSACTIONAL not in sql.splitlines(),
+            )
