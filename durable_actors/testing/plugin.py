@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import trio
 
+from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import (
     DatabaseServer,
     Prepare,
@@ -42,12 +44,16 @@ def durable_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
 @pytest.fixture(scope="session")
 def durable_prepare() -> Prepare | None:
     """Called with the DSN of the new template database; None leaves it empty."""
-    return None
+    return _migrate
+
+
+def _migrate(dsn: str) -> None:
+    trio.run(migrate, dsn)
 
 
 @pytest.fixture(scope="session")
 def pg_dsn(durable_server: DatabaseServer) -> Iterator[str]:
-    """An empty database that all tests of this worker share: for tests of the driver, which need no tables."""
+    """An empty database that all tests of this worker share: for those that need no tables."""
     with durable_server.database() as dsn:
         yield dsn
 

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import hashlib
+
+import psycopg
+import pytest
+import trio
+from durable_actors import errors
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Statement
+from durable_actors._store import migrate as migrating
+from durable_actors._store.sql import Migration, in_schema, migrations
+
+# A released migration never changes; a new one gets a new number. Add its line here, edit none.
+CHECKSUMS = {
+    1: "0eb4f9dbcda73a988c7e4a68154ce9a3b1a14b3ced9b33387b6f0de217b4991e",
+}
+
+
+def fake(version: int, sql: str = "select 1;", *, transactional: bool = True) -> Migration:
+    return Migration(version=version, name=f"fake_{version}", sql=sql, transactional=transactional)
+
+
+def tables(dsn: str) -> set[str]:
+    with psycopg.connect(dsn) as conn:
+        return {
+            f"{schema}.{table}"
+            for schema, table in conn.execute(
+                "select schemaname, tablename from pg_tables"
+                " where schemaname not in ('pg_catalog', 'information_schema')"
+            )
+        }
+
+
+def test_released_migrations_are_frozen():
+    assert {m.version: hashlib.sha256(m.sql.encode()).hexdigest() for m in migrations()} == CHECKSUMS
+
+
+def test_migrations_are_numbered_without_gaps():
+    assert [m.version for m in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+def test_plan_applies_what_is_missing_in_order():
+    shipped = [fake(1), fake(2), fake(3)]
+    found = migrating.plan([1], shipped, schema="s")
+    assert [m.version for m in found.pending] == [2, 3]
+    assert (found.current, found.latest) == (1, 3)
+    assert [m.version for m in migrating.plan([], shipped, schema="s", target=2).pending] == [1, 2]
+    assert migrating.plan([1, 2, 3], shipped, schema="s").pending == ()
+
+
+def test_plan_refuses_a_newer_schema_and_a_way_back():
+    with pytest.raises(
+        errors.SchemaError, match=r'"s" is at version 4, this durable_actors knows 1.*Upgrade'
+    ):
+        migrating.plan([1, 4], [fake(1)], schema="s")
+    with pytest.raises(errors.ConfigError, match=r"version=1 cannot be reached: the database is at 2"):
+        migrating.plan([1, 2], [fake(1), fake(2)], schema="s", target=1)
+    with pytest.raises(errors.ConfigError, match="version=9"):
+        migrating.plan([], [fake(1)], schema="s", target=9)
+
+
+async def test_migrate_makes_the_schema_and_says_so_once(empty_dsn: str):
+    seen: list[str] = []
+    first = await migrating.migrate(empty_dsn, on_progress=lambda m: seen.append(m.name))
+    assert (first.current, first.pending) == (first.latest, ())
+    again = await migrating.migrate(empty_dsn, on_progress=lambda m: seen.append(m.name))
+    assert again == first
+    assert seen == [m.name for m in migrations()]
+    assert {"durable.gen_durable", "durable.signals", "durable.migrations"} <= tables(empty_dsn)
+
+
+async def test_many_migrators_at_once_apply_each_migration_once(empty_dsn: str):
+    seen: list[int] = []
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(
+                lambda: migrating.migrate(empty_dsn, on_progress=lambda m: seen.append(m.version))
+            )
+    assert seen == [m.version for m in migrations()]
+
+
+@pytest.mark.parametrize("schema", ["orders", "user", "select", "_x9", "a" * 63])
+async def test_any_valid_schema_name_works_quoted(empty_dsn: str, schema: str):
+    await migrating.migrate(empty_dsn, schema=schema)
+    assert f"{schema}.gen_durable" in tables(empty_dsn)
+    assert not any(name.startswith("durable.") for name in tables(empty_dsn))
+
+
+@pytest.mark.parametrize(
+    "schema", ["", "Durable", "1a", "a-b", 'a"; drop schema public; --', "pg_x", "a" * 64, "é", "a b", "a\n"]
+)
+async def test_a_bad_schema_name_is_refused_before_anything_is_sent(schema: str):
+    with pytest.raises(errors.ConfigError, match="schema=") as caught:
+        await migrating.migrate("host=nowhere.invalid", schema=schema)
+    assert caught.value.option == "schema"
+
+
+async def test_two_schemas_live_side_by_side(empty_dsn: str):
+    await migrating.migrate(empty_dsn, schema="one")
+    await migrating.migrate(empty_dsn, schema="two")
+    assert await migrating.uninstall(empty_dsn, schema="one")
+    assert {name.split(".")[0] for name in tables(empty_dsn)} == {"two"}
+
+
+async def test_a_failing_migration_leaves_nothing_and_names_itself(empty_dsn: str):
+    broken = [
+        fake(1, "create table durable.a (x int);"),
+        fake(2, "create table durable.b (x int); select 1/0;"),
+    ]
+    conn = await PgConn.open(empty_dsn)
+    with pytest.raises(psycopg.errors.DivisionByZero) as caught:
+        await migrating.migrate_on(conn, schema="durable", shipped=broken)
+    conn.close()
+    assert any("0002_fake_2" in note for note in caught.value.__notes__)
+    assert tables(empty_dsn) == {"durable.a", "durable.migrations"}
+
+
+async def test_a_migration_outside_a_transaction_is_recorded_too(empty_dsn: str):
+    shipped = [
+        fake(1, "create table durable.a (x int);"),
+        fake(2, "create index concurrently a_x on durable.a (x);", transactional=False),
+    ]
+    async with trio.open_nursery() as nursery:  # a waiting migrator must not block the concurrent build
+        for _ in range(3):
+            nursery.start_soon(_migrate_and_close, empty_dsn, shipped)
+    with psycopg.connect(empty_dsn) as conn:
+        assert conn.execute(
+            "select array_agg(version order by version) from durable.migrations"
+        ).fetchone() == ([1, 2],)
+        assert conn.execute(
+            "select indisvalid from pg_index where indexrelid = 'durable.a_x'::regclass"
+        ).fetchone() == (True,)
+
+
+async def _migrate_and_close(dsn: str, shipped: list[Migration]) -> None:
+    conn = await PgConn.open(dsn)
+    try:
+        await migrating.migrate_on(conn, schema="durable", shipped=shipped)
+    finally:
+        conn.close()
+
+
+async def test_cancelled_in_a_migration_rolls_it_back(empty_dsn: str):
+    shipped = [fake(1, "create table durable.a (x int); select pg_sleep(60);")]
+    conn = await PgConn.open(empty_dsn)
+    with trio.CancelScope() as scope:
+        await migrating.migrate_on(
+            conn, schema="durable", shipped=shipped, on_progress=lambda _: _cancel_soon(scope)
+        )
+    assert scope.cancelled_caught
+    assert conn.pristine
+    conn.close()
+    assert tables(empty_dsn) == {"durable.migrations"}
+
+
+def _cancel_soon(scope: trio.CancelScope) -> None:
+    scope.deadline = trio.current_time() + 0.05
+
+
+async def test_a_schema_from_the_future_is_refused(durable_dsn: str):
+    with psycopg.connect(durable_dsn, autocommit=True) as admin:
+        admin.execute("insert into durable.migrations (version, name) values (999, 'from_the_future')")
+    conn = await PgConn.open(durable_dsn)
+    for call in (migrating.require_schema, migrating.schema_version):
+        with pytest.raises(errors.SchemaError, match=r"version 999.*Upgrade the package"):
+            await call(conn, schema="durable")
+    conn.close()
+
+
+async def test_a_missing_schema_is_refused_with_the_remedy(empty_dsn: str):
+    conn = await PgConn.open(empty_dsn)
+    with pytest.raises(errors.SchemaError, match=r"does not exist.*durable-actors migrate"):
+        await migrating.require_schema(conn, schema="durable")
+    conn.close()
+
+
+async def test_a_role_without_rights_is_told_what_to_do(empty_dsn: str):
+    role = "durable_test_guest"
+    with psycopg.connect(empty_dsn, autocommit=True) as admin:
+        admin.execute(
+            f"do $$ begin create role {role} login;"
+            " exception when duplicate_object or unique_violation then null; end $$"
+        )
+    conn = await PgConn.open(empty_dsn)
+    await conn.script(f"set session authorization {role}")
+    with pytest.raises(errors.SchemaError, match=r"may not create schema.*migrate --sql"):
+        await migrating.migrate_on(conn, schema="durable")
+    conn.close()
+
+
+async def test_the_printed_sql_does_the_same(empty_dsn: str):
+    conn = await PgConn.open(empty_dsn)
+    await conn.script(migrating.migration_sql("printed"))
+    await migrating.require_schema(conn, schema="printed")
+    conn.close()
+
+
+async def test_uninstall_keeps_what_is_not_ours(durable_dsn: str):
+    with psycopg.connect(durable_dsn, autocommit=True) as admin:
+        admin.execute("create table durable.mine (x int)")
+    assert not await migrating.uninstall(durable_dsn)
+    assert tables(durable_dsn) == {"durable.mine"}
+    assert not await migrating.uninstall(durable_dsn), "a schema without our record is left alone"
+
+
+async def test_uninstall_removes_everything(durable_dsn: str):
+    assert await migrating.uninstall(durable_dsn)
+    assert tables(durable_dsn) == set()
+    with psycopg.connect(durable_dsn) as conn:
+        assert conn.execute("select 1 from pg_namespace where nspname = 'durable'").fetchone() is None
+
+
+async def test_an_old_server_is_refused(pg_dsn: str, monkeypatch: pytest.MonkeyPatch):
+    old = Statement("server_version", "select '130022', '13.22', false", read_only=True)
+    monkeypatch.setattr(migrating, "_SERVER", old)
+    with pytest.raises(errors.SchemaError, match=r"needs Postgres 14 or newer, this server is 13\.22"):
+        await migrating.migrate(pg_dsn)
+
+
+def test_only_qualifiers_are_rewritten():
+    assert (
+        in_schema("select durable.a from durable.b -- durable_x", "s")
+        == 'select "s".a from "s".b -- durable_x'
+    )

@@ -1,0 +1,67 @@
+"""The rules that matter are tests: sizes, layers told in prose, words that must not occur."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = sorted((ROOT / "durable_actors").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SQL = sorted((ROOT / "durable_actors").rglob("*.sql"))
+OTHERS = [p for folder in ("bench", "examples") for p in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=relative)
+def test_files_and_functions_stay_small(path: Path):
+    source = path.read_text("utf-8")
+    assert len(source.splitlines()) <= 350, "split by verb or by actor"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=relative)
+def test_test_files_stay_small(path: Path):
+    assert len(path.read_text("utf-8").splitlines()) <= 400, "one test file per statement or actor"
+
+
+def test_every_module_is_on_the_map():
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    missing = [
+        name
+        for path in PACKAGE
+        if (name := relative(path)) not in text and path.name not in {"__init__.py", "_version.py"}
+    ]
+    assert not missing, "ARCHITECTURE.md has a line per module"
+
+
+# A word is built from two halves so that this file does not contain what it forbids.
+FORBIDDEN = {
+    "unfinished work": re.compile("|".join(("TO" + "DO", "FIX" + "ME", "Not" + "ImplementedError"))),
+    "unsafe serialisation": re.compile(r"\bpick" + r"le\b|(?<![\w.])eva" + r"l\(|(?<![\w.])exe" + r"c\("),
+    "a machine's path": re.compile(r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot)/|/tm" + r"p/[a-z]"),
+}
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *SQL, *OTHERS], ids=relative)
+def test_words_that_must_not_occur(path: Path):
+    text = path.read_text("utf-8")
+    found = {reason: match[0] for reason, pattern in FORBIDDEN.items() if (match := pattern.search(text))}
+    assert not found
+
+
+@pytest.mark.parametrize("path", [*PACKAGE, *SQL], ids=relative)
+def test_notifications_stay_banned(path: Path):
+    lines = path.read_text("utf-8").splitlines()
+    channels = re.compile("|".join((r"\bLIS" + r"TEN\b", r"\bNOT" + r"IFY\b", "pg_no" + "tify")))
+    excused = re.compile("banned|never|no listen", re.IGNORECASE)
+    assert not [line for line in lines if channels.search(line) and not excused.search(line)]
