@@ -36,6 +36,8 @@ def test_defaults_make_a_runnable_row(db: psycopg.Connection):
     [
         ({"status": "executing"}, "gen_durable_claimed"),
         ({"status": "executing", "locked_by": "n", "lease_expires_at": "now"}, "gen_durable_claimed"),
+        ({"locked_by": "n"}, "gen_durable_claimed"),
+        ({"lease_expires_at": "now"}, "gen_durable_claimed"),
         ({"status": "awaiting_signal"}, "gen_durable_awaits"),
         ({"status": "done"}, "gen_durable_finished"),
         ({"status": "failed"}, "gen_durable_finished"),
@@ -44,6 +46,7 @@ def test_defaults_make_a_runnable_row(db: psycopg.Connection):
         ({"attempt": -1}, "gen_durable_counts"),
         ({"crashes": -1}, "gen_durable_counts"),
         ({"children_pending": -1}, "gen_durable_counts"),
+        ({"hold": 3}, "gen_durable_counts"),
         ({"unique_key": b"k", "unique_scope": ["runnable"]}, "gen_durable_scope"),
         ({"unique_key": b"k", "unique_scope": ["done"]}, "gen_durable_scope"),
         ({"unique_scope": ["runnable", "executing", "awaiting_signal", "done"]}, "gen_durable_scope"),

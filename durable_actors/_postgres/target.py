@@ -1,0 +1,39 @@
+"""From a configured DSN to one that libpq understands; starts the embedded Postgres when asked to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+
+from durable_actors._postgres.embedded import EmbeddedServer, open_embedded
+from durable_actors.config import EMBEDDED
+
+logger: Final = logging.getLogger("durable_actors")
+
+
+@attrs.frozen
+class Target:
+    """The Postgres to talk to."""
+
+    dsn: str
+    """For libpq."""
+    server: EmbeddedServer | None
+    """The embedded server behind it; who stays for long runs `embedded.keep_up` on it."""
+
+
+@asynccontextmanager
+async def open_target(dsn: str) -> AsyncIterator[Target]:
+    """Yield the database to use. An embedded server stays up at least as long as the body runs."""
+    if dsn != EMBEDDED:
+        yield Target(dsn, None)
+        return
+    async with open_embedded() as server:
+        logger.warning(
+            "no DSN is set: using the embedded Postgres in %s (set DURABLE_DSN for a server of yours)",
+            server.data_dir,
+        )
+        yield Target(server.dsn(), server)

@@ -1,0 +1,85 @@
+"""`durable-actors migrate` and `durable-actors uninstall`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+import trio
+
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.target import open_target
+from durable_actors._store import migrate as migrating
+from durable_actors._store.sql import Migration
+from durable_actors.cli.options import database_options, make_config
+from durable_actors.config import Config
+
+
+@click.command()
+@database_options
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 when migrations are pending.")
+@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for an empty database and do nothing.")
+@click.option("--to", "version", type=int, metavar="N", help="Stop at migration N instead of the newest.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def migrate(
+    *, dsn: str | None, schema: str, check: bool, as_sql: bool, version: int | None, as_json: bool
+) -> None:
+    """Create the schema or bring it up to date. Any number of processes may do so at once."""
+    if check and as_sql:
+        raise click.UsageError("--check and --sql exclude each other")
+    config = make_config(dsn, schema)
+    if as_sql:
+        click.echo(migrating.migration_sql(config.schema), nl=False)
+        return
+
+    def report(migration: Migration) -> None:
+        if not as_json:
+            click.echo(f"applying {migration.version:04d}_{migration.name} ...")
+
+    async def run() -> migrating.SchemaVersion:
+        async with open_target(config.dsn) as target:
+            if not check:
+                return await migrating.migrate(
+                    target.dsn, schema=config.schema, version=version, on_progress=report
+                )
+            return await _look(target.dsn, config)
+
+    found = trio.run(run)
+    pending = [f"{m.version:04d}_{m.name}" for m in found.pending]
+    if as_json:
+        facts = {"schema": found.schema, "version": found.current, "latest": found.latest, "pending": pending}
+        click.echo(json.dumps(facts))
+    elif pending and check:
+        click.echo(f"schema {found.schema} is at version {found.current}; pending: {', '.join(pending)}")
+    else:
+        click.echo(f"schema {found.schema} is at version {found.current}, the newest is {found.latest}")
+    if check and pending:
+        sys.exit(1)
+
+
+async def _look(dsn: str, config: Config) -> migrating.SchemaVersion:
+    conn = await PgConn.open(dsn)
+    try:
+        return await migrating.schema_version(conn, schema=config.schema)
+    finally:
+        conn.close()
+
+
+@click.command()
+@database_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def uninstall(*, dsn: str | None, schema: str, yes: bool) -> None:
+    """Drop the tables with all instances and signals. There is no way back."""
+    config = make_config(dsn, schema)
+    if not yes:
+        click.confirm(f"Drop schema {config.schema} with every instance and signal in it?", abort=True)
+
+    async def run() -> bool:
+        async with open_target(config.dsn) as target:
+            return await migrating.uninstall(target.dsn, schema=config.schema)
+
+    if trio.run(run):
+        click.echo(f"schema {config.schema} is gone")
+    else:
+        click.echo(f"nothing of ours is left in schema {config.schema}")
