@@ -13,40 +13,56 @@ Cancellation, at every await: the statement is cancelled on the server and the c
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn
 
 import psycopg
 import trio
 from psycopg import pq
-from psycopg.pq import ConnStatus, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.conninfo import make_conninfo
 from trio.lowlevel import checkpoint_if_cancelled, wait_readable
 
 from durable_actors._postgres import failures, waiting
+from durable_actors._postgres.failures import COMMIT, NO_COMMIT
 from durable_actors._postgres.statement import Message, Params, Prepared, Result, Statement, read_result
 from durable_actors._postgres.transaction import Transaction
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 _TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
 
+# As plain integers: looking a member up in its enum costs 100 ns, comparing with it as much again.
+_BAD: Final = int(pq.ConnStatus.BAD)
+_IDLE: Final = int(pq.TransactionStatus.IDLE)
+_PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
+_PIPELINE_SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
+_REFUSED: Final = int(pq.ExecStatus.FATAL_ERROR)
+
+_SET: Final = Statement("set_config", "select set_config($1, $2, false)", read_only=True)
+_SESSION: Final = {"bytea_output": "hex", "datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC"}
+"""Columns come as text: what shapes it must not depend on a role's or a database's defaults."""
+
 
 class PgConn:
     """A Postgres connection driven by Trio. Make one with `open`."""
 
     __slots__ = (
-        "_busy", "_fd", "_keepalive", "_pgconn", "_prepared", "_unflushed",
-        "in_transaction", "opened_at", "pid",
+        "_busy", "_fd", "_keepalive", "_pgconn", "_poller", "_prepared",
+        "broken", "in_transaction", "opened_at", "pid",
     )  # fmt: skip
 
     def __init__(self, pgconn: pq.abc.PGconn, keepalive: object) -> None:
         self._pgconn = pgconn
         self._keepalive = keepalive
         self._fd = pgconn.socket
+        self._poller = select.poll()
+        self._poller.register(self._fd, select.POLLIN)
         self._prepared = Prepared()
         self._busy = False
-        self._unflushed = False
         self.in_transaction = False
         """Inside `transaction()`: a statement's completion does not commit."""
+        self.broken = False
+        """The server went away, fell silent or is the wrong one now: others of its age may be so, too."""
         self.opened_at: Final = trio.current_time()
         """When it was connected, on Trio's clock."""
         self.pid: Final = pgconn.backend_pid
@@ -54,59 +70,66 @@ class PgConn:
 
     @classmethod
     async def open(cls, dsn: str, *, settings: Mapping[str, str] | None = None) -> PgConn:
-        """Connect. `settings` are session settings (`{"jit": "off"}`), applied in one round trip.
+        """Connect. `settings` are session settings (`{"jit": "off"}`).
 
-        Raises `StoreUnavailable` when no server lets us in, `ConfigError` for a malformed DSN. Cancelled: nothing is left open.
+        Raises `StoreUnavailable` when no server lets us in, `ConfigError` for a malformed DSN or a refused
+        setting. Cancelled: nothing is left open.
         """
         try:
-            pgconn, keepalive = await waiting.open_pgconn(dsn)
+            pgconn, keepalive = await waiting.open_pgconn(make_conninfo(dsn, client_encoding="UTF8"))
         except psycopg.OperationalError as exc:
             raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
         except psycopg.ProgrammingError as exc:
-            raise ConfigError(f"dsn is not a connection string or URI: {exc}", option="dsn") from exc
+            # Not `from exc`: libpq quotes what it stumbled over, which may be the password.
+            raise failures.bad_dsn(dsn, exc) from None
         conn = cls(pgconn, keepalive)
-        if settings:
-            try:
-                await conn.batch([(_SET, [k.encode(), v.encode()]) for k, v in settings.items()])
-            except BaseException:
-                conn.close()
-                raise
+        try:
+            await conn._apply(_SESSION | dict(settings or {}))
+        except BaseException:
+            conn.close()
+            raise
         return conn
+
+    async def _apply(self, settings: Mapping[str, str]) -> None:
+        try:
+            await self.batch([(_SET, [k.encode(), v.encode()]) for k, v in settings.items()])
+        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as exc:
+            raise ConfigError(f"Postgres refused a session setting of {settings}: {exc}") from exc
 
     @property
     def closed(self) -> bool:
         """Closed by us or found broken; a server that vanished silently is only noticed in use."""
-        return self._pgconn.status == ConnStatus.BAD
+        return self._pgconn.status == _BAD
 
     @property
     def pristine(self) -> bool:
         """Fit for the next user: open, idle, no transaction, no pipeline, nothing half-read."""
         pgconn = self._pgconn
         return (
-            pgconn.status == ConnStatus.OK
-            and not self._busy
-            and pgconn.transaction_status == TransactionStatus.IDLE
-            and pgconn.pipeline_status == PipelineStatus.OFF
+            not self._busy
+            and pgconn.status != _BAD
+            and pgconn.transaction_status == _IDLE
+            and pgconn.pipeline_status == _PIPELINE_OFF
         )
 
     def alive(self) -> bool:
-        """Tell whether an idle connection still has its server, without a round trip.
+        """Tell whether an idle connection still has its server, without a round trip; close it if not.
 
         A terminated backend or a stopped server leaves bytes or an end of file on the socket.
         """
-        if self.closed:
+        if self._pgconn.status == _BAD:
             return False
-        if not waiting.is_readable(self._fd):
+        if not self._poller.poll(0):
             return True
         try:
             self._pgconn.consume_input()
             # Only a notice or a parameter change may come unasked, and libpq has read it now. An end of
             # file shows as readable again at once.
-            gone = waiting.is_readable(self._fd)
+            gone = bool(self._poller.poll(0))
         except psycopg.OperationalError:
             gone = True
         if gone:
-            self.close()
+            self._break()
         return not gone
 
     def close(self) -> None:
@@ -118,14 +141,14 @@ class PgConn:
 
         Raises `psycopg.Error` (refused, not done), `StoreUnavailable` (not done) or `CommitUnknown`.
         """
-        name = self._prepared.name(statement)
+        name = self._prepared.names.get(statement)
         if name is None:
             return (await self.batch([(statement, params)]))[0]
-        commits = not (statement.read_only or self.in_transaction)
+        expected = NO_COMMIT if statement.read_only or self.in_transaction else 1
         [result] = await self._converse(
-            self._pgconn.send_query_prepared, name, params, commits=commits, doing=statement.name
+            expected, statement.name, self._pgconn.send_query_prepared, name, params
         )
-        if result.status == ExecStatus.FATAL_ERROR:
+        if result.status == _REFUSED:
             if not self._forgets([statement], result):
                 self._refuse(result, doing=statement.name)
             return await self.run(statement, params)
@@ -139,15 +162,15 @@ class PgConn:
         calls = list(calls)
         if not calls:
             return []
-        known = [statement for statement, _ in calls if self._prepared.name(statement)]
-        commits = not (self.in_transaction or all(statement.read_only for statement, _ in calls))
+        known = [statement for statement, _ in calls if statement in self._prepared.names]
         messages = self._prepared.plan(calls)
+        commits = not (self.in_transaction or all(statement.read_only for statement, _ in calls))
         results = await self._converse(
-            self._send_pipeline, messages, commits=commits, doing=calls[0][0].name, pipeline=len(messages)
+            len(messages) if commits else NO_COMMIT, calls[0][0].name, self._send_pipeline, messages
         )
         executed = self._prepared.learn(messages, results)
         for (statement, _), result in zip(calls, executed, strict=True):
-            if result.status == ExecStatus.FATAL_ERROR:
+            if result.status == _REFUSED:
                 if not self._forgets(known, result):
                     self._refuse(result, doing=statement.name)
                 return await self.batch(calls)
@@ -158,7 +181,7 @@ class PgConn:
 
         Postgres makes one transaction of it unless it holds BEGIN/COMMIT or what cannot run in one.
         """
-        results = await self._converse(self._pgconn.send_query, sql.encode(), commits=True, doing="script")
+        results = await self._converse(COMMIT, "script", self._pgconn.send_query, sql.encode())
         for result in results:
             if not failures.is_done(result):
                 self._refuse(result, doing="script")
@@ -171,65 +194,72 @@ class PgConn:
         """
         return Transaction(self, begin)
 
+    async def command(self, sql: str, *, commits: bool = False) -> str:
+        """Run BEGIN, COMMIT or ROLLBACK (for `transaction()`); return the command tag."""
+        [result] = await self._converse(
+            COMMIT if commits else NO_COMMIT, sql, self._pgconn.send_query_params, sql.encode(), None
+        )
+        if not failures.is_done(result):
+            self._refuse(result, doing=sql)
+        return (result.command_status or b"").decode()
+
     # ------------------------------------------------------------------ the conversation
 
     async def _converse(
-        self,
-        send: Callable[..., None],
-        *args: object,
-        commits: bool,
-        doing: str,
-        pipeline: int = 0,
-        expected: int | None = 1,
+        self, expected: int, doing: str, send: Callable[..., None], *args: object
     ) -> list[pq.abc.PGresult]:
-        """Send, wait, and read to the end. On return the connection is ready for the next statement."""
+        """Send, wait, and read to the end. On return the connection is ready for the next statement.
+
+        `expected` says what a lost connection means, see `failures.loss`.
+        """
         pgconn = self._pgconn
-        if pgconn.status == ConnStatus.BAD:
-            raise StoreUnavailable("the connection is closed")
+        if pgconn.status == _BAD:
+            raise StoreUnavailable(f"the connection is closed; {doing} was not sent")
         if self._busy:
             raise trio.BusyResourceError("another task is using this connection")
         await checkpoint_if_cancelled()
         results: list[pq.abc.PGresult] = []
-        lost: BaseException | str | None = None
+        sent = False
         self._busy = True
         try:
             send(*args)
             if pgconn.flush():
                 await self._flush()
-            await self._read(results, pipeline=bool(pipeline))
-            if pipeline:
-                pgconn.exit_pipeline_mode()
+            sent = True
+            await self._read(results)
         except trio.Cancelled:
-            await self._salvage()
+            await self._salvage(sent=sent)
+            raise
+        except psycopg.NotSupportedError:
+            self.close()  # COPY: the server waits for data, or sends it; only closing ends that
             raise
         except _TROUBLE as exc:
-            lost = exc
+            # Unless all of it was sent, the Sync at its end was not, and the server cannot have committed.
+            self._lost(results, exc, expected=expected if sent else NO_COMMIT, doing=doing)
         except BaseException:
-            # A bad parameter, or KeyboardInterrupt in the midst: nobody knows what was sent.
+            # A parameter of the wrong type, or KeyboardInterrupt: nobody knows what was sent.
             self.close()
             raise
         finally:
             self._busy = False
-        if lost is None and pgconn.status == ConnStatus.BAD:
-            lost = doing
-        if lost is not None:
-            self._lost(results, lost, commits=commits, expected=pipeline or expected)
         return results
 
-    async def _read(self, results: list[pq.abc.PGresult], *, pipeline: bool) -> None:
+    async def _read(self, results: list[pq.abc.PGresult]) -> None:
         """Read results until the server is ready for the next query (until the Sync's echo in a pipeline)."""
         pgconn, fd = self._pgconn, self._fd
+        pipeline = pgconn.pipeline_status != _PIPELINE_OFF
         while True:
             while pgconn.is_busy():
                 await wait_readable(fd)
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
+                if pgconn.status == _BAD:
+                    raise psycopg.OperationalError("the server closed the connection")
                 if not pipeline:
                     return
-                if pgconn.status == ConnStatus.BAD:
-                    raise psycopg.OperationalError("the connection was lost")
-            elif result.status == ExecStatus.PIPELINE_SYNC:
+            elif result.status == _PIPELINE_SYNC:
+                pgconn.exit_pipeline_mode()
                 return
             elif failures.is_copy(result):
                 raise psycopg.NotSupportedError("COPY is not for this driver; use TrioConnection")
@@ -238,92 +268,76 @@ class PgConn:
 
     async def _flush(self) -> None:
         """Send what the socket did not take at once. Reads meanwhile, else both sides may wait for ever."""
-        self._unflushed = True
         while True:
             ready = await waiting.wait_either(self._fd)
+            # A server that takes it as fast as we send would never let us wait: other tasks want to run.
+            await trio.lowlevel.checkpoint()
             if ready & waiting.READABLE:
                 self._pgconn.consume_input()
             if not self._pgconn.flush():
-                break
-        self._unflushed = False
+                return
 
-    async def _salvage(self) -> None:
+    async def _salvage(self, *, sent: bool) -> None:
         """Get an interrupted connection back within a bounded time, or close it. Never raises."""
-        with trio.move_on_after(waiting.CANCEL_TIMEOUT, shield=True):
-            try:
-                if await self._drain():
-                    return
-            except _TROUBLE:
-                pass
-        self.close()
+        usable = False
+        try:
+            with trio.move_on_after(waiting.CANCEL_TIMEOUT, shield=True) as scope:
+                usable = await self._drain(sent=sent)
+            self.broken = scope.cancelled_caught  # a deaf server
+        except _TROUBLE:
+            self.broken = True
+        finally:
+            if not usable:
+                self.close()
 
-    async def _drain(self) -> bool:
+    async def _drain(self, *, sent: bool) -> bool:
+        """Have the server stop, and read what is left; False when half a message is out: that cannot heal."""
         pgconn = self._pgconn
-        if self._unflushed:
+        if not sent:
             await waiting.send_cancel(pgconn)  # an earlier statement of the pipeline may be running
-            return False  # half a message is out: only closing helps
+            return False
         pgconn.consume_input()
         if pgconn.is_busy():
             await waiting.send_cancel(pgconn)
-        pipeline = pgconn.pipeline_status != PipelineStatus.OFF
-        await self._read([], pipeline=pipeline)
-        if pipeline:
-            pgconn.exit_pipeline_mode()
+        await self._read([])
         return True
 
     def _lost(
-        self,
-        results: list[pq.abc.PGresult],
-        cause: BaseException | str,
-        *,
-        commits: bool,
-        expected: int | None,
+        self, results: list[pq.abc.PGresult], cause: BaseException, *, expected: int, doing: str
     ) -> NoReturn:
         """Close, and raise what the caller must know: not done, or unknown."""
         pgconn = self._pgconn
         for _ in range(4):  # e.g. the FATAL that came together with the end of file
-            if pgconn.status != ConnStatus.BAD or pgconn.is_busy():
+            if pgconn.status != _BAD or pgconn.is_busy():
                 break
             last_words = pgconn.get_result()
             if last_words is None:
                 break
             results.append(last_words)
-        self.close()
-        loss = failures.loss(results, expected=expected, commits=commits, cause=cause)
-        raise loss from (cause if isinstance(cause, BaseException) else None)
+        self._break()
+        raise failures.loss(results, cause, expected=expected, doing=doing) from cause
 
     # ------------------------------------------------------------------ after the conversation
 
     def _send_pipeline(self, messages: list[Message]) -> None:
-        self._pgconn.enter_pipeline_mode()
+        pgconn = self._pgconn
+        pgconn.enter_pipeline_mode()
         for statement, name, params in messages:
             if params is None:
-                self._pgconn.send_prepare(name, statement.sql.encode())
+                pgconn.send_prepare(name, statement.sql.encode())
             else:
-                self._pgconn.send_query_prepared(name, params)
-        self._pgconn.pipeline_sync()
+                pgconn.send_query_prepared(name, params)
+        pgconn.pipeline_sync()
 
     def _forgets(self, known: list[Statement], result: pq.abc.PGresult) -> bool:
-        return not self.in_transaction and self._prepared.forget(known, result)
+        """Forget stale statements; tell whether to run them again, which a broken transaction forbids."""
+        return self._prepared.forget(known, result) and not self.in_transaction
 
     def _refuse(self, result: pq.abc.PGresult, *, doing: str) -> NoReturn:
         if failures.sqlstate(result) in failures.RECONNECT:
-            self.close()
+            self._break()
         raise failures.server_error(result, doing=doing)
 
-    async def command(self, sql: str, *, commits: bool = False) -> str:
-        """Run BEGIN, COMMIT or ROLLBACK (for `transaction()`); return the command tag."""
-        [result] = await self._converse(
-            self._pgconn.send_query_params,
-            sql.encode(),
-            None,
-            commits=commits,
-            doing=sql,
-            expected=None,
-        )
-        if not failures.is_done(result):
-            self._refuse(result, doing=sql)
-        return (result.command_status or b"").decode()
-
-
-_SET: Final = Statement("set_config", "select set_config($1, $2, false)")
+    def _break(self) -> None:
+        self.broken = True
+        self.close()

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from durable_actors.errors import StateError
+
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -30,13 +32,12 @@ def bool_array(values: Iterable[bool | None]) -> bytes:
 
 def text_array(values: Iterable[str | None]) -> bytes:
     """Quote every element: only backslash and double quote need escaping inside quotes."""
-    return (
-        "{"
-        + ",".join(
-            ["NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]
-        )
-        + "}"
-    ).encode()
+    literal = ",".join(
+        ["NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]
+    )
+    if "\0" in literal:
+        raise StateError("Postgres text cannot hold a NUL character")
+    return ("{" + literal + "}").encode()
 
 
 def json_array(values: Iterable[bytes | None]) -> bytes:
@@ -66,13 +67,17 @@ def bytea(value: bytes | None) -> bytes | None:
 
 
 def text(value: str | None) -> bytes | None:
-    """One text value. A NUL byte is the caller's error; the server refuses it."""
-    return None if value is None else value.encode()
+    """One text value. Raises StateError for a NUL: libpq would cut the text there, without a word."""
+    if value is None:
+        return None
+    if "\0" in value:
+        raise StateError(f"Postgres text cannot hold a NUL character: {value[:80]!r}")
+    return value.encode()
 
 
 def number(value: float | None) -> bytes | None:
     """One integer or float."""
-    return None if value is None else repr(value).encode()
+    return None if value is None else str(value).encode()
 
 
 def json(value: object) -> bytes:

@@ -9,6 +9,7 @@ Pure. The driver collects what the server said; these functions decide which exc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,7 +17,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
 
 UNAVAILABLE: Final = frozenset(
     {
@@ -39,8 +40,13 @@ RECONNECT: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "2500
 RETRYABLE: Final = frozenset({"40001", "40P01", "55P03"})
 """Serialization failure, deadlock, lock not available: nothing was done, the same call may succeed."""
 
-_DONE: Final = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.EMPTY_QUERY})
-_COPY: Final = frozenset({ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH})
+NO_COMMIT: Final = 0
+"""For `loss`: what was sent does not commit anything."""
+COMMIT: Final = -1
+"""For `loss`: what was sent commits before it answers."""
+
+_DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.TUPLES_OK), int(ExecStatus.EMPTY_QUERY)})
+_COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int(ExecStatus.COPY_BOTH)})
 
 
 def sqlstate(result: pq.abc.PGresult) -> str | None:
@@ -62,20 +68,30 @@ def is_copy(result: pq.abc.PGresult) -> bool:
 def server_error(result: pq.abc.PGresult, *, doing: str) -> Exception:
     """Make the exception for a statement that the server refused. Nothing of it was done."""
     code = sqlstate(result)
-    text = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b"").decode(
-        "utf-8", "replace"
-    )
+    text = _text(result)
     error: psycopg.Error
     if code is None:
         error = psycopg.OperationalError(text)
     else:
         error = _error_class(code)(text, info=result, encoding="utf-8")
-    if code in UNAVAILABLE or (code is not None and code.startswith("08")):
-        unavailable = StoreUnavailable(f"Postgres cannot serve now ({code}): {text}")
+    if _is_unavailable(code):
+        unavailable = StoreUnavailable(f"Postgres cannot serve now ({code}): {text}; {doing} was not done")
         unavailable.__cause__ = error
         return unavailable
     error.add_note(f"while running {doing}")
     return error
+
+
+def _text(result: pq.abc.PGresult) -> str:
+    field = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
+    return field.decode("utf-8", "replace").strip()
+
+
+def _is_unavailable(code: str | None) -> bool:
+    if code is None:
+        return False
+    # 08P01 is our own mistake (e.g. too few parameters): trying again would not help.
+    return code in UNAVAILABLE or (code.startswith("08") and code != "08P01")
 
 
 def _error_class(code: str) -> type[psycopg.Error]:
@@ -94,23 +110,35 @@ def is_stale_plan(result: pq.abc.PGresult) -> bool:
 
 
 def loss(
-    results: Sequence[pq.abc.PGresult], *, expected: int | None, commits: bool, cause: object
+    results: Sequence[pq.abc.PGresult], cause: BaseException, *, expected: int, doing: str
 ) -> StoreUnavailable:
     """Make the exception for a connection that was lost in mid-conversation.
 
-    `expected` is how many results a complete answer has, or None for a COMMIT; `commits` tells whether the
-    completion commits (autocommit, or COMMIT itself).
+    `expected` tells what was sent: NO_COMMIT; COMMIT; or else a positive number, how many results a complete
+    answer has, where the Sync at the end commits.
 
-    Why a refusal (an error with a SQLSTATE) may prove "not done": the server writes the completion of every
-    statement before it commits them, so when fewer than `expected` arrived before the refusal, it never got
-    so far. A COMMIT, however, completes after it has committed: there, silence and FATAL prove nothing.
+    Why a refusal (an error with a SQLSTATE) may prove "not done": with the extended protocol the server
+    writes the completion of every statement before the Sync commits them, so when fewer than `expected`
+    arrived before the refusal, it never got so far. COMMIT itself, however, and a simple query (`script`)
+    complete after they have committed, and so do the few commands that cannot run in a transaction block
+    (VACUUM, CREATE INDEX CONCURRENTLY, a CALL that commits): there, silence and FATAL prove nothing.
     """
-    if not commits:
-        return StoreUnavailable(f"the connection was lost: {cause}")
-    refused = any(sqlstate(result) is not None and not is_done(result) for result in results)
+    refusals = [result for result in results if not is_done(result) and sqlstate(result) is not None]
+    why = " ".join(str(cause).split())
+    if refusals:
+        why = f"the server said {_text(refusals[-1])!r} ({sqlstate(refusals[-1])})"
     done = sum(is_done(result) for result in results)
-    if expected is not None and refused and done < expected:
-        return StoreUnavailable(f"the server ended the connection, nothing was done: {cause}")
+    if expected == NO_COMMIT or (expected > 0 and refusals and done < expected):
+        return StoreUnavailable(f"the connection was lost while running {doing}, nothing was done: {why}")
     return CommitUnknown(
-        f"the connection was lost after the commit was sent; it may have happened or not: {cause}"
+        f"the connection was lost while running {doing}, after its commit was sent: "
+        f"it may have happened or not: {why}"
     )
+
+
+def bad_dsn(dsn: str, error: psycopg.Error) -> ConfigError:
+    """Make the exception for a malformed DSN. libpq quotes what it cannot read: never show a password."""
+    text = str(error).strip()
+    if "password" in dsn or "@" in dsn:
+        text = re.sub(r'".*"', '"…"', text, flags=re.DOTALL)
+    return ConfigError(f"dsn is not a connection string or URI of Postgres: {text}", option="dsn")

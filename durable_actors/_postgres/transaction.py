@@ -29,6 +29,8 @@ class Transaction:
             raise RuntimeError("this connection is in a transaction already; transactions do not nest")
         try:
             await self._conn.command(self._begin)
+        except trio.BusyResourceError:
+            raise  # another task's statement is not ours to roll back
         except BaseException:
             await self._rollback()  # cancelled after BEGIN was sent: it may have been done
             raise
