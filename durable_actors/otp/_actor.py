@@ -1,0 +1,228 @@
+"""Actor: state that one task owns, and messages that change it.
+
+::
+
+    factory() ─> init() ─> ready ─> run() [receive · handle]* ─> terminate(reason) ─> exit
+                   │ fails: exit, no terminate            shielded, for the child's shutdown time
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import attrs
+import trio
+
+from durable_actors.otp._address import Address
+from durable_actors.otp._child_spec import ChildSpec, Description, Incarnation, Place
+from durable_actors.otp._errors import MailboxClosed, TerminateTimeout
+from durable_actors.otp._exit import NORMAL, Error, ExitReason, Shutdown, contains_cancelled, sole_error
+from durable_actors.otp._mailbox import Mailbox, Nothing
+from durable_actors.otp._snapshot import NodeKind
+from durable_actors.otp._timer import periodic
+
+# ruff: noqa: SLF001 - an actor, its address and its incarnation are one thing in three files
+
+M = TypeVar("M")
+
+# Messages handled before the loop lets others run although none of them waited. A checkpoint costs
+# as much as ten messages; without any, an actor that sends to itself would hang the whole process.
+_DRAIN = 100
+
+_BRUTAL_GRACE = 5.0  # for `terminate` after a crash of a child whose shutdown is "brutal"
+
+
+class Actor(Generic[M]):
+    """Base class of actors that take messages of type `M`.
+
+    Override `handle`, or `run` to own the loop (to take batches, say); `init` and `terminate` as
+    needed. An exception that escapes from any of them ends this incarnation, and the supervisor
+    decides what follows.
+    """
+
+    address: Address[M]
+    """Its own address."""
+    mailbox: Mailbox[M]
+    """Its messages."""
+    nursery: trio.Nursery
+    """For tasks that live no longer than this incarnation. If one fails, the actor fails."""
+
+    async def init(self) -> None:
+        """Get ready. The next sibling starts only after this returned; `terminate` runs only then, too."""
+
+    async def handle(self, msg: M) -> None:
+        """Handle one message. Not interrupted by a stop until the shutdown time is over."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither handle() nor run(): {msg!r}")
+
+    async def run(self) -> None:
+        """Live: handle messages until asked to stop. Overridden, it may read `mailbox` as it likes.
+
+        Returning is the normal end; so is letting `MailboxClosed` pass.
+        """
+        mailbox, handle = self.mailbox, self.handle
+        while True:
+            await handle(await mailbox.receive())
+            for _ in range(_DRAIN):
+                msg = mailbox.poll()
+                if isinstance(msg, Nothing):
+                    break
+                await handle(msg)
+
+    async def terminate(self, reason: ExitReason) -> None:
+        """Clean up. Shielded from cancellation for the child's shutdown time; not run if `init` failed."""
+
+    def stop(self) -> None:
+        """End normally after what is queued (or, with a kept mailbox, after the current message)."""
+        self.address._stop(restart=True)
+
+    def send_after(self, delay: float, msg: M) -> trio.CancelScope:
+        """Send `msg` to this actor in `delay` seconds. Ends with the actor; ``.cancel()`` calls it off."""
+        scope = trio.CancelScope()
+        self.nursery.start_soon(self._send_after, scope, delay, msg)
+        return scope
+
+    def send_every(self, period: float, msg: M) -> trio.CancelScope:
+        """Send `msg` to this actor every `period` seconds, the first time in `period` seconds.
+
+        No drift. While the mailbox is full it waits with one tick and skips the ones missed.
+        """
+        scope = trio.CancelScope()
+        ticks = periodic(period)
+        self.nursery.start_soon(self._send_every, scope, ticks, msg)
+        return scope
+
+    async def _send_after(self, scope: trio.CancelScope, delay: float, msg: M) -> None:
+        with scope:
+            await trio.sleep(delay)
+            await self._send_self(msg)
+
+    async def _send_every(self, scope: trio.CancelScope, ticks: periodic, msg: M) -> None:
+        with scope:
+            async for tick in ticks:
+                if tick:
+                    await self._send_self(msg)
+
+    async def _send_self(self, msg: M) -> None:
+        if self.address._open:  # stopping: nobody would read it
+            await self.address.send(msg)
+
+
+def _name_of(spec: ActorChild[Any]) -> str:
+    return spec.address.name
+
+
+@attrs.frozen(kw_only=True)
+class ActorChild(ChildSpec, Generic[M]):
+    """An actor as a child: ``ActorChild(address, Store)`` or ``ActorChild(address, lambda: Store(db))``.
+
+    Asked to stop, it handles what is queued (unless that is kept for its next incarnation) and ends
+    between two messages; after its shutdown time it is cancelled.
+    """
+
+    address: Address[M] = attrs.field(kw_only=False)
+    """Where its messages come in; also gives the child its name."""
+    factory: Callable[[], Actor[M]] = attrs.field(kw_only=False)
+    """Makes a new actor for each incarnation."""
+    name: str = attrs.field(init=False, default=attrs.Factory(_name_of, takes_self=True))
+    """The address's name."""
+
+    @property
+    def kind(self) -> NodeKind:
+        """An actor."""
+        return "actor"
+
+    def incarnate(self, place: Place) -> Incarnation:  # noqa: ARG002 - the protocol's
+        """A new actor behind the same address."""
+        return _ActorRun(self)
+
+    def close(self) -> None:
+        """Tell everybody who waits for the actor that it is down."""
+        self.address._close()
+
+
+class _ActorRun:
+    """One incarnation of an actor."""
+
+    __slots__ = ("_address", "_begun", "_spec", "_stop_why")
+
+    def __init__(self, spec: ActorChild[Any]) -> None:
+        self._spec = spec
+        self._address: Address[Any] = spec.address
+        self._begun = False  # init is done: terminate is owed
+        self._stop_why: str | None = None
+
+    def request_stop(self, why: str, *, restart: bool) -> bool:
+        self._stop_why = why
+        if not self._begun:
+            return False  # still in init: it has nothing to drain, and may wait for what never comes
+        self._address._stop(restart=restart)
+        return True
+
+    def describe(self, *, tasks: int) -> Description:  # noqa: ARG002 - the protocol's
+        return Description(mailbox=self._address.statistics())
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        self._address._begin(trio.lowlevel.current_task())
+        reason: ExitReason = NORMAL
+        try:
+            actor = self._spec.factory()
+            try:
+                await self._live(actor, ready)
+                if self._stop_why is not None:
+                    reason = Shutdown(self._stop_why)
+            except BaseException as exc:
+                if contains_cancelled(exc):
+                    reason = Shutdown(self._stop_why or "cancelled", killed=True)
+                else:
+                    reason = Error(exc)
+                    # What it knew is lost: its callers learn it now and not after the clean-up.
+                    self._address._fail_calls(reason)
+                await self._terminate(actor, reason)
+                raise
+            await self._terminate(actor, reason)
+        except Exception as exc:
+            reason = Error(exc)  # also when factory or terminate failed
+            raise
+        finally:
+            self._address._ended(reason)
+
+    async def _live(self, actor: Actor[Any], ready: Callable[[], None]) -> None:
+        failure: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                actor.address = self._address
+                actor.mailbox = self._address._mailbox
+                actor.nursery = nursery
+                await actor.init()
+                self._begun = True
+                self._address._running()
+                ready()
+                try:
+                    await actor.run()
+                except MailboxClosed:
+                    if not actor.mailbox.stopping:
+                        raise  # some other actor's mailbox
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            failure = sole_error(group)
+        if failure is not None:
+            raise failure  # outside the handler: the group shall not become its context
+
+    async def _terminate(self, actor: Actor[Any], reason: ExitReason) -> None:
+        time = self._spec.shutdown
+        if not self._begun or (time == "brutal" and isinstance(reason, Shutdown)):
+            return
+        grace = _BRUTAL_GRACE if time == "brutal" else time
+        deadline = math.inf if grace == math.inf else trio.current_time() + grace
+        try:
+            with trio.CancelScope(shield=True, deadline=deadline) as scope:
+                await actor.terminate(reason)
+        except Exception as exc:
+            if isinstance(reason, Error) and isinstance(reason.error, Exception):
+                text = f"actor {self._address.name!r} failed, and so did its terminate"
+                raise ExceptionGroup(text, [reason.error, exc]) from None  # neither may hide the other
+            raise
+        if scope.cancelled_caught and not isinstance(reason, Error):
+            raise TerminateTimeout(f"actor {self._address.name!r}: terminate took more than {grace:g} s")

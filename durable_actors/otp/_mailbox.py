@@ -1,0 +1,218 @@
+"""Mailbox: a bounded memory channel that outlives the actor which reads it.
+
+What it adds to the channel, per message: one time stamp (for the age of the oldest message) and
+one type test (a call whose caller has gone is skipped, so an overloaded actor does not work for
+nobody). Blocked senders wait in a parking lot of our own and not inside the channel, because the
+stamps must stay in step with the channel's buffer, whoever is cancelled when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Generic, TypeVar, cast
+
+import attrs
+import trio
+
+from durable_actors.otp._call import Call, ReplyCounts
+from durable_actors.otp._errors import MailboxClosed, MailboxFull, SpecError
+
+M = TypeVar("M")
+
+
+class Nothing:
+    """No message: what `poll` finds in an empty mailbox, and what wakes a reader that must end."""
+
+
+NOTHING = Nothing()
+
+
+@attrs.frozen(kw_only=True)
+class MailboxStatistics:
+    """A mailbox at one moment; counts are since the address was made."""
+
+    depth: int
+    """Messages that wait."""
+    capacity: float
+    """How many may wait."""
+    processed: int
+    """Messages that actors took out."""
+    oldest_age: float
+    """Seconds since the oldest waiting message came; 0 when none waits."""
+    waiting_senders: int
+    """Tasks that wait in `send` or `call` for room."""
+    dropped: int
+    """Messages lost: casts without room, and what a dead actor left behind."""
+    withdrawn: int
+    """Calls skipped because their caller had gone before the actor looked."""
+    late_replies: int
+    """Replies that came after their caller had gone."""
+    unanswered: int
+    """Calls that wait for their reply, queued ones included."""
+
+
+class Mailbox(Generic[M]):
+    """What an actor reads: its messages, in order. Addresses write to it, the actor only receives.
+
+    When the actor is asked to stop, what is queued can still be received (unless it is kept for
+    the next incarnation); then every receiving method raises `MailboxClosed`, and ``async for`` ends.
+    """
+
+    __slots__ = (
+        "_in",
+        "_leave",
+        "_now",
+        "_out",
+        "_owner",
+        "_room",
+        "_stamps",
+        "_stopping",
+        "book",
+        "capacity",
+        "dropped",
+        "processed",
+    )
+
+    def __init__(self, owner: str, capacity: float) -> None:
+        if not (capacity == math.inf or (capacity >= 1 and capacity == int(capacity))):
+            raise SpecError(f"address {owner!r}: capacity must be an int >= 1 or inf, not {capacity!r}")
+        self._owner = owner
+        self.capacity = capacity
+        """How many messages may wait."""
+        self._out, self._in = trio.open_memory_channel[M | Nothing](capacity)
+        self._stamps: deque[float] = deque()  # one per message in the channel, oldest first
+        self._room = trio.lowlevel.ParkingLot()  # senders that wait for room
+        self._now = trio.current_time
+        self._stopping = False  # nothing new; end when empty
+        self._leave = False  # end now, what is queued is for the next incarnation
+        self.book = ReplyCounts()
+        self.dropped = 0
+        self.processed = 0
+        """Messages taken out so far."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the actor was asked to stop."""
+        return self._stopping
+
+    def __len__(self) -> int:
+        """Messages that wait."""
+        return len(self._stamps)
+
+    # -- the actor's side
+
+    def receive_nowait(self) -> M:
+        """The next message; `trio.WouldBlock` if there is none, `MailboxClosed` when asked to stop."""
+        msg = self.poll()
+        if isinstance(msg, Nothing):
+            raise MailboxClosed(self._owner) if self._stopping else trio.WouldBlock
+        return msg
+
+    async def receive(self) -> M:
+        """Wait for the next message. If this raises Cancelled, no message was taken."""
+        while not (self._leave or (self._stopping and not self._stamps)):
+            msg = await self._in.receive()
+            if self._took(msg):
+                return cast("M", msg)
+        raise MailboxClosed(self._owner)
+
+    async def receive_many(self, limit: int) -> list[M]:
+        """Wait for a message, then take what is queued, up to `limit` in all: at least one.
+
+        If this raises Cancelled, no message was taken.
+        """
+        batch = [await self.receive()]
+        while len(batch) < limit:
+            msg = self.poll()
+            if isinstance(msg, Nothing):
+                break
+            batch.append(msg)
+        return batch
+
+    def __aiter__(self) -> Mailbox[M]:
+        return self
+
+    async def __anext__(self) -> M:
+        try:
+            return await self.receive()
+        except MailboxClosed:
+            raise StopAsyncIteration from None
+
+    def poll(self) -> M | Nothing:
+        """The next message or `NOTHING`, without an exception: for loops that drain."""
+        while self._stamps and not self._leave:
+            msg = self._in.receive_nowait()
+            if self._took(msg):
+                return msg
+        return NOTHING
+
+    def _took(self, msg: M | Nothing) -> bool:
+        """Account for what came out of the channel. False: not for the actor, look again."""
+        if msg is NOTHING:
+            return False
+        self._stamps.popleft()
+        if self._room:
+            self._room.unpark()
+        if isinstance(msg, Call) and not msg._take():  # noqa: SLF001 - Call's other half
+            return False
+        self.processed += 1
+        return True
+
+    # -- the address's side
+
+    def put_nowait(self, msg: M) -> None:
+        """Append a message or raise `MailboxFull`."""
+        stamps = self._stamps
+        if len(stamps) >= self.capacity:
+            raise MailboxFull(self._owner)
+        # The channel cannot be full here: it holds at most one item per stamp, and a wake-up is
+        # only ever handed to a reader that waits, never buffered.
+        self._out.send_nowait(msg)
+        stamps.append(self._now())
+
+    async def wait_room(self) -> None:
+        """Wait until a message was taken out, or the actor's state changed: look again."""
+        await self._room.park()
+
+    def wake_senders(self) -> None:
+        """Let every waiting sender look at the actor's state again."""
+        self._room.unpark_all()
+
+    # -- the life cycle's side
+
+    def open(self) -> None:
+        """A new incarnation begins to read."""
+        # Bound once per incarnation: trio.current_time looks the clock up each time, 0.3 against
+        # 0.14 us, which is a third of a bare channel's send and receive.
+        self._now = trio.lowlevel.current_clock().current_time
+        self._stopping = self._leave = False
+
+    def stop(self, *, leave: bool) -> None:
+        """Ask the reader to end: when all is read, or (`leave`) at once."""
+        self._stopping = True
+        self._leave = self._leave or leave
+        if self._in.statistics().tasks_waiting_receive:
+            self._out.send_nowait(NOTHING)
+
+    def clear(self) -> None:
+        """Drop what is queued. Calls among it are answered by the address."""
+        self.dropped += len(self._stamps)
+        while self._stamps:
+            self._in.receive_nowait()
+            self._stamps.popleft()
+        self.wake_senders()
+
+    def statistics(self) -> MailboxStatistics:
+        """Depth, capacity, age of the oldest message and counts."""
+        return MailboxStatistics(
+            depth=len(self._stamps),
+            capacity=self.capacity,
+            processed=self.processed,
+            oldest_age=self._now() - self._stamps[0] if self._stamps else 0.0,
+            waiting_senders=len(self._room),
+            dropped=self.dropped,
+            withdrawn=self.book.withdrawn,
+            late_replies=self.book.late,
+            unanswered=len(self.book.pending),
+        )

@@ -1,0 +1,78 @@
+"""PoolChild: a pool's place in a supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import trio
+
+from durable_actors.otp._child_spec import ChildSpec, Description, Incarnation, Place
+from durable_actors.otp._exit import sole_error
+from durable_actors.otp._pool import Pool
+from durable_actors.otp._snapshot import NodeKind
+
+# ruff: noqa: SLF001 - a pool and its incarnation are one thing in two files
+
+
+def _name_of(spec: PoolChild) -> str:
+    return spec.pool.name
+
+
+@attrs.frozen(kw_only=True)
+class PoolChild(ChildSpec):
+    """A pool as a child. Asked to stop, it drains for its shutdown time, then cancels what still runs."""
+
+    pool: Pool = attrs.field(kw_only=False)
+    """The pool; also gives the child its name."""
+    name: str = attrs.field(init=False, default=attrs.Factory(_name_of, takes_self=True))
+    """The pool's name."""
+
+    @property
+    def kind(self) -> NodeKind:
+        """A pool."""
+        return "pool"
+
+    def incarnate(self, place: Place) -> Incarnation:  # noqa: ARG002 - the protocol's
+        """An empty pool behind the same object."""
+        return _PoolRun(self.pool)
+
+    def close(self) -> None:
+        """Nobody waits for a pool that is down: `wait_free` has raised."""
+
+
+class _PoolRun:
+    """One incarnation of a pool."""
+
+    __slots__ = ("_pool", "_stop")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._stop = trio.Event()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        pool = self._pool
+        pool._check_closed()
+        failure: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                pool._open(nursery)
+                try:
+                    ready()
+                    await self._stop.wait()
+                finally:
+                    pool._shut()
+        except BaseExceptionGroup as group:
+            failure = sole_error(group)
+        finally:
+            pool._closed()
+        if failure is not None:
+            raise failure  # outside the handler: the group shall not become its context
+
+    def request_stop(self, why: str, *, restart: bool) -> bool:  # noqa: ARG002 - the protocol's
+        self._pool._shut()  # nothing is started from this moment on
+        self._stop.set()
+        return True
+
+    def describe(self, *, tasks: int) -> Description:
+        return Description(pool=self._pool.statistics(), children=self._pool._nodes(tasks))
