@@ -1,0 +1,193 @@
+"""The pool: a node's connections, in named lanes that cannot starve each other.
+
+    async with open_pool(dsn, lanes=[Lane("claim", 2), Lane("commit", 3), Lane("heartbeat", 1)]) as pool:
+        async with pool.acquire("claim") as conn:
+            await conn.run(...)
+
+A connection is opened by the task that needs it and kept. What comes back must be pristine, else it is
+closed. Giving back is synchronous, so no cancellation can interrupt it. What is true at every point where a
+task may be cancelled:
+
+waiting in line     it leaves the line; nothing was taken
+connecting          its place goes to the next in line; the half-open connection is closed
+holding             the connection goes back if it is pristine, else it is closed and its place goes on
+giving back         cannot be cancelled
+
+Session state (SET, temporary tables, session locks) outlives a lease: a lane that needs it is not shared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final
+
+import attrs
+import trio
+from trio.lowlevel import checkpoint_if_cancelled
+
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.gate import Gate
+from durable_actors._postgres.lane import Desk, Held, Lane, LaneStatistics
+from durable_actors.errors import ConfigError, StoreUnavailable
+
+ACQUIRE_TIMEOUT: Final = 10.0
+MAX_LIFETIME: Final = 1800.0
+"""Seconds; up to a tenth less by chance. Bounds what a leaking backend costs, and follows DNS changes."""
+
+
+@attrs.frozen
+class PoolStatistics:
+    """The pool at one moment."""
+
+    lanes: tuple[LaneStatistics, ...]
+    connect_failures: int
+    """Failed connects in a row: above zero, Postgres cannot be reached now."""
+    generation: int
+    """How often the connections were replaced because a server went away or became a standby."""
+
+
+class Lease:
+    """`async with pool.acquire(lane) as conn:`. A class because a generator would cost 2 µs more."""
+
+    __slots__ = ("_desk", "_held", "_pool")
+
+    def __init__(self, pool: Pool, desk: Desk) -> None:
+        self._pool = pool
+        self._desk = desk
+        self._held: Held | None = None
+
+    async def __aenter__(self) -> PgConn:
+        if self._held is not None:
+            raise RuntimeError("this lease is in use; call acquire() for each block")
+        await checkpoint_if_cancelled()
+        held = self._desk.take_idle()
+        if held is None:
+            held = await self._pool.obtain(self._desk)
+        self._held = held
+        return held.conn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, None
+        assert held is not None
+        self._desk.give_back(held)
+
+
+class Pool:
+    """Connections to one Postgres, in lanes. Made by `open_pool`."""
+
+    def __init__(
+        self,
+        dsn: str,
+        lanes: Iterable[Lane],
+        *,
+        acquire_timeout: float = ACQUIRE_TIMEOUT,
+        max_lifetime: float = MAX_LIFETIME,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._dsn = dsn
+        self._acquire_timeout = acquire_timeout
+        self._max_lifetime = max_lifetime
+        self._jitter = jitter
+        self._closed = False
+        self._gates: dict[str, Gate] = {}  # by DSN: another way to the server may be open when one is not
+        self._desks: dict[str, Desk] = {}
+        for lane in lanes:
+            if lane.name in self._desks:
+                raise ConfigError(f"two lanes are named {lane.name!r}", option=lane.option, value=lane.name)
+            gate = self._gates.setdefault(lane.dsn or dsn, Gate(jitter))
+            self._desks[lane.name] = Desk(lane, gate)
+
+    def acquire(self, lane: str) -> Lease:
+        """Lend a connection of the lane for an `async with` block.
+
+        Entering raises `PoolTimeout` when none became free in `acquire_timeout` seconds or too many tasks
+        wait already, and `StoreUnavailable` when Postgres cannot be reached: at once at the first failure,
+        then after at most `gate.LONGEST_DELAY` plus the time to connect. The caller backs off and repeats.
+        """
+        try:
+            return Lease(self, self._desks[lane])
+        except KeyError:
+            raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
+
+    def statistics(self) -> PoolStatistics:
+        """The pool now."""
+        return PoolStatistics(
+            lanes=tuple(desk.statistics() for desk in self._desks.values()),
+            connect_failures=max((gate.failures for gate in self._gates.values()), default=0),
+            generation=sum(gate.generation for gate in self._gates.values()),
+        )
+
+    async def aclose(self) -> None:
+        """Close every connection. A task that uses or awaits one gets `StoreUnavailable`. Safe to repeat."""
+        self._closed = True
+        for desk in self._desks.values():
+            desk.close()
+        await trio.lowlevel.checkpoint()
+
+    async def obtain(self, desk: Desk) -> Held:
+        """Get a connection where none is idle (`Lease` calls this): open one, or wait in line."""
+        connecting = False
+        with trio.move_on_after(self._acquire_timeout):
+            if not desk.take_place():
+                held = await desk.wait_turn()
+                if held is not None:
+                    return held
+            connecting = True
+            return await self._open(desk)
+        limit = f"within acquire_timeout={self._acquire_timeout:g} s"
+        if not connecting:
+            raise desk.timed_out(f"none became free {limit}")
+        slow = StoreUnavailable(f"cannot connect to Postgres {limit}")
+        slow.__cause__ = desk.gate.last
+        desk.gate.fail(slow)  # a deaf server: without this, every caller would start a connect of its own
+        raise slow
+
+    async def _open(self, desk: Desk) -> Held:
+        """Connect in a place that this task has taken."""
+        gate, lane = desk.gate, desk.lane
+
+        async def attempt() -> PgConn:
+            try:
+                return await PgConn.open(lane.dsn or self._dsn, settings=lane.settings)
+            except StoreUnavailable:
+                desk.count_failed_connect()
+                raise
+
+        # If the server changes while we connect, we may have reached the old one: good for one lease at most.
+        generation = gate.generation
+        try:
+            conn = await gate.connect(attempt)
+        except BaseException as exc:
+            desk.vacate(exc)
+            raise
+        if self._closed:
+            conn.close()
+            desk.vacate()
+            raise StoreUnavailable("the pool was closed while connecting")
+        lifetime = self._max_lifetime * (1 - self._jitter() / 10)
+        return desk.fill(conn, expires_at=conn.opened_at + lifetime, generation=generation)
+
+
+@asynccontextmanager
+async def open_pool(
+    dsn: str,
+    *,
+    lanes: Iterable[Lane],
+    acquire_timeout: float = ACQUIRE_TIMEOUT,
+    max_lifetime: float = MAX_LIFETIME,
+    jitter: Callable[[], float] = random.random,
+) -> AsyncGenerator[Pool, None]:
+    """Open a pool for the length of the block. Connects to nothing before a lane is used.
+
+    `acquire_timeout` bounds waiting in line and connecting together. `jitter` returns numbers in 0…1.
+    """
+    pool = Pool(dsn, lanes, acquire_timeout=acquire_timeout, max_lifetime=max_lifetime, jitter=jitter)
+    try:
+        yield pool
+    finally:
+        await pool.aclose()
