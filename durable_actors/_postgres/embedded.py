@@ -11,33 +11,28 @@
     supervisor (detached) ── waits until no lease is held ── stops ──> postgres ──> pgdata
         └ restarts postgres when it crashes; if the supervisor itself is killed, the kernel stops postgres
 
-This module is the clients' side: decide whether a server must be started, start the supervisor, wait until it says
-ready. ARCHITECTURE.md says what is true after a crash at each point.
+This module is the clients' side: decide whether a server must be started, start the supervisor, wait until
+it says ready. ARCHITECTURE.md says what is true after a crash at each point.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import attrs
 import trio
 from psycopg.conninfo import make_conninfo
 
 from durable_actors._postgres import embedded_supervisor as supervisor
-from durable_actors._postgres.embedded_account import check_reachable, readable_binaries, server_account
-from durable_actors._postgres.embedded_binaries import find_binaries
 from durable_actors._postgres.embedded_files import (
     POLL,
     DataDir,
@@ -48,30 +43,22 @@ from durable_actors._postgres.embedded_files import (
     try_lock,
     wait_lock,
 )
+from durable_actors._postgres.embedded_launch import Launch, ensure_running
 from durable_actors.errors import ConfigError, StoreUnavailable
 
+logger = logging.getLogger(__name__)
+
 TIMEOUT = 60.0
-SOCKET_NAME = ".s.PGSQL.5432"
-# sun_path holds 108 bytes on Linux, 104 on macOS, with the final zero.
-SOCKET_PATH_LIMIT = 100
-
-
-@attrs.frozen
-class _Start:
-    """How to start the server, should it be this process that has to."""
-
-    throwaway: bool
-    settings: Mapping[str, str]
 
 
 class EmbeddedServer:
     """This process's use of a running server. While it is open the server stays up; `close` it, or die."""
 
-    def __init__(self, data: DataDir, state: State, lease: int, *, start: _Start) -> None:
+    def __init__(self, data: DataDir, state: State, lease: int, *, launch: Launch) -> None:
         self._data = data
         self._state = state
         self._lease: int | None = lease
-        self._start = start
+        self._launch = launch
 
     @property
     def data_dir(self) -> Path:
@@ -97,7 +84,7 @@ class EmbeddedServer:
         if not self._data.supervised():
             deadline = time.monotonic() + timeout
             with locked(self._data, self._data.start_lock, deadline=deadline):
-                self._state = _ensure_running(self._data, self._start, deadline=deadline)
+                self._state = ensure_running(self._data, self._launch, deadline=deadline)
 
     def close(self) -> None:
         """Give the lease back; the server stops a second after its last user did."""
@@ -105,7 +92,7 @@ class EmbeddedServer:
         if lease is not None:
             os.close(lease)
 
-    def __enter__(self) -> EmbeddedServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -146,37 +133,47 @@ def start(
 ) -> EmbeddedServer:
     """Start the server of this directory, or join the one that runs. Blocks; in Trio use `open_embedded`.
 
-    With `throwaway` the server runs without fsync and its directory is deleted after its last user: for tests only.
+    With `throwaway` the server runs without fsync and its directory is deleted after its last user: tests.
     `settings` are Postgres's own; they hold when this call starts the server, not when it joins one.
     Raises ConfigError when it cannot work as configured, StoreUnavailable when it did not come up in time.
     """
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
-    how = _Start(throwaway=throwaway, settings=dict(settings or {}))
+    how = Launch(throwaway=throwaway, settings=dict(settings or {}))
     deadline = time.monotonic() + timeout
     # The lease first: from now on no supervisor begins to stop.
     lease = wait_lock(data, data.lease, exclusive=False, deadline=deadline)
     try:
         with locked(data, data.start_lock, deadline=deadline):
-            state = _ensure_running(data, how, deadline=deadline)
+            state = ensure_running(data, how, deadline=deadline)
     except BaseException:
         os.close(lease)
         raise
-    return EmbeddedServer(data, state, lease, start=how)
+    return EmbeddedServer(data, state, lease, launch=how)
 
 
 @asynccontextmanager
-async def open_embedded(data_dir: Path | str | None = None) -> AsyncIterator[EmbeddedServer]:
-    """`start` in a worker thread, kept up while the body runs, closed after it.
+async def open_embedded(data_dir: Path | str | None = None) -> AsyncGenerator[EmbeddedServer]:
+    """`start` in a worker thread; closed after the body.
 
     Cancelled while it starts: the thread finishes and its lease is dropped before `Cancelled` leaves here.
+    Who stays for long runs `keep_up` beside it.
     """
-    server = await trio.to_thread.run_sync(start, data_dir)
-    with server:
+    with await trio.to_thread.run_sync(start, data_dir) as server:
         await trio.lowlevel.checkpoint_if_cancelled()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_keep_up, server)
-            yield server
-            nursery.cancel_scope.cancel()
+        yield server
+
+
+async def keep_up(server: EmbeddedServer, *, interval: float = 1.0) -> None:
+    """Bring the server back soon after its supervisor was killed, which nobody else would notice. Endless.
+
+    A server that does not come back is tried again; the reason is logged each time.
+    """
+    while True:
+        await trio.sleep(interval)
+        try:
+            await trio.to_thread.run_sync(server.ensure)
+        except StoreUnavailable as exc:
+            logger.warning("the embedded Postgres is down; trying again in %s s: %s", interval, exc)
 
 
 def status(data_dir: Path | str | None = None) -> EmbeddedStatus:
@@ -241,110 +238,17 @@ def make_dsn(socket_dir: Path, *, dbname: str = "postgres", **options: str) -> s
     return make_conninfo(host=str(socket_dir), user="postgres", dbname=dbname, **options)
 
 
-def socket_directory(data: DataDir, uid: int) -> Path:
-    """Where the server listens: inside the data directory unless libpq could not get there.
-
-    A socket's path is limited to about 100 bytes, and libpq and Postgres both split lists of hosts at commas.
-    The other place is short, private, and the same for every process that asks.
-    """
-    inside = data.path / "run"
-    too_long = len(os.fsencode(inside / SOCKET_NAME)) > SOCKET_PATH_LIMIT
-    if not too_long and not set(str(inside)) & set(",'\"\\"):
-        return inside
-    name = hashlib.sha256(os.fsencode(data.path.resolve())).hexdigest()[:16]
-    base = Path(tempfile.gettempdir())
-    if len(os.fsencode(base)) > 40:
-        base = Path("/tmp")  # noqa: S108 - a private directory inside it, its owner checked
-    return base / f"durable-{uid}-{name}"
-
-
-async def _keep_up(server: EmbeddedServer) -> None:
-    """Bring the server back within a second when its supervisor was killed, which nobody else would notice."""
-    while True:
-        await trio.sleep(1.0)
-        await trio.to_thread.run_sync(server.ensure)
-
-
-def _ensure_running(data: DataDir, how: _Start, *, deadline: float) -> State:
-    """Return the state of a ready server, starting one if there is none. The caller holds lease and start.lock."""
-    while data.supervised():
-        state = data.read_state()
-        if state is not None and state.phase == "ready":
-            return state
-        # Starting for a client that was killed meanwhile, restarting after a crash, or stopping on request.
-        _check(deadline, data)
-        time.sleep(POLL)
-    _spawn_supervisor(data, how, deadline=deadline)
-    while True:
-        alive = data.supervised()
-        state = data.read_state()
-        if alive and state is not None and state.phase == "ready":
-            return state
-        if state is not None and state.phase == "failed":
-            raise StoreUnavailable(f"the embedded Postgres in {data.path} did not start: {state.error}")
-        _check(deadline, data)
-        time.sleep(POLL)
-
-
-def _check(deadline: float, data: DataDir) -> None:
-    if time.monotonic() > deadline:
-        raise StoreUnavailable(
-            f"the embedded Postgres in {data.path} did not get ready in time; see {data.log}"
-        )
-
-
-def _spawn_supervisor(data: DataDir, how: _Start, *, deadline: float) -> None:
-    """Start the supervisor, detached; it forks once more, so that nobody has to reap it."""
-    binaries = find_binaries(major=data.cluster_major())
-    account = server_account(data.cluster)
-    check_reachable(data.path, account)
-    uid = os.geteuid() if account is None else account.uid
-    order = supervisor.Order(
-        data_dir=str(data.path),
-        bin_dir=str(readable_binaries(binaries, account)),
-        socket_dir=str(socket_directory(data, uid)),
-        settings=[f"{name}={value}" for name, value in _settings(how).items()],
-        uid=None if account is None else account.uid,
-        gid=None if account is None else account.gid,
-        throwaway=how.throwaway,
-        start_timeout=max(1.0, deadline - time.monotonic()),
-    )
-    data.state.unlink(missing_ok=True)
-    command = [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(order._asdict())]
-    with data.log.open("ab") as log:
-        subprocess.run(  # noqa: S603 - ourselves
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            start_new_session=True,
-            check=True,
-        )
-
-
-def _settings(how: _Start) -> dict[str, str]:
-    """Every setting that matters, passed with ``-c``: no file of the cluster has to be edited or trusted."""
-    settings = {
-        "listen_addresses": "",
-        "unix_socket_permissions": "0700",
-        "max_connections": "200",
-        "timezone": "UTC",
-        "log_timezone": "UTC",
-        "logging_collector": "off",
-        "log_destination": "stderr",
-    }
-    durable = "off" if how.throwaway else "on"
-    settings |= dict.fromkeys(("fsync", "full_page_writes", "synchronous_commit"), durable)
-    return settings | dict(how.settings)
-
-
 def _lease_of_unused(data: DataDir) -> int:
     """The exclusive lease: nobody uses the server, and nobody can begin to."""
-    for _ in range(20):  # the supervisor looks at the lease for some microseconds each tick
+    patience = time.monotonic() + 0.3  # the supervisor itself looks at the lease for microseconds each tick
+    while True:
         lease = try_lock(data.lease, exclusive=True)
         if lease is not None:
             return lease
+        state = data.read_state()
+        stopping = state is not None and state.phase == "stopping"
+        if not stopping and time.monotonic() > patience:
+            break
         time.sleep(POLL)
     users = ", ".join(str(pid) for pid in lock_holders(data.lease)) or "unknown"
     raise ConfigError(
@@ -356,15 +260,13 @@ def _lease_of_unused(data: DataDir) -> int:
 
 def _end_supervisor(data: DataDir, *, deadline: float) -> None:
     """Ask the supervisor to stop and wait until it is gone. The caller holds start.lock."""
-    asked = False
+    asked = 0
     while data.supervised():
         state = data.read_state()
-        if state is not None and not asked:
-            try:
-                os.kill(state.supervisor, signal.SIGTERM)
-            except ProcessLookupError:
-                pass
-            asked = True
+        if state is not None and state.supervisor != asked:
+            asked = state.supervisor
+            with suppress(ProcessLookupError):
+                os.kill(asked, signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StoreUnavailable(f"the embedded Postgres in {data.path} does not stop; see {data.log}")
         time.sleep(POLL)

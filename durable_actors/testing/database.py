@@ -4,8 +4,8 @@ Where the server comes from, first that applies:
 
 1. ``DURABLE_TEST_DSN``: a server of yours; the user needs CREATEDB.
 2. A container, when a Docker engine answers (asked directly at its socket, within 100 ms).
-3. The embedded Postgres without fsync in a throw-away directory, shared by all workers of a run. The lease that
-   each worker holds is dropped by the kernel, so server and directory go even after kill -9 of the whole run.
+3. The embedded Postgres without fsync in a throw-away directory, shared by all workers of a run. The lease
+   that each worker holds is dropped by the kernel, so server and directory go even after kill -9 of the run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import LiteralString
 from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from durable_actors._postgres import embedded
 from durable_actors._postgres.embedded_account import check_reachable, server_account
@@ -78,13 +78,13 @@ class DatabaseServer:
 
     def drop(self, dsn: str) -> None:
         """Have the database dropped by and by, with force; returns at once."""
-        name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        name = conninfo_to_dict(dsn)["dbname"]
         if not isinstance(name, str) or not name.startswith(PREFIX):
             raise ValueError(f"{name!r} is not a database of this harness")
         self._doomed.put(name)
 
     @contextlib.contextmanager
-    def database(self, *, template: str = "template0") -> Iterator[str]:
+    def database(self, *, template: str = "template0") -> Generator[str]:
         """DSN of a fresh database that lives as long as the body."""
         dsn = self.create(template=template)
         try:
@@ -133,7 +133,7 @@ class DatabaseServer:
         self._admin.close()
 
     def _drop_template_if_last(self) -> None:
-        """The last worker of the run takes the template with it; a copy being made just makes the drop fail."""
+        """The last worker of the run takes the template with it."""
         others = self._admin.execute(
             "select count(*) from pg_stat_activity where application_name = %s and pid <> pg_backend_pid()",
             ["durable test harness"],
@@ -147,7 +147,7 @@ class DatabaseServer:
                 self._execute("drop database if exists {} with (force)", str(name))
 
     def _create(self, name: str, template: str) -> None:
-        # Copying files beats writing 7 MB through the WAL where no fsync is waited for; 14 knows only that way.
+        # Copying files beats writing 7 MB through the WAL where nobody waits for the disk; 14 knows no other.
         strategy: LiteralString = " strategy file_copy" if self.version >= 15 else ""
         self._execute("create database {} template {}" + strategy, name, template)
 
@@ -155,7 +155,7 @@ class DatabaseServer:
         self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
     @contextlib.contextmanager
-    def _exclusive(self, name: str) -> Iterator[None]:
+    def _exclusive(self, name: str) -> Generator[None]:
         self._admin.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [name])
         try:
             yield
@@ -163,7 +163,7 @@ class DatabaseServer:
             self._admin.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", [name])
 
     def _drop_doomed(self) -> None:
-        """Thread: drops one database after the other; a drop costs a checkpoint, which no test has to wait for."""
+        """Thread: drops one database after the other; each costs a checkpoint, for which no test waits."""
         with psycopg.connect(
             self.dsn, autocommit=True, application_name="durable test dropper"
         ) as connection:
@@ -175,7 +175,7 @@ class DatabaseServer:
 
 
 @contextlib.contextmanager
-def open_server(*, run: str | None = None, dsn: str | None = None) -> Iterator[DatabaseServer]:
+def open_server(*, run: str | None = None, dsn: str | None = None) -> Generator[DatabaseServer]:
     """The server of this test run: found, joined or started by the order above; left or stopped at the end.
 
     `run` names the run: processes that give the same name share one embedded server and one template.
@@ -245,7 +245,7 @@ def _connect(scheme: str, path: str, host: str | None, port: int | None) -> sock
 
 
 @contextlib.contextmanager
-def open_container() -> Iterator[str]:
+def open_container() -> Generator[str]:
     """DSN of a Postgres in a container; its reaper removes it, should this process be killed."""
     # Imported here: it takes half a second, and nobody without Docker needs it.
     from testcontainers.community.postgres import PostgresContainer  # noqa: PLC0415

@@ -1,0 +1,254 @@
+"""Client processes that a test can start, kill and ask; a data directory that must be left clean."""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import attrs
+import durable_actors
+import psycopg
+import pytest
+from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded_files import try_lock
+from durable_actors._postgres.embedded_process import server_processes
+
+# Says "ready" with what it knows, then obeys one word per line until it is killed or its input ends.
+CLIENT = """
+import json, sys
+from durable_actors._postgres import embedded, embedded_launch
+embedded_launch.GRACE = 0.3
+server = embedded.start(sys.argv[1])
+print(json.dumps({"dsn": server.dsn(), "postmaster": embedded.status(sys.argv[1]).postmaster}), flush=True)
+for line in sys.stdin:
+    if line.strip() == "close":
+        server.close()
+    elif line.strip() == "ensure":
+        server.ensure()
+    print(json.dumps({"dsn": server.dsn()}), flush=True)
+"""
+
+
+def wait_until(condition, what: str, *, timeout: float = 20.0):
+    """Poll for what another process does; the deadline is for a broken build, not for a slow one."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def is_locked(path: Path) -> bool:
+    """Whether anybody holds the lock, shared or not."""
+    handle = try_lock(path, exclusive=True)
+    if handle is not None:
+        os.close(handle)
+    return handle is None
+
+
+@attrs.frozen
+class Person:
+    """An operating system user that a client can run as."""
+
+    name: str
+    python: str = sys.executable
+    popen: dict = attrs.field(factory=dict)
+
+
+def _unprivileged_person() -> Person | None:
+    """As root: `nobody`, with an interpreter that it can read (root's own may be closed to it)."""
+    entry = pwd.getpwnam("nobody")
+    popen = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        command = [python, "-c", "import psycopg_binary, attrs, trio"]
+        with contextlib.suppress(OSError):
+            if subprocess.run(command, env=environment(), capture_output=True, **popen).returncode == 0:
+                return Person("nobody", python, popen)
+    return None
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Everything importable from here, nothing of Postgres's own variables."""
+    paths = [*sys.path, str(Path(durable_actors.__file__).parents[1])]
+    known = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+    }
+    return {**known, **more}
+
+
+@functools.cache
+def people() -> list[Person]:
+    """Everybody this test run can act as: itself, and as root a normal user, too."""
+    found = [Person("root" if os.geteuid() == 0 else "myself")]
+    other = _unprivileged_person() if os.geteuid() == 0 else None
+    return found if other is None else [*found, other]
+
+
+class Client:
+    def __init__(self, data_dir: Path, person: Person) -> None:
+        self.process = subprocess.Popen(
+            [person.python, "-c", CLIENT, str(data_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            text=True,
+            **person.popen,
+        )
+        self.hello: dict | None = None
+
+    @property
+    def dsn(self) -> str:
+        return self.ready()["dsn"]
+
+    def ready(self) -> dict:
+        if self.hello is None:
+            line = self.process.stdout.readline()
+            assert line, self.process.stderr.read()
+            self.hello = json.loads(line)
+        return self.hello
+
+    def tell(self, word: str) -> dict:
+        self.process.stdin.write(word + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        return json.loads(line)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(params=people(), ids=lambda person: person.name)
+def person(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def directories():
+    """Makes directories that the server's user can reach; none may be left in use."""
+    base = Path(tempfile.mkdtemp(prefix="abuse-durable-", dir="/tmp"))
+    base.chmod(0o711)
+    numbers = itertools.count()
+
+    @contextlib.contextmanager
+    def make(user: int | None = None):
+        directory = base / str(next(numbers)) / "data"
+        directory.parent.mkdir()
+        directory.parent.chmod(0o711)
+        if user is not None:
+            os.chown(directory.parent, user, -1)
+        yield directory
+
+    yield make
+    shutil.rmtree(base)
+
+
+@contextlib.contextmanager
+def left_clean(directory: Path):
+    """Afterwards nothing runs there; what does is a failure, and is ended all the same."""
+    try:
+        yield
+        if directory.exists():
+            embedded.stop(directory, force=True)
+        assert server_processes(directory / "pgdata") == []
+    finally:
+        for pid in server_processes(directory / "pgdata"):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def old_directory(directories):
+    with directories() as directory:
+        yield directory
+
+
+@pytest.fixture
+def data_dir(old_directory):
+    """A data directory that other tests have used: a start takes a tenth of a second."""
+    with left_clean(old_directory):
+        yield old_directory
+
+
+@pytest.fixture
+def new_dir(directories, request):
+    """A data directory where nothing is yet: the first start runs initdb."""
+    person = request.getfixturevalue("person") if "person" in request.fixturenames else None
+    with directories(person and person.popen.get("user")) as directory, left_clean(directory):
+        yield directory
+
+
+@pytest.fixture
+def client():
+    """Start a client process: `client(directory)`, or `client(directory, person)`."""
+    started = []
+
+    def start(directory: Path, person: Person = people()[0]) -> Client:
+        started.append(Client(directory, person))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def gone():
+    """Wait until neither supervisor nor server is left."""
+
+    def wait(directory: Path) -> None:
+        wait_until(lambda: embedded.status(directory).phase == "stopped", "the supervisor ends")
+        assert server_processes(directory / "pgdata") == []
+
+    return wait
+
+
+@pytest.fixture
+def kill_supervisor():
+    """SIGKILL, and wait until it took effect."""
+
+    def kill(directory: Path) -> None:
+        pid = embedded.status(directory).supervisor
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: embedded.status(directory).supervisor != pid, "the supervisor is dead")
+
+    return kill
+
+
+@pytest.fixture
+def query():
+    def run(dsn: str, statement: str):
+        with psycopg.connect(dsn, autocommit=True, connect_timeout=10) as connection:
+            cursor = connection.execute(statement)
+            while cursor.nextset():
+                pass
+            return cursor.fetchone()[0] if cursor.description else None
+
+    return run
+
+
+@pytest.fixture
+def until():
+    return wait_until
+
+
+@pytest.fixture
+def locked():
+    return is_locked
