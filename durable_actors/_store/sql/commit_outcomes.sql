@@ -1,0 +1,40 @@
+-- commit_outcomes: write the outcomes of many steps, each refused unless its claim is still current.
+-- params   arrays, one element per outcome: $1 id bigint[] · $2 claim uuid[] · $3 visit bigint[] · $4 key text[] (the claim's)
+--          $5 status text[] · $6 ahead boolean[] (stay executing on this claim, unless a due sibling of the key waits)
+--          $7 step text[] · $8 state text[] (null keeps it) · $9 result text[] · $10 attempt int[] · $11 advance int[] (visit += 0 or 1)
+--          $12 delay float8[] (seconds from now) · $13 last_error text[] · $14 rekey boolean[] · $15 new key text[]
+--          $16 accept late commits boolean
+-- returns  id, visit, status: of the committed ones. A missing id was stale: nothing of it was changed.
+-- locks    the rows, in the planner's order: two flushes never share a row, for a claim has one holder
+-- index    gen_durable_pkey (driven from the arrays), gen_durable_key for the sibling probe
+-- keeps    I1 commit before proceed · I3 the fence only grows · I4 a stale write changes nothing · I8 terminal rows never change
+-- fence    (id, claim, visit), and locked_by for "executing": naming the status would let the planner drive the batch from
+--          the index of executing rows. Completion keeps claim_id, so that a repeated commit can be recognised.
+update durable.gen_durable g
+   set status = (case when o.stays then 'executing' else o.status end)::durable.durable_status,
+       step = o.step,
+       state = coalesce(o.state::jsonb, g.state),
+       result = o.result::jsonb,
+       attempt = o.attempt,
+       visit = g.visit + o.advance,
+       rev = g.rev + 1,
+       crashes = case when o.advance > 0 then 0 else g.crashes end,
+       -- Untouched when running ahead: no indexed column changes, the update is HOT (241 instead of 355 bytes of WAL).
+       eligible_at = case when o.stays then g.eligible_at else now() + make_interval(secs => o.delay) end,
+       last_error = o.last_error,
+       partition_key = case when o.rekey then o.new_key else g.partition_key end,
+       locked_by = case when o.stays then g.locked_by end,
+       lease_expires_at = case when o.stays then g.lease_expires_at end,
+       finished_at = case when o.status in ('done', 'failed') then now() end,
+       updated_at = now()
+  from (select u.*,
+               u.ahead and (u.key is null or not exists (
+                   select 1 from durable.gen_durable y
+                    where y.partition_key = u.key and y.status = 'runnable' and y.eligible_at <= now())) as stays
+          from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::text[], $8::text[],
+                      $9::text[], $10::int[], $11::int[], $12::float8[], $13::text[], $14::boolean[], $15::text[])
+               u(id, claim, visit, key, status, ahead, step, state, result, attempt, advance, delay, last_error, rekey, new_key)
+       ) o
+ where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
+   and ($16::boolean or g.lease_expires_at > clock_timestamp())
+returning g.id, g.visit, g.status

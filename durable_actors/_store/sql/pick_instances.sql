@@ -1,0 +1,78 @@
+-- pick_instances: claim up to $2 due instances of one queue, the most urgent first. Never waits.
+-- params   $1 queue text · $2 limit int · $3 owner text · $4 lease seconds float8 · $5 known machines text[] ("fsm/version")
+--          $6 priorities smallint[] · $7 $8 cursor per priority timestamptz[], bigint[] ('-infinity', 0: from the head)
+--          $9 extra ids bigint[], to look at even if they lie before the cursor · $10 schema text
+--          $11 shelved machines that this node knows text[] · $12 token hash bytea
+-- returns  per row of the window, in no order: id, priority, eligible_at, what (c claimed · h held · s shelved · l left
+--          for a later look), and for claimed ones the claim
+-- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its keys
+-- index    gen_durable_pick, gen_durable_shelf, gen_durable_key, gen_durable_pkey
+-- keeps    I2 one live claim per instance · I9 one running step per key, in order
+-- cost     the batch's: every window row is claimed, leaves the index (held, shelved), or is passed by the cursor. Only
+--          'l' rows stay, and the caller looks at them again by id. A list of priorities instead of a range makes
+--          eligible_at an index bound, so future rows are never read.
+with extra as materialized (
+    select g.id, g.priority, g.eligible_at, g.partition_key as k, g.fsm || '/' || g.fsm_version as machine
+      from durable.gen_durable g
+     where g.id = any ($9::bigint[]) and g.status = 'runnable' and g.hold = 0 and g.queue = $1::text
+       and g.eligible_at <= now()
+       for no key update skip locked
+), shelf as materialized (
+    select c.* from unnest($11::text[]) m(machine)
+     cross join lateral (
+        select g.id, g.priority, g.eligible_at, g.partition_key as k, m.machine
+          from durable.gen_durable g
+         where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text
+           and g.fsm = regexp_replace(m.machine, '/[0-9]+$', '')
+           and g.fsm_version = substring(m.machine from '[0-9]+$')::int
+           and g.eligible_at <= now()
+         order by g.priority, g.eligible_at, g.id limit $2::int for no key update skip locked) c
+), head as materialized (
+    select c.* from unnest($6::smallint[], $7::timestamptz[], $8::bigint[]) p(priority, at, id)
+     cross join lateral (
+        select g.id, g.priority, g.eligible_at, g.partition_key as k, g.fsm || '/' || g.fsm_version as machine
+          from durable.gen_durable g
+         where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority = p.priority
+           and g.eligible_at <= now() and (g.eligible_at, g.id) > (p.at, p.id)
+         order by g.eligible_at, g.id limit $2::int for no key update skip locked) c
+     limit $2::int
+), win as materialized (
+    select * from extra union select * from shelf union select * from head
+     order by priority, eligible_at, id limit $2::int
+), mine as materialized (
+    select * from win where machine = any ($5::text[])
+), judged as materialized (
+    select j.* from (
+        select array_agg(k order by k, priority, eligible_at, id) ks,
+               array_agg(priority order by k, priority, eligible_at, id) ps,
+               array_agg(eligible_at order by k, priority, eligible_at, id) es,
+               array_agg(id order by k, priority, eligible_at, id) ids
+          from mine where k is not null) a
+     cross join lateral durable.judge_keys($10::text, $5::text[], a.ks, a.ps, a.es, a.ids) j
+), shelved as (
+    update durable.gen_durable g set hold = 2, updated_at = now()
+     where g.id = any (array(select w.id from win w where w.machine <> all ($5::text[])))
+    returning g.id, g.priority, g.eligible_at
+), held as (
+    update durable.gen_durable g set hold = 1, updated_at = now()
+     where g.id = any ((select j.hold from judged j)::bigint[])
+    returning g.id, g.priority, g.eligible_at
+), claimed as (
+    update durable.gen_durable g
+       set status = 'executing', hold = 0, locked_by = $3::text, claim_id = gen_random_uuid(),
+           claim_token_hash = $12::bytea,
+           lease_expires_at = now() + make_interval(secs => $4::float8), updated_at = now()
+     where g.id = any (array(select m.id from mine m where m.k is null) || (select j.claim from judged j)::bigint[])
+    returning g.id, g.priority, g.eligible_at, g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
+              g.visit, g.state, g.partition_key, g.parent_id
+)
+select id, priority, eligible_at, 'c', claim_id, fsm, fsm_version, step, attempt, crashes, visit, state, partition_key,
+       parent_id
+  from claimed
+union all
+select id, priority, eligible_at, 'h', null, null, null, null, null, null, null, null, null, null from held
+union all
+select id, priority, eligible_at, 's', null, null, null, null, null, null, null, null, null, null from shelved
+union all
+select m.id, m.priority, m.eligible_at, 'l', null, null, null, null, null, null, null, null, null, null
+  from mine m where m.id = any ((select j.leave from judged j)::bigint[])

@@ -1,0 +1,23 @@
+-- reap_claims: take back claims whose lease is over, or whose node was proved dead; the step runs again.
+-- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null
+-- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often)
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting
+-- index    gen_durable_executing, gen_durable_pkey
+-- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
+-- backoff  the first crash runs again at once, then after 1, 2, 4 … at most 300 seconds, so that a step which kills its
+--          worker does not kill all of them
+update durable.gen_durable g
+   set status = (case when d.quarantined then 'failed' else 'runnable' end)::durable.durable_status,
+       hold = 0, attempt = g.attempt + 1, crashes = g.crashes + 1, rev = g.rev + 1,
+       eligible_at = now() + make_interval(secs => case when g.crashes = 0 then 0 else least(2 ^ least(g.crashes - 1, 9), 300) end),
+       last_error = case when d.quarantined
+                         then format('quarantined: step %s ended %s times without an outcome (its worker died or lost it)',
+                                     g.step, g.crashes + 1)
+                         else g.last_error end,
+       finished_at = case when d.quarantined then now() end,
+       locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
+  from (select y.id, coalesce(y.crashes + 1 >= $3::int, false) as quarantined from durable.gen_durable y
+         where y.status = 'executing' and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
+         order by y.id limit $1::int for no key update skip locked) d
+ where g.id = d.id
+returning g.id, g.queue, g.partition_key, g.status

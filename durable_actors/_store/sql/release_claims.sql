@@ -1,0 +1,15 @@
+-- release_claims: give claims back without an outcome (drain, a contended key); crashes are not counted.
+-- params   $1 id bigint[] · $2 claim uuid[] · $3 attempts to add int (0: never ran · 1: was cancelled) · $4 hold smallint (1: its
+--          key is busy elsewhere; it keeps its place and is offered again later)
+-- returns  id, queue, partition_key of the released ones
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; one that is locked is left to its lease
+-- index    gen_durable_pkey
+-- keeps    I4 a stale write changes nothing
+update durable.gen_durable g
+   set status = 'runnable', hold = $4::smallint, attempt = g.attempt + $3::int, rev = g.rev + 1,
+       locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
+ where g.id = any (array(
+    select y.id from unnest($1::bigint[], $2::uuid[]) u(id, claim)
+      join durable.gen_durable y on y.id = u.id and y.claim_id = u.claim and y.locked_by is not null
+     order by y.id for no key update of y skip locked))
+returning g.id, g.queue, g.partition_key

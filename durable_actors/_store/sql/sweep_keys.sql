@@ -1,0 +1,18 @@
+-- sweep_keys: keys whose held rows nothing will release: no row of them is executing or offered. A safety net.
+-- params   $1 keys after this one text · $2 limit int
+-- returns  key, stuck boolean: all keys looked at, in order, so that the caller can go on after the last
+-- locks    none
+-- index    gen_durable_held (one probe per key), gen_durable_key_executing, gen_durable_key
+with recursive k(key) as (
+    (select y.partition_key from durable.gen_durable y
+      where y.status = 'runnable' and y.hold = 1 and y.partition_key > $1::text order by y.partition_key limit 1)
+    union all
+    select (select y.partition_key from durable.gen_durable y
+             where y.status = 'runnable' and y.hold = 1 and y.partition_key > k.key order by y.partition_key limit 1)
+      from k where k.key is not null
+)
+select k.key,
+       not exists (select 1 from durable.gen_durable y where y.partition_key = k.key and y.status = 'executing')
+       and not exists (select 1 from durable.gen_durable y
+                        where y.partition_key = k.key and y.status = 'runnable' and y.hold = 0 and y.eligible_at <= now())
+  from (select key from k limit $2::int) k where k.key is not null
