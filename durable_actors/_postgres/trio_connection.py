@@ -105,7 +105,7 @@ class TrioConnection(TrioWaiter[Row]):
             if exc_val is None:
                 await self.commit()
             else:
-                with self.unwinding():
+                async with self.unwinding():
                     await self._roll_back_quietly()
         finally:
             await self.close()
@@ -192,16 +192,16 @@ class TrioConnection(TrioWaiter[Row]):
     def notifies(
         self, *, timeout: float | None = None, stop_after: int | None = None
     ) -> AsyncGenerator[Notify, None]:
-        """Refuse: LISTEN/NOTIFY is not supported, on purpose."""
+        """Refuse: LISTEN/NOTIFY is banned here."""
         _refuse_notifications(timeout, stop_after)
 
     def add_notify_handler(self, callback: Any) -> None:
-        """Refuse: LISTEN/NOTIFY is not supported, on purpose."""
+        """Refuse: LISTEN/NOTIFY is banned here."""
         _refuse_notifications(callback)
 
 
 def _refuse_notifications(*_: object) -> NoReturn:
     raise psycopg.NotSupportedError(
-        "TrioConnection does not support LISTEN/NOTIFY: a notification is lost whenever nobody listens. "
-        "Poll a table, or use durable_actors' signals; with plain psycopg, use psycopg.Connection in a thread"
+        "LISTEN/NOTIFY is banned on a TrioConnection: what is notified while nobody listens is lost. "
+        "Poll a table, or use durable_actors' signals"
     )

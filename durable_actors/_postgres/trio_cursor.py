@@ -12,7 +12,7 @@ import psycopg
 import trio
 from psycopg import AsyncCursor, AsyncServerCursor, pq
 from psycopg.abc import Buffer, Params, PQGen, Query
-from psycopg.copy import AsyncCopy, AsyncLibpqWriter, AsyncWriter
+from psycopg.copy import AsyncCopy, AsyncLibpqWriter, AsyncQueuedLibpqWriter, AsyncWriter
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import Row
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
@@ -51,6 +51,8 @@ class TrioCursor(AsyncCursor[Row]):
         Left by an exception or by cancellation, a COPY FROM is refused by the server as a whole, and a
         COPY TO is cancelled. Cancelled in the middle of reading or writing, the connection is closed.
         """
+        if isinstance(writer, AsyncQueuedLibpqWriter):
+            raise psycopg.NotSupportedError("AsyncQueuedLibpqWriter runs an asyncio task; leave writer= out")
         async with self._conn.lock:
             await self._conn.wait(self._start_copy_gen(statement, params))
             async with TrioCopy(self, writer=writer or TrioWriter(self)) as copy:
@@ -70,7 +72,7 @@ class TrioServerCursor(AsyncServerCursor[Row]):
         try:
             await super().close()
         except trio.Cancelled:
-            with self._conn.unwinding():
+            async with self._conn.unwinding():
                 try:
                     await super().close()
                 except psycopg.Error as exc:
@@ -110,8 +112,11 @@ class TrioCopy(AsyncCopy):
     async def _abort(self, exc: BaseException) -> None:
         if not self._active():
             return
-        with self.connection.unwinding():
+        async with self.connection.unwinding():
             try:
+                if self._direction == ExecStatus.COPY_IN:
+                    # The server may be busy with what it has (a trigger, a lock) and not read our refusal.
+                    await self.connection._try_cancel()
                 await super().finish(exc)
             except psycopg.Error as error:
                 log.warning("%s: error ignored after a cancelled COPY: %s", self, error)

@@ -32,23 +32,18 @@ class TrioPipeline(AsyncPipeline):
         exc_tb: TracebackType | None,
     ) -> None:
         try:
-            if self.pgconn.status != ConnStatus.OK:
-                # Nothing to synchronise. A block that ended well must not look as if its statements had run.
-                self._drop_queues()
-                self._exit(exc_val)
-                if exc_val is None:
-                    self._conn._check_connection_ok()
-            elif is_cancelled():
-                with self._conn.unwinding():
-                    await super().__aexit__(exc_type, exc_val, exc_tb)
-                if exc_val is None:
-                    await checkpoint_if_cancelled()
-            else:
+            if not is_cancelled():
                 await super().__aexit__(exc_type, exc_val, exc_tb)
+                return
+            if self.pgconn.status == ConnStatus.OK:
+                async with self._conn.unwinding():
+                    if self.result_queue:
+                        await self._conn._try_cancel()  # a statement of the block may run for long
+                    await super().__aexit__(exc_type, exc_val, exc_tb)
+            else:
+                self._exit(exc_val)  # closed when it was interrupted: nothing to synchronise
+            if exc_val is None:
+                await checkpoint_if_cancelled()
         finally:
             if self.level == 0 and self._conn._pipeline is self:
                 self._conn._pipeline = None
-
-    def _drop_queues(self) -> None:
-        self.command_queue.clear()
-        self.result_queue.clear()

@@ -66,7 +66,7 @@ class TrioTransaction(AsyncTransaction):
             except BaseException as exc:
                 # Not started: nothing was sent. Otherwise undo it, as nobody will call __aexit__.
                 if self._begun():
-                    with self._conn.unwinding():
+                    async with self._conn.unwinding():
                         await self._roll_back(exc, quiet=True)
                 raise
         return self
@@ -85,9 +85,8 @@ class TrioTransaction(AsyncTransaction):
             return False
         quiet = is_cancelled() or isinstance(exc_val, trio.Cancelled)
         swallow = False
-        with self._conn.unwinding():
-            async with self._conn.lock:
-                swallow = await self._roll_back(exc_val, quiet=quiet)
+        async with self._conn.unwinding(), self._conn.lock:
+            swallow = await self._roll_back(exc_val, quiet=quiet)
         if self.pgconn.status != ConnStatus.OK:
             self.status = self.Status.FAILED
         return swallow
@@ -141,18 +140,17 @@ class TrioTransaction(AsyncTransaction):
 
     async def _undo_commit(self, exc: BaseException) -> None:
         """End the transaction whose commit was cancelled: before it was sent, by the server, or too late."""
-        with self._conn.unwinding():
-            async with self._conn.lock:
-                if self.pgconn.status != ConnStatus.OK:
-                    self.status = self.Status.FAILED
-                elif self.status is self.Status.ACTIVE:
-                    await self._roll_back(exc, quiet=True)
-                elif self._outer_transaction or self.pgconn.transaction_status == TransactionStatus.INERROR:
-                    try:
-                        await self._conn.wait(self._end_gen())
-                    except psycopg.Error as error:
-                        log.warning("%s: error ignored in rollback: %s", self, error)
-                        discard(self.pgconn)
+        async with self._conn.unwinding(), self._conn.lock:
+            if self.pgconn.status != ConnStatus.OK:
+                self.status = self.Status.FAILED
+            elif self.status is self.Status.ACTIVE:
+                await self._roll_back(exc, quiet=True)
+            elif self._outer_transaction or self.pgconn.transaction_status == TransactionStatus.INERROR:
+                try:
+                    await self._conn.wait(self._end_gen())
+                except psycopg.Error as error:
+                    log.warning("%s: error ignored in rollback: %s", self, error)
+                    discard(self.pgconn)
 
     def _end_gen(self) -> PQGen[None]:
         if self.pgconn.transaction_status in _IN_TRANSACTION:

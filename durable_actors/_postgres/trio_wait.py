@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Final
 
@@ -88,9 +88,9 @@ class TrioWaiter(AsyncConnection[Row]):
         started = waited = False
         try:
             await checkpoint_if_cancelled()
+            fd = self.pgconn.socket  # raises when the connection is closed: nothing is started then
             started = True
             state = next(gen)
-            fd = self.pgconn.socket
             while True:
                 if state == _WAIT_R:
                     await wait_readable(fd)
@@ -154,12 +154,11 @@ class TrioWaiter(AsyncConnection[Row]):
 
     async def _drain(self) -> bool:
         pgconn = self.pgconn
-        if pgconn.pipeline_status != PipelineStatus.OFF:
-            # psycopg's own queues would no longer match the answers: stop the server, then close.
+        if pgconn.pipeline_status != PipelineStatus.OFF or pgconn.flush():
+            # psycopg's queues would no longer match the answers; half a message is out. The server may be
+            # busy with what came before (rows of a COPY): stop it, then close.
             await send_cancel(pgconn)
             return False
-        if pgconn.flush():
-            return False  # half a message is out: the server runs nothing, and only closing helps
         fd = pgconn.socket
         told = False
         forgotten = False
@@ -183,12 +182,13 @@ class TrioWaiter(AsyncConnection[Row]):
             ):
                 forgotten = True
 
-    @contextmanager
-    def unwinding(self) -> Generator[None, None, None]:
+    @asynccontextmanager
+    async def unwinding(self) -> AsyncGenerator[None, None]:
         """Shield clean-up that talks to the server from cancellation, for a bounded time.
 
-        When the time is over the connection is closed, which undoes everything on the server, too, and the
-        block is left quietly: `Cancelled`, or the error that made us unwind, goes on. Not for new work.
+        When the time is over, what the server still runs is cancelled and the connection closed, which undoes
+        everything on the server, too, and the block is left quietly: `Cancelled`, or the error that made us
+        unwind, goes on. Not for new work.
         """
         patience = CANCEL_TIMEOUT if is_cancelled() else CLEANUP_TIMEOUT
         task = current_task()
@@ -202,6 +202,7 @@ class TrioWaiter(AsyncConnection[Row]):
                     self._unwinders.discard(task)
         if scope.cancelled_caught:
             log.warning("%s: closed, the server did not answer within %s s", self, patience)
+            await self._try_cancel()
             discard(self.pgconn)
 
     async def close(self) -> None:
@@ -232,7 +233,8 @@ class TrioWaiter(AsyncConnection[Row]):
         """Cancel as a part of clean-up (in `stream`, COPY): shielded, bounded; an error is logged."""
         with trio.CancelScope(shield=True, relative_deadline=min(timeout, CANCEL_TIMEOUT)):
             try:
-                await send_cancel(self.pgconn)
+                if not self.closed:
+                    await send_cancel(self.pgconn)
             except TROUBLE as exc:
                 log.warning("%s: cancel request failed: %s", self, exc)
 
