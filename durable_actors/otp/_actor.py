@@ -19,7 +19,7 @@ from durable_actors.otp._address import Address
 from durable_actors.otp._child_spec import ChildSpec, Description, Incarnation, Place
 from durable_actors.otp._errors import MailboxClosed, TerminateTimeout
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Shutdown, contains_cancelled, sole_error
-from durable_actors.otp._mailbox import Mailbox, Nothing
+from durable_actors.otp._mailbox import NOTHING, Mailbox
 from durable_actors.otp._snapshot import NodeKind
 from durable_actors.otp._timer import periodic
 
@@ -66,7 +66,7 @@ class Actor(Generic[M]):
             await handle(await mailbox.receive())
             for _ in range(_DRAIN):
                 msg = mailbox.poll()
-                if isinstance(msg, Nothing):
+                if msg is NOTHING:
                     break
                 await handle(msg)
 

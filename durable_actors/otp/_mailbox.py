@@ -8,24 +8,27 @@ stamps must stay in step with the channel's buffer, whoever is cancelled when.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import deque
-from typing import Generic, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 import attrs
 import trio
 
 from durable_actors.otp._call import Call, ReplyCounts
-from durable_actors.otp._errors import MailboxClosed, MailboxFull, SpecError
+from durable_actors.otp._errors import MailboxClosed, SpecError
 
 M = TypeVar("M")
 
 
-class Nothing:
+class Nothing(enum.Enum):
     """No message: what `poll` finds in an empty mailbox, and what wakes a reader that must end."""
 
+    NOTHING = "nothing"
 
-NOTHING = Nothing()
+
+NOTHING: Final = Nothing.NOTHING
 
 
 @attrs.frozen(kw_only=True)
@@ -65,9 +68,12 @@ class Mailbox(Generic[M]):
         "_now",
         "_out",
         "_owner",
+        "_receive_nowait",
         "_room",
+        "_send_nowait",
         "_stamps",
         "_stopping",
+        "_waiting",
         "book",
         "capacity",
         "dropped",
@@ -81,8 +87,11 @@ class Mailbox(Generic[M]):
         self.capacity = capacity
         """How many messages may wait."""
         self._out, self._in = trio.open_memory_channel[M | Nothing](capacity)
+        # Bound once: attribute chains are a fifth of a cast's cost.
+        self._send_nowait, self._receive_nowait = self._out.send_nowait, self._in.receive_nowait
         self._stamps: deque[float] = deque()  # one per message in the channel, oldest first
         self._room = trio.lowlevel.ParkingLot()  # senders that wait for room
+        self._waiting = 0  # how many of them nobody has let in yet
         self._now = trio.current_time
         self._stopping = False  # nothing new; end when empty
         self._leave = False  # end now, what is queued is for the next incarnation
@@ -105,7 +114,7 @@ class Mailbox(Generic[M]):
     def receive_nowait(self) -> M:
         """The next message; `trio.WouldBlock` if there is none, `MailboxClosed` when asked to stop."""
         msg = self.poll()
-        if isinstance(msg, Nothing):
+        if msg is NOTHING:
             raise MailboxClosed(self._owner) if self._stopping else trio.WouldBlock
         return msg
 
@@ -125,7 +134,7 @@ class Mailbox(Generic[M]):
         batch = [await self.receive()]
         while len(batch) < limit:
             msg = self.poll()
-            if isinstance(msg, Nothing):
+            if msg is NOTHING:
                 break
             batch.append(msg)
         return batch
@@ -140,11 +149,20 @@ class Mailbox(Generic[M]):
             raise StopAsyncIteration from None
 
     def poll(self) -> M | Nothing:
-        """The next message or `NOTHING`, without an exception: for loops that drain."""
-        while self._stamps and not self._leave:
-            msg = self._in.receive_nowait()
-            if self._took(msg):
-                return msg
+        """The next message or `NOTHING`, without an exception: for loops that drain.
+
+        `_took` written out: the call would be a tenth of what a message costs.
+        """
+        stamps = self._stamps
+        while stamps and not self._leave:
+            msg = self._receive_nowait()
+            stamps.popleft()
+            if self._waiting:
+                self._admit()
+            if isinstance(msg, Call) and not msg._take():  # noqa: SLF001 - Call's other half
+                continue
+            self.processed += 1
+            return msg  # pyright: ignore[reportUnknownVariableType]  # Call[Unknown], by the test above
         return NOTHING
 
     def _took(self, msg: M | Nothing) -> bool:
@@ -152,8 +170,8 @@ class Mailbox(Generic[M]):
         if msg is NOTHING:
             return False
         self._stamps.popleft()
-        if self._room:
-            self._room.unpark()
+        if self._waiting:
+            self._admit()
         if isinstance(msg, Call) and not msg._take():  # noqa: SLF001 - Call's other half
             return False
         self.processed += 1
@@ -161,22 +179,35 @@ class Mailbox(Generic[M]):
 
     # -- the address's side
 
-    def put_nowait(self, msg: M) -> None:
-        """Append a message or raise `MailboxFull`."""
+    def put(self, msg: M) -> bool:
+        """Append a message; False: there is no room."""
         stamps = self._stamps
         if len(stamps) >= self.capacity:
-            raise MailboxFull(self._owner)
+            return False
         # The channel cannot be full here: it holds at most one item per stamp, and a wake-up is
         # only ever handed to a reader that waits, never buffered.
-        self._out.send_nowait(msg)
+        self._send_nowait(msg)
         stamps.append(self._now())
+        return True
 
     async def wait_room(self) -> None:
         """Wait until a message was taken out, or the actor's state changed: look again."""
-        await self._room.park()
+        self._waiting += 1
+        try:
+            await self._room.park()
+        except BaseException:
+            self._waiting -= 1  # cancelled: nobody has let it in
+            raise
+
+    def _admit(self) -> None:
+        # Counted down here and not where the sender wakes: until it runs, each message of a drain
+        # would unpark nobody again (measured: 0.5 us each).
+        self._waiting -= 1
+        self._room.unpark()
 
     def wake_senders(self) -> None:
         """Let every waiting sender look at the actor's state again."""
+        self._waiting = 0
         self._room.unpark_all()
 
     # -- the life cycle's side
@@ -193,13 +224,13 @@ class Mailbox(Generic[M]):
         self._stopping = True
         self._leave = self._leave or leave
         if self._in.statistics().tasks_waiting_receive:
-            self._out.send_nowait(NOTHING)
+            self._send_nowait(NOTHING)
 
     def clear(self) -> None:
         """Drop what is queued. Calls among it are answered by the address."""
         self.dropped += len(self._stamps)
         while self._stamps:
-            self._in.receive_nowait()
+            self._receive_nowait()
             self._stamps.popleft()
         self.wake_senders()
 

@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench.otp` and friends. Ratios within one run, never absolute numbers."""
