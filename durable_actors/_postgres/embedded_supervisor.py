@@ -113,7 +113,7 @@ class Supervisor:
         if self.socket_dir.parent != self.data_dir:
             shutil.rmtree(self.socket_dir, ignore_errors=True)
         if self.order.throwaway and self._directory_is_ours():
-            # Renamed first, so that a client who comes now makes a new directory instead of sharing this one's end.
+            # Renamed first: a client who comes now makes a new directory instead of sharing this one's end.
             doomed = self.data_dir.rename(self.data_dir.with_name(f"{self.data_dir.name}.gone"))
             shutil.rmtree(doomed, ignore_errors=True)
         return 0
@@ -198,7 +198,7 @@ class Supervisor:
         retire_server(self.pgdata, timeout=self.order.start_timeout)
         self._own_directory(self.socket_dir)
         for stale in self.socket_dir.glob(".s.PGSQL.*"):
-            stale.unlink()  # its lock file is a pid file, too: a zombie's or a stranger's number blocks the start
+            stale.unlink()  # the lock file is a pid file, too: a zombie's or a stranger's number blocks us
         settings = [word for setting in self.order.settings for word in ("-c", setting)]
         places = ["-D", str(self.pgdata), "-k", str(self.socket_dir)]
         # SIGINT is a fast shutdown: sessions are cut, a checkpoint is written, the next start is quick.

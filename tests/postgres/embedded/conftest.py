@@ -200,8 +200,8 @@ def client():
     """Start a client process: `client(directory)`, or `client(directory, person)`."""
     started = []
 
-    def start(directory: Path, person: Person = people()[0]) -> Client:
-        started.append(Client(directory, person))
+    def start(directory: Path, person: Person | None = None) -> Client:
+        started.append(Client(directory, person or people()[0]))
         return started[-1]
 
     yield start

@@ -1,4 +1,4 @@
-"""Whoever is killed, at whatever moment: the server stops with its last user, and no committed row is lost."""
+"""Whoever is killed, at whatever moment: the server stops with its last user; no committed row is lost."""
 
 import os
 import signal

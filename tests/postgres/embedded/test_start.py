@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -12,6 +13,7 @@ import trio
 from durable_actors._postgres import embedded, embedded_launch
 from durable_actors._postgres.embedded_files import DataDir, default_data_dir, try_lock
 from durable_actors._postgres.embedded_launch import socket_directory
+from durable_actors._postgres.embedded_process import server_processes
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 
@@ -91,12 +93,11 @@ def test_odd_paths(new_dir, name, inside):
 
 
 @pytest.mark.parametrize("owner", ["living stranger", "zombie", "nobody has it", "garbage"])
-def test_stale_pid_files_are_seen_through(data_dir, owner):
-    with embedded.start(data_dir) as server:
+def test_stale_pid_files_are_seen_through(data_dir, owner, kill_supervisor, until):
+    with embedded.start(data_dir):
         content = (data_dir / "pgdata/postmaster.pid").read_text().splitlines()
-        status = embedded.status(data_dir)
-        os.kill(status.supervisor, 9)
-        os.kill(status.postmaster, 9)
+        kill_supervisor(data_dir)
+        until(lambda: server_processes(data_dir / "pgdata") == [], "the server is gone")
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     if owner != "living stranger":
         stranger.communicate(b"\n") if owner == "nobody has it" else stranger.stdin.close()
@@ -226,7 +227,7 @@ def test_start_while_the_throwaway_server_stops(new_dir, monkeypatch, until):
 def test_default_data_dir_of_a_user(monkeypatch, environ, expected):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert str(default_data_dir(environ)) == os.path.expanduser(expected)
+    assert default_data_dir(environ) == Path(expected).expanduser()
 
 
 def test_default_data_dir_of_root_is_not_in_its_home(monkeypatch):

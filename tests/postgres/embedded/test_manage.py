@@ -1,0 +1,104 @@
+"""status, stop, reset and the command line around them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from durable_actors._postgres import embedded
+from durable_actors.cli.pg import pg
+from durable_actors.errors import ConfigError
+
+
+@pytest.fixture
+def run(data_dir):
+    """Run a command of the group on the test's directory; returns the click result."""
+
+    def invoke(verb, *arguments, directory=data_dir, **options):
+        return CliRunner().invoke(pg, [verb, "--data", str(directory), *arguments], **options)
+
+    return invoke
+
+
+def test_status_of_nothing(new_dir):
+    found = embedded.status(new_dir)
+    assert (found.exists, found.phase, found.clients, found.dsn) == (False, "stopped", (), None)
+    assert not new_dir.exists(), "looking must not make anything"
+
+
+def test_status_as_json(run, data_dir):
+    with embedded.start(data_dir) as server:
+        found = json.loads(run("status", "--json").output)
+        assert found["phase"] == "ready"
+        assert found["dsn"] == server.dsn()
+        assert found["clients"] in ([os.getpid()], [])
+        assert found["data_dir"] == str(data_dir)
+
+
+def test_status_for_people(run, data_dir, new_dir):
+    with embedded.start(data_dir):
+        shown = run("status").output
+    assert "ready" in shown
+    assert str(data_dir) in shown
+    assert "nothing there yet" in run("status", directory=new_dir).output
+
+
+def test_stop_refuses_while_the_server_is_used(run, data_dir):
+    with embedded.start(data_dir):
+        with pytest.raises(ConfigError, match="is in use"):
+            embedded.stop(data_dir)
+        refused = run("stop")
+        assert refused.exit_code == 1
+        assert "--force" in refused.output
+        assert embedded.status(data_dir).phase == "ready"
+        assert run("stop", "--force").output == "stopped\n"
+        assert embedded.status(data_dir).phase == "stopped"
+
+
+def test_stop_is_quiet_on_request(run, data_dir):
+    embedded.start(data_dir).close()
+    assert run("stop", "--quiet").output == ""
+    assert run("stop").output == "not running\n"
+    assert embedded.stop(data_dir) is False
+
+
+def test_reset_refuses_while_the_server_is_used(run, data_dir):
+    with embedded.start(data_dir):
+        refused = run("reset", "--yes")
+    assert refused.exit_code == 1
+    assert "is in use" in refused.output
+    assert embedded.status(data_dir).exists
+
+
+def test_reset_deletes_the_data_and_nothing_else(run, new_dir, query):
+    with embedded.start(new_dir) as server:
+        query(server.dsn(), "create table t ()")
+    (new_dir / "mine.txt").write_text("not yours")
+    assert run("reset", directory=new_dir, input="n\n").exit_code == 1
+    assert embedded.status(new_dir).exists
+    assert run("reset", "--yes", directory=new_dir).exit_code == 0
+    assert not embedded.status(new_dir).exists
+    assert (new_dir / "mine.txt").exists()
+    with embedded.start(new_dir) as server:
+        assert query(server.dsn(), "select count(*) from pg_class where relname = 't'") == 0
+    assert "nothing to delete" in run("reset", "--yes", directory=new_dir / "other").output
+
+
+def psql_of(data_dir, **environment):
+    code = "import sys; from durable_actors.cli.pg import pg; sys.exit(pg())"
+    command = [sys.executable, "-c", code, "psql", "--data", str(data_dir), "-Atc", "select 6 * 7"]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+def test_psql_keeps_the_lease_across_exec(data_dir):
+    done = psql_of(data_dir)
+    assert (done.stdout, done.stderr) == ("42\n", "")
+
+
+def test_errors_of_the_launcher_are_shown_without_a_traceback(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    refused = run("psql", directory=tmp_path / "file" / "data")
+    assert refused.exit_code == 1
+    assert refused.output.startswith("Error: the data directory")
