@@ -78,12 +78,24 @@ async def wait_either(fd: int) -> int:
             trouble = exc  # raised below, not in a group
         nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait, wait_readable)
-        nursery.start_soon(wait, wait_writable)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, wait_readable)
+            nursery.start_soon(wait, wait_writable)
+    except BaseExceptionGroup as group:
+        # Only Cancelled, or Ctrl-C, can be in it; and a group is not what `except Cancelled` catches.
+        raise _first_of(group) from None
     if trouble is not None:
         raise trouble
     return _poll(fd, select.POLLIN | select.POLLOUT)
+
+
+def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    interrupts = group.subgroup(lambda error: not isinstance(error, trio.Cancelled))
+    error: BaseException = interrupts or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _poll(fd: int, events: int) -> int:
