@@ -195,7 +195,7 @@ async def body_of_slow_pipeline(conn):
 
 async def body_of_slow_copy_in(conn):
     async with conn.cursor().copy("copy scratch from stdin") as copy:
-        await copy.write("-1\n" * 100_000)
+        await copy.write("-1\n" * 5_000)
         await trio.sleep_forever()
 
 
