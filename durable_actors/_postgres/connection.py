@@ -218,6 +218,9 @@ class PgConn:
         if self._busy:
             raise trio.BusyResourceError("another task is using this connection")
         await checkpoint_if_cancelled()
+        # libpq hides that a write failed. A server known to be gone before we send is "not done" (1 µs).
+        if expected != NO_COMMIT and not self.alive():
+            raise StoreUnavailable(f"the server closed the connection before {doing} was sent")
         results: list[pq.abc.PGresult] = []
         sent = False
         self._busy = True
