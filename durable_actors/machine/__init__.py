@@ -1,0 +1,105 @@
+"""The language: machines, steps, jobs, outcomes, contexts. Pure: no I/O, no clock, no Trio.
+
+Layout, in reading order::
+
+    _outcome, _outcome_parts        what a step returns, and the checks of its pieces
+    _step_ref, _step                @step and references to steps
+    _context                        what a step is given; ContextPort is the engine's side of it
+    _machine, _job                  Machine and @job: what users write
+    _definition, _step_collection,  from a class or function to a MachineSpec; all DefinitionErrors
+    _declared_state, _job_form
+    _spec                           MachineSpec: the one shape that the engine sees
+    _registry                       {(name, version): MachineSpec}
+    _codec, _state_type, _diagnosis state to JSON and back; which types can; where a value cannot
+    _normalize, _reason, _backoff   returned value or error to outcome; text of a failure; delay of a retry
+    _insert_options, _insert_plan   the options of a new instance, and the row they give
+    _checks                         durations, names and numbers as users write them
+
+The first group of names below is public as `durable_actors.X`; the second is for the engine and the client.
+"""
+
+from durable_actors.machine._backoff import default_backoff
+from durable_actors.machine._checks import Duration, seconds
+from durable_actors.machine._codec import StateCodec, decode_json, encode_json
+from durable_actors.machine._context import ChildView, Context, ContextPort, Signal
+from durable_actors.machine._insert_options import InsertOptions, Status
+from durable_actors.machine._insert_plan import InsertPlan, plan_insert
+from durable_actors.machine._job import Job, job
+from durable_actors.machine._machine import Machine
+from durable_actors.machine._normalize import exhausted, job_failure, normalize_outcome
+from durable_actors.machine._outcome import (
+    KEEP,
+    Await,
+    Cancel,
+    Child,
+    Done,
+    Error,
+    Keep,
+    Next,
+    Outcome,
+    Replay,
+    Retry,
+    ScheduleChildren,
+    Stop,
+)
+from durable_actors.machine._reason import reason_text
+from durable_actors.machine._registry import Registry, current_registry, isolated_registry
+from durable_actors.machine._spec import HandleSpec, MachineRef, MachineSpec, StepSpec, spec_of
+from durable_actors.machine._step import BoundStep, Step, step
+from durable_actors.machine._step_ref import StepRef
+
+__all__ = [
+    "KEEP",
+    "Await",
+    "BoundStep",
+    "Cancel",
+    "Child",
+    "ChildView",
+    "Context",
+    "ContextPort",
+    "Done",
+    "Duration",
+    "Error",
+    "HandleSpec",
+    "InsertOptions",
+    "InsertPlan",
+    "Job",
+    "Keep",
+    "Machine",
+    "MachineRef",
+    "MachineSpec",
+    "Next",
+    "Outcome",
+    "Registry",
+    "Replay",
+    "Retry",
+    "ScheduleChildren",
+    "Signal",
+    "StateCodec",
+    "Status",
+    "Step",
+    "StepRef",
+    "StepSpec",
+    "Stop",
+    "current_registry",
+    "decode_json",
+    "default_backoff",
+    "encode_json",
+    "exhausted",
+    "isolated_registry",
+    "job",
+    "job_failure",
+    "normalize_outcome",
+    "plan_insert",
+    "reason_text",
+    "seconds",
+    "spec_of",
+    "step",
+]
+
+# What users see in tracebacks, reprs and help() is where they import it from.
+for _public in (
+    Await, Cancel, Child, ChildView, Context, Done, Error, InsertOptions, Machine, Next, Retry,
+    ScheduleChildren, Signal, Stop, job, step,
+):  # fmt: skip
+    _public.__module__ = "durable_actors"

@@ -1,0 +1,166 @@
+"""What a step is given: the instance as it was claimed, and a small door to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
+
+import attrs
+
+from durable_actors.errors import DurableError
+from durable_actors.machine._insert_options import InsertOptions, Status
+from durable_actors.machine._spec import MachineRef
+
+if TYPE_CHECKING:
+    # A bare `da.Context` means Context[Any]. Defaults of type variables (PEP 696) reach `typing` in 3.13
+    # only, and checkers know typing_extensions without its being installed.
+    from typing_extensions import TypeVar
+
+    S_co = TypeVar("S_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    S_co = TypeVar("S_co", covariant=True)
+
+
+@attrs.frozen
+class Signal:
+    """A durable message in an instance's inbox."""
+
+    id: int
+    """Grows with arrival; give it to `consume=`."""
+    name: str
+    """What `Await` matches."""
+    payload: Any = None
+    """The JSON value that was sent."""
+    dedup_key: str | None = None
+    """The sender's key, if any."""
+    inserted_at: datetime | None = None
+    """When it arrived, by the database's clock."""
+
+
+@attrs.frozen
+class ChildView:
+    """A child of this instance, as its barrier sees it."""
+
+    id: int
+    """The child's instance id."""
+    machine: str
+    """Its machine's name."""
+    status: Status
+    """`done` and `failed` are final."""
+    result: Any = None
+    """What `Done(result)` gave, when it is done."""
+    last_error: str | None = None
+    """Why it failed, when it failed."""
+
+
+class ContextPort(Protocol):
+    """The engine's side of `Context`: one object per engine, shared by all contexts, so a step costs none."""
+
+    async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
+        """Insert an instance; None when it was deduplicated."""
+        ...
+
+    async def signal(
+        self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
+    ) -> None:
+        """Send a signal to an instance, by id or unique key."""
+        ...
+
+    async def start_child(
+        self, ctx: Context[Any], machine: MachineRef, key: str, options: InsertOptions, /
+    ) -> int:
+        """Start a child, or find the one that an earlier run of this step started."""
+        ...
+
+    def iter_signals(self, ctx: Context[Any], /) -> AsyncIterator[Signal]:
+        """The whole inbox, oldest first."""
+        ...
+
+    def iter_children(self, ctx: Context[Any], /) -> AsyncIterator[ChildView]:
+        """All children of the barrier, in spawn order."""
+        ...
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Context(Generic[S_co]):
+    """One run of one step: what the instance looked like when the step began. Read-only.
+
+    In your tests, make one by hand: `Context(state=Order(42), step="ship")`.
+    """
+
+    state: S_co
+    """The state, decoded. In `handle`, after a state that does not decode: the raw JSON value."""
+    id: int = 0
+    """The instance."""
+    machine: str = ""
+    """The machine's name."""
+    version: int = 1
+    """The version that this instance runs."""
+    step: str = ""
+    """The step's name."""
+    attempt: int = 0
+    """How often this visit of the step was run before: 0 on the first run."""
+    visit: int = 1
+    """Counts up on every transition into a step."""
+    signals: tuple[Signal, ...] = ()
+    """The inbox when the step began, oldest first; the first 1,000. `iter_signals()` gives all."""
+    awaited: tuple[Signal, ...] = ()
+    """The signals that matched the await which led to this run; empty on a first run and after a timeout."""
+    children: tuple[ChildView, ...] = ()
+    """This barrier's children in spawn order; the first 1,000. `iter_children()` gives all."""
+    parent_id: int | None = None
+    """The instance that started this one as a child."""
+    claim_id: object = None
+    """The claim under which this run happens; for logs. It is not the secret that fences the commit."""
+    port: ContextPort | None = attrs.field(default=None, repr=False)
+    """The engine's door; None outside of an engine."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same text in every run of this visit (retry, same-step await, crash), and in no other.
+
+        Hand it to whatever the step calls, so that a second run is recognised there.
+        """
+        return f"{self.id}/{self.visit}/{self.step}"
+
+    async def insert(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> int | None:
+        """Insert another instance, fenced by this claim; None when its unique key is occupied.
+
+        It is committed at once, not with the step's outcome: give a `unique_key`, for the step may run again.
+        """
+        return await self._door("insert").insert(self, machine, options)
+
+    async def signal(
+        self, target: int | str, name: str, payload: object = None, *, dedup_key: str | None = None
+    ) -> None:
+        """Send a signal to an instance, by id or unique key. Give a `dedup_key`: the step may run again."""
+        await self._door("signal").signal(self, target, name, payload, dedup_key)
+
+    async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[InsertOptions]) -> int:
+        """Start a child, identified by (this instance, step, machine, `key`): a re-run finds the same one."""
+        return await self._door("start_child").start_child(self, machine, key, options)
+
+    def iter_signals(self) -> AsyncIterator[Signal]:
+        """All signals of the inbox, oldest first, also beyond the first 1,000."""
+        return self._door("iter_signals").iter_signals(self)
+
+    def iter_children(self) -> AsyncIterator[ChildView]:
+        """All children of this barrier in spawn order, also beyond the first 1,000."""
+        return self._door("iter_children").iter_children(self)
+
+    def for_handle(self) -> Context[S_co]:
+        """Return the context that `handle` gets: the same, without signals, awaited and children."""
+        if not (self.signals or self.awaited or self.children):
+            return self
+        return attrs.evolve(self, signals=(), awaited=(), children=())
+
+    def _door(self, method: str) -> ContextPort:
+        if self.port is None:
+            raise DurableError(
+                f"ctx.{method}() needs a running engine, and this context was made without one. "
+                "In a unit test pass Context(port=...) with your own stand-in."
+            )
+        return self.port

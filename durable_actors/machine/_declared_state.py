@@ -1,0 +1,71 @@
+"""Which type has a machine's state: `state=`, `Machine[...]`, a nested `State`, the parent's; the first of these."""
+
+from __future__ import annotations
+
+from typing import Any, ForwardRef, TypeVar, get_args, get_origin
+
+from durable_actors.errors import DefinitionError
+from durable_actors.machine._checks import shown
+from durable_actors.machine._spec import MachineSpec
+from durable_actors.machine._state_type import type_name
+
+
+def declared_state(cls: type[Any], base: type[Any], keyword: Any, parent: MachineSpec | None) -> Any:
+    """Return the declared state type, or None when there is none."""
+    argument = _argument(cls, base)
+    if isinstance(argument, ForwardRef | str):
+        raise DefinitionError(
+            f"{cls.__qualname__}: Machine[{shown(argument)}] names the state type by a string; "
+            "define the class above and write it without quotes"
+        )
+    if keyword is not None:
+        if argument is not None and argument != keyword:
+            raise DefinitionError(
+                f"{cls.__qualname__} has two state types, Machine[{type_name(argument)}] and "
+                f"state={type_name(keyword)}: give one of them"
+            )
+        return keyword
+    if isinstance(argument, TypeVar):
+        raise DefinitionError(
+            f"{cls.__qualname__} does not say its state type: its base is generic in {argument.__name__}, "
+            "write the type in brackets after the base"
+        )
+    if argument is not None:
+        return argument
+    nested = cls.__dict__.get("State") if parent is not None else getattr(cls, "State", None)
+    if isinstance(nested, type) and (
+        parent is None or parent.codec.type is getattr(parent.definition, "State", None)
+    ):
+        return nested
+    return None if parent is None else parent.codec.type
+
+
+def _argument(cls: type[Any], base: type[Any]) -> Any:
+    """What stands in the brackets of `Machine[...]`, also when a generic class lies in between.
+
+    A concrete machine in between ends the search: its definition has the answer.
+    """
+    for written in cls.__dict__.get("__orig_bases__", cls.__bases__):
+        origin = get_origin(written) or written
+        if origin is base:
+            return get_args(written)[0] if get_args(written) else None
+        if (
+            not isinstance(origin, type)
+            or not issubclass(origin, base)
+            or getattr(origin, "__durable__", None)
+        ):
+            continue
+        inner = _argument(origin, base)
+        if inner is not None:
+            return _substitute(
+                inner, dict(zip(getattr(origin, "__parameters__", ()), get_args(written), strict=False))
+            )
+    return None
+
+
+def _substitute(inner: Any, known: dict[Any, Any]) -> Any:
+    """`list[S]` with `S = Order` is `list[Order]`."""
+    if isinstance(inner, TypeVar):
+        return known.get(inner, inner)
+    parameters = getattr(inner, "__parameters__", ())
+    return inner[tuple(known.get(each, each) for each in parameters)] if parameters and known else inner

@@ -1,0 +1,283 @@
+"""From a class body to a `MachineSpec`: every mistake is found here, when the class is made.
+
+Pure: reads the class, returns a value or raises `DefinitionError` with the remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import attrs
+
+from durable_actors.errors import ConfigError, DefinitionError
+from durable_actors.machine._checks import MAX_NAME, Duration, shown, text, whole
+from durable_actors.machine._codec import StateCodec
+from durable_actors.machine._declared_state import declared_state
+from durable_actors.machine._job_form import job_call, job_form
+from durable_actors.machine._spec import HandleSpec, Kind, MachineSpec, StepSpec, identity_of, spec_of
+from durable_actors.machine._step import Step, check_call
+from durable_actors.machine._step_collection import collect_steps, looks_like_steps
+from durable_actors.machine._step_ref import StepRef
+
+DEFAULT_MAX_ATTEMPTS = 20
+MAX_INT4 = 2**31 - 1
+
+
+@attrs.frozen
+class ClassKeywords:
+    """What follows the bases in `class Checkout(da.Machine[Order], queue="checkout")`. None: not given."""
+
+    name: str | None = None
+    version: int | None = None
+    queue: str | None = None
+    initial: str | StepRef[Any] | None = None
+    state: Any = None
+    journal: object = None
+    run_ahead: bool | None = None
+    max_attempts: int | None = None
+
+
+@attrs.frozen
+class _Parts:
+    """What differs between a machine with steps and the class form of a job."""
+
+    kind: Kind
+    initial: str
+    steps: dict[str, StepSpec]
+    state_type: Any
+    max_attempts: int | None = None
+    backoff: Callable[[int], Duration] | None = None
+
+
+def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec:
+    """Return the definition of a machine class. `base` is `Machine`."""
+    subject = cls.__qualname__
+    if given.journal is not None:
+        raise ConfigError(f"{subject}: journal= is not available yet", option="journal", value=given.journal)
+    parent = _parent(cls)
+    steps = collect_steps(cls, base)
+    perform = inspect.getattr_static(cls, "perform", None)
+    if steps and perform is not None:
+        raise DefinitionError(
+            f"{subject} has both steps ({', '.join(steps)}) and perform: "
+            "remove perform for a machine, or the steps for a job"
+        )
+    if not steps and perform is None:
+        raise DefinitionError(
+            f"{subject} has neither a step nor perform: {looks_like_steps(cls)}. "
+            "(A base class without steps of its own also inherits from abc.ABC.)"
+        )
+    handle = _handle(cls, base)
+    if perform is not None and not handle.is_default:
+        raise DefinitionError(
+            f"{subject} has perform and handle; a job's errors are retried (max_attempts=, "
+            "backoff(attempt)), so remove handle, or write a machine with steps"
+        )
+    _check_constructor(cls)
+    name = check_name(default_name(cls) if given.name is None else given.name, subject)
+    version = check_version(1 if given.version is None else given.version, subject)
+    state_type = declared_state(cls, base, given.state, parent)
+    if perform is None:
+        parts = _machine_parts(cls, steps, given, parent, state_type)
+    else:
+        parts = _job_parts(cls, perform, given, parent, state_type)
+    return MachineSpec(
+        name=name,
+        version=version,
+        kind=parts.kind,
+        queue=check_queue(_inherit(given.queue, parent, "queue", "default"), subject),
+        initial=parts.initial,
+        steps=parts.steps,
+        codec=StateCodec(parts.state_type, machine=name, version=version),
+        handle=handle,
+        max_attempts=parts.max_attempts,
+        backoff=parts.backoff,
+        run_ahead=_check_flag(_inherit(given.run_ahead, parent, "run_ahead", default=True), subject),
+        definition=cls,
+        identity=identity_of(cls),
+        lineage=frozenset(identity_of(each) for each in cls.__mro__),
+    )
+
+
+def default_name(definition: Any) -> str:
+    """`module:QualName`."""
+    return ":".join(identity_of(definition))
+
+
+def check_name(name: object, subject: str) -> str:
+    """A machine's or job's name."""
+    return text(name, what=f"{subject}: name=", error=DefinitionError, maximum=MAX_NAME)
+
+
+def check_version(version: object, subject: str) -> int:
+    """A machine's or job's version."""
+    return whole(version, what=f"{subject}: version=", error=DefinitionError, minimum=1, maximum=MAX_INT4)
+
+
+def check_queue(queue: object, subject: str) -> str:
+    """A machine's or job's queue."""
+    return text(queue, what=f"{subject}: queue=", error=DefinitionError, maximum=MAX_NAME)
+
+
+def check_max_attempts(number: object, subject: str) -> int:
+    """How often a job may be executed."""
+    return whole(number, what=f"{subject}: max_attempts=", error=DefinitionError, minimum=1, maximum=MAX_INT4)
+
+
+def check_backoff(function: object, subject: str) -> None:
+    """A job's own back-off, None for the default."""
+    if function is not None and (not callable(function) or inspect.iscoroutinefunction(function)):
+        raise DefinitionError(
+            f"{subject}: backoff= must be a plain function of the attempt (0, 1, 2, …) that returns seconds; "
+            f"it is {shown(function)}"
+        )
+
+
+def _parent(cls: type[Any]) -> MachineSpec | None:
+    """The nearest concrete machine among the bases: what is not given is taken from it."""
+    return next((spec for spec in map(spec_of, cls.__mro__[1:]) if spec is not None), None)
+
+
+def _inherit(value: Any, parent: MachineSpec | None, field: str, default: Any) -> Any:
+    if value is not None:
+        return value
+    return default if parent is None else getattr(parent, field)
+
+
+def _check_flag(value: object, subject: str) -> bool:
+    if not isinstance(value, bool):
+        raise DefinitionError(f"{subject}: run_ahead= must be True or False; it is {shown(value)}")
+    return value
+
+
+def _check_constructor(cls: type[Any]) -> None:
+    """A step gets a new object of its class each time it runs, so that nothing survives on `self`."""
+    init = inspect.getattr_static(cls, "__init__")
+    if isinstance(init, FunctionType):
+        try:
+            inspect.signature(init).bind(None)
+        except TypeError:
+            raise DefinitionError(
+                f"{cls.__qualname__}.__init__ takes arguments, but a new object is made for every step; "
+                "keep what must last in the state"
+            ) from None
+
+
+def _machine_parts(
+    cls: type[Any],
+    steps: dict[str, Step[Any, Any, Any]],
+    given: ClassKeywords,
+    parent: MachineSpec | None,
+    state_type: Any,
+) -> _Parts:
+    if given.max_attempts is not None:
+        raise DefinitionError(
+            f"{cls.__qualname__}: max_attempts= is for jobs; a machine decides in handle(), by ctx.attempt"
+        )
+    return _Parts(
+        kind="machine",
+        initial=_initial(cls, steps, given.initial, parent),
+        steps={name: _step_spec(cls, name, each) for name, each in steps.items()},
+        state_type=dict if state_type is None else state_type,
+    )
+
+
+def _step_spec(cls: type[Any], name: str, step: Step[Any, Any, Any]) -> StepSpec:
+    func = step.func
+    return StepSpec(
+        name=name,
+        func=func,
+        call=lambda ctx: func(cls(), ctx),
+        is_async=inspect.iscoroutinefunction(func),
+        timeout=step.timeout,
+    )
+
+
+def _initial(
+    cls: type[Any], steps: dict[str, Step[Any, Any, Any]], keyword: object, parent: MachineSpec | None
+) -> str:
+    """The keyword, the class's own `@step(initial=True)`, the parent's, a mixin's, "start"; in this order."""
+    subject, known = cls.__qualname__, ", ".join(steps)
+    marked = [name for name, each in steps.items() if each.initial]
+    own = [name for name in marked if name in cls.__dict__]
+    chosen = own or (marked if parent is None else [])
+    if len(chosen) > 1:
+        raise DefinitionError(
+            f"{subject} has {len(chosen)} initial steps ({', '.join(chosen)}): mark one of them"
+        )
+    if keyword is None:
+        name = chosen[0] if chosen else (parent.initial if parent is not None else "start")
+    elif isinstance(keyword, StepRef):
+        name = keyword.name
+    else:
+        name = text(keyword, what=f"{subject}: initial=", error=DefinitionError)
+    if keyword is not None and own and own != [name]:
+        raise DefinitionError(
+            f"{subject} says initial={name!r}, and marks {own[0]} as initial: keep one of them"
+        )
+    if name not in steps:
+        raise DefinitionError(
+            f"{subject} has no step {name!r} to begin with; its steps are {known}. Mark one with "
+            "@da.step(initial=True), name it start, or give initial= the name of one"
+        )
+    return name
+
+
+def _job_parts(
+    cls: type[Any],
+    perform: object,
+    given: ClassKeywords,
+    parent: MachineSpec | None,
+    state_type: Any,
+) -> _Parts:
+    subject = cls.__qualname__
+    if given.initial is not None:
+        raise DefinitionError(f"{subject}: initial= is for machines with steps; a job begins with perform")
+    form = job_form(perform, method=True, typed=state_type is not None)
+    assert isinstance(perform, FunctionType)
+    max_attempts = _inherit(given.max_attempts, parent, "max_attempts", DEFAULT_MAX_ATTEMPTS)
+    bound = job_call(lambda *arguments: perform(cls(), *arguments), form)
+    step = StepSpec(
+        name="perform",
+        func=perform,
+        call=bound,
+        is_async=inspect.iscoroutinefunction(perform),
+        wants_ctx=form.wants_ctx,
+    )
+    return _Parts(
+        kind="job",
+        initial="perform",
+        steps={"perform": step},
+        state_type=form.args_type if state_type is None else state_type,
+        max_attempts=check_max_attempts(max_attempts, subject),
+        backoff=_backoff(cls),
+    )
+
+
+def _backoff(cls: type[Any]) -> Callable[[int], Duration] | None:
+    method = inspect.getattr_static(cls, "backoff", None)
+    if method is None:
+        return None
+    form = "def backoff(self, attempt)"
+    if not isinstance(method, FunctionType) or inspect.iscoroutinefunction(method):
+        raise DefinitionError(
+            f"{cls.__qualname__}.backoff must be a plain method that returns seconds: {form}"
+        )
+    check_call(method, 2, form=form)
+    return lambda attempt: method(cls(), attempt)
+
+
+def _handle(cls: type[Any], base: type[Any]) -> HandleSpec:
+    method = inspect.getattr_static(cls, "handle")
+    form = "async def handle(self, error, ctx)"
+    if not isinstance(method, FunctionType):
+        raise DefinitionError(f"{cls.__qualname__}.handle must be a method: {form}")
+    check_call(method, 3, form=form)
+    return HandleSpec(
+        call=lambda error, ctx: method(cls(), error, ctx),
+        is_async=inspect.iscoroutinefunction(method),
+        is_default=method is inspect.getattr_static(base, "handle"),
+    )

@@ -1,0 +1,129 @@
+"""Where in a value is the thing that cannot be stored? Slow and thorough; runs only when something is wrong.
+
+The encoder says *what* it met ("objects of type set are unsupported") but not *where*, and it turns NaN into
+null without a word. This walk finds the place. It keeps its own stack, so depth and cycles do not hurt it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from math import isfinite
+from typing import Any, cast
+
+import attrs
+import msgspec
+
+from durable_actors.machine._checks import shown
+
+Problem = tuple[str, str]
+"""(path, what is wrong there)"""
+
+_LEAVE = object()
+
+
+def find_problem(value: object) -> Problem | None:
+    """Return the first place that JSON or jsonb cannot hold, or None."""
+    todo: list[tuple[object, str]] = [(value, "$")]
+    above: set[int] = set()  # the containers around the current place; meeting one again is a cycle
+    while todo:
+        item, path = todo.pop()
+        if item is _LEAVE:
+            above.discard(int(path))
+            continue
+        parts = _parts(item, path)
+        if parts is None:
+            problem = _leaf_problem(item)
+            if problem is not None:
+                return path, problem
+            continue
+        if id(item) in above:
+            return path, f"{type(item).__name__} contains itself"
+        above.add(id(item))
+        todo.append((_LEAVE, str(id(item))))
+        found: list[tuple[object, str]] = []
+        for key, part, part_path in parts:
+            problem = _key_problem(key)
+            if problem is not None:
+                return path, problem
+            found.append((part, part_path))
+        todo.extend(reversed(found))
+    return None
+
+
+def _parts(item: object, path: str) -> Iterator[tuple[object, object, str]] | None:
+    """(key, part, path) of a container, or None for a leaf."""
+    if isinstance(item, dict):
+        members = cast("dict[object, object]", item)
+        return ((key, part, _member(path, key)) for key, part in members.items())
+    if isinstance(item, list | tuple | set | frozenset):
+        elements = cast("Iterable[object]", item)
+        return (("", part, f"{path}[{index}]") for index, part in enumerate(elements))
+    names = _field_names(item)
+    if names is None:
+        return None
+    return ((name, getattr(item, name), f"{path}.{name}") for name in names if hasattr(item, name))
+
+
+def _field_names(item: object) -> tuple[str, ...] | None:
+    if isinstance(item, msgspec.Struct):
+        return item.__struct_fields__
+    if isinstance(item, type):
+        return None
+    kind: type[Any] = type(item)
+    if attrs.has(kind):
+        return tuple(field.name for field in attrs.fields(kind))
+    if dataclasses.is_dataclass(item):
+        return tuple(field.name for field in dataclasses.fields(item))
+    return None
+
+
+def _member(path: str, key: object) -> str:
+    plain = isinstance(key, str) and key.isidentifier()
+    return f"{path}.{key}" if plain else f"{path}[{shown(key)}]"
+
+
+def _key_problem(key: object) -> str | None:
+    if isinstance(key, str):
+        problem = _text_problem(key)
+        return None if problem is None else f"the key {shown(key)} {problem}"
+    if isinstance(key, bool) or _encode_error({key: None}) is not None:
+        return (
+            f"the key {shown(key)} is a {type(key).__name__}; JSON keys are strings (numbers become strings)"
+        )
+    return None
+
+
+def _leaf_problem(item: object) -> str | None:
+    if isinstance(item, Enum):
+        return _leaf_problem(item.value)
+    if isinstance(item, float):
+        return None if isfinite(item) else f"{item!r} is not JSON"
+    if isinstance(item, str) and type(item) is str:
+        problem = _text_problem(item)
+        return None if problem is None else f"the text {problem}"
+    error = _encode_error(item)
+    return None if error is None else f"{_article(type(item).__name__)} cannot be stored: {error}"
+
+
+def _text_problem(text: str) -> str | None:
+    if "\0" in text:
+        return "contains a NUL character (\\u0000), which Postgres cannot store"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"contains a lone surrogate (position {error.start}), which is not Unicode text"
+    return None
+
+
+def _encode_error(item: Any) -> str | None:
+    try:
+        msgspec.json.encode(item)
+    except (TypeError, ValueError) as error:  # ValueError: ints of more than 4,300 digits
+        return str(error)
+    return None
+
+
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

@@ -1,0 +1,63 @@
+"""The options of one new instance, as every insert takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Literal, TypedDict
+
+from durable_actors.errors import ConfigError, DurableError
+from durable_actors.machine._checks import Duration
+from durable_actors.machine._step_ref import StepRef
+
+Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed"]
+"""The statuses of an instance, as the database spells them."""
+
+
+class InsertOptions(TypedDict, total=False):
+    """Options of `insert`, `insert_many`, `Child`, `start_child`, `signal_with_start`. All are optional."""
+
+    state: Any
+    """The machine's first state: its type, or a dict of that shape. Default: `{}`."""
+    args: Any
+    """A job's arguments: the same thing as `state`, by the name that fits jobs."""
+    step: str | StepRef[Any]
+    """Begin here instead of in the initial step."""
+    queue: str
+    """Instead of the machine's queue."""
+    priority: int
+    """Lower goes first; -32768 to 32767, default 0."""
+    partition_key: str | None
+    """At most one step of a key runs at a time, in order."""
+    unique_key: str | bytes | None
+    """At most one instance occupies a key."""
+    unique_scope: Iterable[Status]
+    """The statuses in which the key is occupied. Default: the live ones."""
+    eligible_at: datetime | None
+    """Not before this instant (with time zone). Wins over `schedule_at`, which wins over `schedule_in`."""
+    schedule_at: datetime | None
+    """Not before this instant (with time zone)."""
+    schedule_in: Duration | None
+    """Not before so many seconds from now, by the database's clock."""
+    on_duplicate: Literal["raise", "return"] | None
+    """What to do when the unique key is occupied."""
+
+
+OPTION_NAMES = tuple(InsertOptions.__annotations__)
+
+NOT_YET = frozenset({"rate_limit", "weight", "journal", "concurrency_limit"})
+"""Options of later issues: known, and refused with a text that says so."""
+
+
+def check_option_names(options: Mapping[str, object], *, error: type[DurableError]) -> None:
+    """Refuse options that do not exist (a typing mistake would otherwise be silently ignored)."""
+    for name in options:
+        if name in NOT_YET:
+            raise ConfigError(f"{name} is not available yet", option=name, value=options[name])
+        if name not in OPTION_NAMES:
+            near = get_close_matches(name, OPTION_NAMES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTION_NAMES)}"
+            raise error(f"unknown insert option {name!r}: {hint}")
+    if "state" in options and "args" in options:
+        raise error("state and args are two names of the same thing: give one of them")

@@ -1,0 +1,157 @@
+"""From insert options to one new row, checked before any SQL. Pure; every client and every child takes this way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Literal, TypeGuard, get_args
+
+import attrs
+
+from durable_actors.errors import ConfigError
+from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, shown, text, whole
+from durable_actors.machine._insert_options import InsertOptions, Status, check_option_names
+from durable_actors.machine._spec import MachineSpec, identity_of
+from durable_actors.machine._step_ref import StepRef
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+LIVE: tuple[Status, ...] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+
+
+@attrs.frozen
+class InsertPlan:
+    """One row to insert."""
+
+    machine: str
+    version: int
+    step: str
+    queue: str
+    state: bytes
+    """JSON."""
+    priority: int
+    partition_key: str | None
+    unique_key: bytes | None
+    unique_scope: tuple[Status, ...]
+    eligible_at: datetime | None
+    """The instant; None with `delay`."""
+    delay: float
+    """Seconds from the database's now, when there is no instant."""
+    on_duplicate: Literal["raise", "return"] | None
+
+
+def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
+    """Return the row for these options; raise `ConfigError` for a bad option and `StateError` for a bad state."""
+    check_option_names(options, error=ConfigError)
+    step = _step(spec, options.get("step"))
+    unique_key = _unique_key(options.get("unique_key"))
+    partition_key = options.get("partition_key")
+    if partition_key is not None:
+        key_text(partition_key, what="partition_key", error=ConfigError)
+    on_duplicate = options.get("on_duplicate")
+    if on_duplicate not in {None, "raise", "return"}:
+        raise ConfigError(f'on_duplicate must be "raise" or "return"; it is {shown(on_duplicate)}')
+    state = options["args"] if "args" in options else options.get("state", {})
+    instant = _instant(options)
+    queue = options.get("queue", spec.queue)
+    priority = options.get("priority", 0)
+    return InsertPlan(
+        machine=spec.name,
+        version=spec.version,
+        step=step,
+        queue=text(queue, what="queue", error=ConfigError, maximum=MAX_NAME),
+        state=spec.codec.encode(state, step=step),
+        priority=whole(priority, what="priority", error=ConfigError, minimum=-32768, maximum=32767),
+        partition_key=partition_key,
+        unique_key=unique_key,
+        unique_scope=() if unique_key is None else closed_scope(options.get("unique_scope", LIVE)),
+        eligible_at=instant,
+        delay=0.0 if instant is not None else _delay(options),
+        on_duplicate=on_duplicate,
+    )
+
+
+def closed_scope(scope: object) -> tuple[Status, ...]:
+    """Check the statuses in which a unique key is occupied; return them in the enum's order.
+
+    The scope must be closed: a row that could leave it and come back (parked, then runnable again) might find its
+    key taken, and then pick or reap would fail. So it is empty, or holds all live statuses, and done and failed as
+    wanted. `awaiting_children` comes with the other live ones.
+    """
+    if not _is_collection(scope):
+        raise ConfigError(
+            f"unique_scope must be several statuses; it is {shown(scope)}", option="unique_scope"
+        )
+    given = set(scope)
+    if unknown := sorted(map(str, given - set(STATUSES))):
+        raise ConfigError(
+            f"unique_scope has unknown statuses {', '.join(unknown)}; there are {', '.join(STATUSES)}",
+            option="unique_scope",
+            value=scope,
+        )
+    if given >= set(LIVE) - {"awaiting_children"}:
+        given.add("awaiting_children")
+    if given and not given >= set(LIVE):
+        missing = [each for each in LIVE if each not in given]
+        raise ConfigError(
+            f"unique_scope must hold all live statuses, or be empty; {', '.join(missing)} is missing. A row that left "
+            "the scope and came back could find its key taken",
+            option="unique_scope",
+            value=scope,
+        )
+    return tuple(each for each in STATUSES if each in given)
+
+
+def _step(spec: MachineSpec, step: str | StepRef[Any] | None) -> str:
+    if step is None:
+        return spec.initial
+    if isinstance(step, StepRef):
+        owner = step.owner
+        if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:
+            raise ConfigError(f"step={step!r} is of another machine than {spec}", option="step", value=step)
+        step = step.name
+    if step not in spec.steps:
+        known = ", ".join(spec.steps)
+        raise ConfigError(
+            f"{spec} has no step {shown(step)}; its steps are {known}", option="step", value=step
+        )
+    return step
+
+
+def _unique_key(key: object) -> bytes | None:
+    if key is None:
+        return None
+    if not isinstance(key, str | bytes):
+        raise ConfigError(
+            f"unique_key must be str or bytes; it is {shown(key)}", option="unique_key", value=key
+        )
+    if isinstance(key, str):
+        return key_text(key, what="unique_key", error=ConfigError).encode()
+    if not 0 < len(key) <= MAX_KEY:
+        raise ConfigError(
+            f"unique_key must have 1 to {MAX_KEY} bytes, it has {len(key)}", option="unique_key"
+        )
+    return key
+
+
+def _instant(options: InsertOptions) -> datetime | None:
+    for name in ("eligible_at", "schedule_at"):
+        instant: object = options.get(name)
+        if instant is None:
+            continue
+        if not isinstance(instant, datetime) or instant.utcoffset() is None:
+            raise ConfigError(
+                f"{name} must be a datetime with a time zone; it is {shown(instant)}",
+                option=name,
+                value=instant,
+            )
+        return instant
+    return None
+
+
+def _delay(options: InsertOptions) -> float:
+    delay = options.get("schedule_in")
+    return 0.0 if delay is None else seconds(delay, what="schedule_in", error=ConfigError)
+
+
+def _is_collection(value: object) -> TypeGuard[Iterable[Any]]:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes)

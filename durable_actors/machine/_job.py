@@ -1,0 +1,146 @@
+"""`@job`: a function that runs to completion, with retries. The short form of a one-step machine."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import attrs
+
+from durable_actors.errors import DefinitionError
+from durable_actors.machine._checks import Duration, seconds
+from durable_actors.machine._codec import StateCodec
+from durable_actors.machine._definition import (
+    DEFAULT_MAX_ATTEMPTS,
+    check_backoff,
+    check_max_attempts,
+    check_name,
+    check_queue,
+    check_version,
+    default_name,
+)
+from durable_actors.machine._job_form import job_call, job_form
+from durable_actors.machine._outcome import Stop
+from durable_actors.machine._registry import current_registry
+from durable_actors.machine._spec import HandleSpec, MachineSpec, StepSpec, identity_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Job(Generic[P, R]):
+    """A decorated job function. Called, it runs here and now; given to `insert`, it is durable."""
+
+    __durable__: MachineSpec
+
+    def __init__(self, func: Callable[P, R]) -> None:
+        functools.update_wrapper(self, func)
+        self._func = func
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function itself, as a test does. Nothing is stored."""
+        return self._func(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<job {self.__durable__}>"
+
+
+@attrs.frozen
+class JobDecorator:
+    """`@job(...)` with its options, waiting for the function."""
+
+    queue: str
+    max_attempts: int
+    backoff: Callable[[int], Duration] | None
+    name: str | None
+    version: int
+    timeout: Duration | None
+
+    def __call__(self, func: Callable[P, R], /) -> Job[P, R]:
+        """Decorate the function, and register it."""
+        return self.define(func, _names_of_caller(2))
+
+    def define(self, func: Callable[P, R], names: dict[str, Any]) -> Job[P, R]:
+        """Define and register the job; `names` are the local names where it stands."""
+        form = job_form(func, method=False, names=names)
+        assert isinstance(func, FunctionType)
+        subject = func.__qualname__
+        name = check_name(default_name(func) if self.name is None else self.name, subject)
+        version = check_version(self.version, subject)
+        limit = None
+        if self.timeout is not None:
+            limit = seconds(self.timeout, what=f"{subject}: timeout=", error=DefinitionError, positive=True)
+        check_backoff(self.backoff, subject)
+        job: Job[P, R] = Job(func)
+        identity = identity_of(func)
+        step = StepSpec(
+            name="perform",
+            func=func,
+            call=job_call(func, form),
+            is_async=inspect.iscoroutinefunction(func),
+            timeout=limit,
+            wants_ctx=form.wants_ctx,
+        )
+        job.__durable__ = MachineSpec(
+            name=name,
+            version=version,
+            kind="job",
+            queue=check_queue(self.queue, subject),
+            initial="perform",
+            steps={"perform": step},
+            codec=StateCodec(form.args_type, machine=name, version=version),
+            handle=HandleSpec(call=lambda error, _ctx: Stop(error), is_async=False, is_default=True),
+            max_attempts=check_max_attempts(self.max_attempts, subject),
+            backoff=self.backoff,
+            run_ahead=True,
+            definition=job,
+            identity=identity,
+            lineage=frozenset({identity}),
+        )
+        current_registry().register(job.__durable__)
+        return job
+
+
+@overload
+def job(func: Callable[P, R], /) -> Job[P, R]: ...
+@overload
+def job(
+    *,
+    queue: str = "default",
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    backoff: Callable[[int], Duration] | None = None,
+    name: str | None = None,
+    version: int = 1,
+    timeout: Duration | None = None,
+) -> JobDecorator: ...
+def job(
+    func: Callable[P, R] | None = None,
+    /,
+    *,
+    queue: str = "default",
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    backoff: Callable[[int], Duration] | None = None,
+    name: str | None = None,
+    version: int = 1,
+    timeout: Duration | None = None,
+) -> Job[P, R] | JobDecorator:
+    """Make a function a durable job: bare, or with options.
+
+    The function takes its arguments as one value (typed by the annotation of the first parameter) and, if it
+    wants, the context. What it returns is the result. When it raises, or returns `Error`, it runs again after
+    `backoff(attempt)` seconds (default: `min(2 ** attempt, 300)` with jitter), at most `max_attempts` times
+    in all; `Cancel`, raised or returned, fails it at once; `Retry(delay=...)` picks the delay itself.
+    """
+    decorator = JobDecorator(queue, max_attempts, backoff, name, version, timeout)
+    return decorator if func is None else decorator.define(func, _names_of_caller(2))
+
+
+def _names_of_caller(depth: int) -> dict[str, Any]:
+    """The local names where the decorator stands: a string annotation may mean a class of that function."""
+    frame = inspect.currentframe()
+    for _ in range(depth):
+        frame = frame and frame.f_back
+    return {} if frame is None else dict(frame.f_locals)

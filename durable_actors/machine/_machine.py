@@ -1,0 +1,83 @@
+"""`Machine`: the base class of every state machine. Subclassing it defines and registers one."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+from durable_actors.machine._context import Context
+from durable_actors.machine._definition import ClassKeywords, define
+from durable_actors.machine._outcome import Outcome, Stop
+from durable_actors.machine._registry import current_registry
+from durable_actors.machine._spec import MachineSpec
+from durable_actors.machine._step_ref import StepRef
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # see _context.py
+
+    StateT = TypeVar("StateT", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    StateT = TypeVar("StateT")
+
+
+class Machine(Generic[StateT]):
+    """A durable state machine: a class with steps, each of which returns where to go next.
+
+    ::
+
+        class Checkout(da.Machine[Order], queue="checkout", version=1):
+            @da.step(initial=True)
+            async def begin(self, ctx: da.Context[Order]) -> da.Outcome:
+                return da.Next(self.ship, attrs.evolve(ctx.state, n=1))
+
+            @da.step
+            async def ship(self, ctx: da.Context[Order]) -> da.Outcome:
+                return da.Done({"order": ctx.state.order})
+
+    Class keywords: `name` (default `module:QualName`), `version` (1), `queue` ("default"), `initial`
+    ("start"), `state` (instead of the brackets), `run_ahead` (True). Without a state type a nested class
+    `State` is taken, else a dict. With a method `perform(self, args)` or `perform(self, args, ctx)` instead
+    of steps it is a job: `max_attempts` (20) executions, delays by an optional method `backoff(self,
+    attempt)`.
+
+    A new object is made for every run of a step: `self` carries nothing from one step to the next, the state
+    does. A base class that is not a machine itself also inherits from `abc.ABC`, or stays generic in its
+    state type.
+    """
+
+    __durable__: ClassVar[MachineSpec | None] = None
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        version: int | None = None,
+        queue: str | None = None,
+        initial: str | StepRef[Any] | None = None,
+        state: Any = None,
+        journal: None = None,
+        run_ahead: bool | None = None,
+        max_attempts: int | None = None,
+    ) -> None:
+        """Define the machine and register it; raise `DefinitionError` when it cannot work."""
+        super().__init_subclass__()
+        cls.__durable__ = None
+        if abc.ABC in cls.__bases__ or cls.__dict__.get("__parameters__"):
+            return
+        given = ClassKeywords(name, version, queue, initial, state, journal, run_ahead, max_attempts)
+        spec = define(cls, Machine, given)
+        cls.__durable__ = spec
+        current_registry().register(spec)
+
+    def handle(self, error: Exception, ctx: Context[Any]) -> Outcome | Awaitable[Outcome]:
+        """Turn an error of a step into an outcome. Override it (`async def` or `def`); the default gives up.
+
+        It gets exceptions that the step raised, `StepTimeout`, and what is wrong with a returned outcome or a
+        stored state. It is not called after a crash: the step just runs again. If it raises, the instance has
+        failed.
+        """
+        del ctx
+        return Stop(error)

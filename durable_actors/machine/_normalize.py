@@ -1,0 +1,165 @@
+"""From what the user's code gave back to one of the six outcomes. Pure; a mistake is an `InvalidOutcome`.
+
+A machine must return an outcome. A job may return anything: a value is its result, `Error` and exceptions are
+retried until `max_attempts`, `Cancel` gives up.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeGuard, assert_never, cast
+
+from durable_actors.errors import InvalidOutcome
+from durable_actors.machine._backoff import default_backoff
+from durable_actors.machine._checks import seconds, shown
+from durable_actors.machine._outcome import (
+    OUTCOMES,
+    Await,
+    Cancel,
+    Done,
+    Error,
+    Next,
+    Outcome,
+    Retry,
+    ScheduleChildren,
+    Stop,
+)
+from durable_actors.machine._reason import reason_text
+from durable_actors.machine._spec import MachineSpec, identity_of
+
+_NAMES = "Next, Retry, Await, ScheduleChildren, Done or Stop"
+
+
+def normalize_outcome(
+    value: object,
+    spec: MachineSpec,
+    *,
+    step: str,
+    attempt: int,
+    random: Callable[[], float],
+    source: str = "step",
+) -> Outcome:
+    """Return the outcome that a step (or, with `source="handle"`, `handle`) meant; raise `InvalidOutcome`.
+
+    `attempt` is that of the run which gave `value`; `random` gives the jitter when a job is to be retried.
+    """
+    if spec.kind == "job":
+        return _job_outcome(value, spec, attempt=attempt, random=random)
+    where = f"{spec}, step {step!r}" if source == "step" else f"{spec}, {source} for step {step!r}"
+    if not isinstance(value, OUTCOMES):
+        raise InvalidOutcome(f"{where} returned {_mistake(value)}")
+    match value:
+        case Next(step=target) | ScheduleChildren(then=target):
+            _check_step(target, value.owner, spec, where)
+        case Await(then=target):
+            if target is not None:
+                _check_step(target, value.owner, spec, where)
+        case Retry() | Done() | Stop():
+            pass
+        case _:
+            assert_never(value)
+    return value
+
+
+def job_failure(
+    error: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]
+) -> Retry | Stop:
+    """Return what follows a failed execution of a job: another one after its back-off, or the end.
+
+    `error` is an exception that the job raised, or a reason. A `Cancel` ends the job, also one that a nursery
+    has wrapped in a group. An error in the user's own `backoff` is the caller's to treat like one in
+    `handle`.
+    """
+    cancelled = _find_cancel(error)
+    if cancelled is not None:
+        return Stop(cancelled.reason)
+    if attempt + 1 >= _max_attempts(spec):
+        return Stop(error)
+    if spec.backoff is None:
+        return Retry(delay=default_backoff(attempt, random()))
+    delay = spec.backoff(attempt)
+    return Retry(delay=seconds(delay, what=f"{spec}: backoff({attempt})", error=InvalidOutcome))
+
+
+def exhausted(spec: MachineSpec, attempt: int) -> Stop | None:
+    """Return the end of a job that was claimed once too often, before it runs: it kills its worker each time.
+
+    `attempt` executions began and none came back with an outcome that ended it.
+    """
+    if spec.max_attempts is None or attempt < spec.max_attempts:
+        return None
+    return Stop(f"{spec} was executed {attempt} times (max_attempts={spec.max_attempts}) and never finished")
+
+
+def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]) -> Outcome:
+    match value:
+        case Error(reason=reason):
+            return job_failure(reason, spec, attempt=attempt, random=random)
+        case Cancel():
+            return Stop(value.reason)
+        case Retry():
+            if attempt + 1 >= _max_attempts(spec):
+                return Stop(f"{spec} asked for a retry after {attempt + 1} executions (max_attempts)")
+            return value
+        case Done() | Stop():
+            return value
+        case Next() | Await() | ScheduleChildren():
+            raise InvalidOutcome(
+                f"{spec} returned {shown(value)}; a job has one step and returns its result, Retry, Error or "
+                "Cancel. For more steps, signals or children write a machine"
+            )
+        case _:
+            if inspect.isawaitable(value) or _is_outcome_class(value):
+                raise InvalidOutcome(f"{spec} returned {_mistake(value)}")
+            return Done(value)
+
+
+def _check_step(name: str, owner: type[Any] | None, spec: MachineSpec, where: str) -> None:
+    # The identity, not the class: after a reload the module's `Checkout` is another object than the running
+    # one.
+    if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:
+        raise InvalidOutcome(
+            f"{where} goes to the step {owner.__qualname__}.{name}, which is of another machine"
+        )
+    if name not in spec.steps:
+        raise InvalidOutcome(
+            f"{where} goes to an unknown step {name!r}; its steps are {', '.join(spec.steps)}"
+        )
+
+
+def _mistake(value: object) -> str:  # noqa: PLR0911 - one line per mistake
+    """Say what came back instead of an outcome, and what was probably meant."""
+    if value is None:
+        return f"None; return {_NAMES} (was a `return` forgotten?)"
+    if inspect.iscoroutine(value):
+        value.close()  # or Python warns that it was never awaited, far from here
+        return "a coroutine; `await` it, or make the function around it `async def`"
+    if inspect.isawaitable(value):
+        return f"an awaitable {type(value).__name__}; await it"
+    if _is_outcome_class(value):
+        return f"the class {value.__name__} itself; return an object of it: {value.__name__}(...)"
+    if isinstance(value, Error | Cancel):
+        return f"{type(value).__name__}, which is for jobs; return Retry(delay=...) or Stop(reason)"
+    if isinstance(value, BaseException):
+        return f"an exception; raise it, or return Stop(error): {reason_text(value)[:200]}"
+    return f"{shown(value)}; return {_NAMES}"
+
+
+def _is_outcome_class(value: object) -> TypeGuard[type[Any]]:
+    return isinstance(value, type) and issubclass(value, (*OUTCOMES, Error, Cancel))
+
+
+def _find_cancel(error: object) -> Cancel | None:
+    if isinstance(error, Cancel):
+        return error
+    found = None
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        found = next((each for each in map(_find_cancel, group.exceptions) if each is not None), None)
+    return found
+
+
+def _max_attempts(spec: MachineSpec) -> int:
+    assert spec.max_attempts is not None, "every job has a limit"
+    return spec.max_attempts

@@ -1,0 +1,328 @@
+"""What a step returns. Frozen values, checked when they are made: the mistake is raised in the step's line.
+
+`Outcome` is a closed union of non-generic classes. The state's type is checked by the *constructors* of
+`Next`, `Await` and `ScheduleChildren` against the step they name; were the classes generic, the expected
+return type `Next[...]` would take part in the inference and any state would pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, Unpack, overload
+
+import attrs
+
+from durable_actors.errors import ConfigError, InvalidOutcome
+from durable_actors.machine._checks import Duration, key_text, seconds, shown
+from durable_actors.machine._context import Signal
+from durable_actors.machine._insert_options import InsertOptions, check_option_names
+from durable_actors.machine._outcome_parts import children_of, join_of, signal_ids, signal_names, step_name
+from durable_actors.machine._spec import Defined, MachineRef, is_machine_ref
+from durable_actors.machine._step_ref import StepRef
+
+S = TypeVar("S")
+
+
+class Keep(Enum):
+    """The type of `KEEP`."""
+
+    KEEP = "KEEP"
+
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
+KEEP: Final = Keep.KEEP
+"""`state=KEEP` (the default everywhere): the state stays as it was when the step began, byte for byte. A
+`ctx.state` that was changed in place is *not* written; return it."""
+
+StateOf: TypeAlias = S | Keep | Callable[[S], Never]
+"""The state for a step that reads `S`. The third member accepts nothing in practice; it makes mypy settle `S`
+from the step first and then check the state against it (mypy defers arguments whose type contains a
+callable).
+Without it a TypedDict literal is refused, and a wrong state reads "cannot infer type parameter"."""
+
+Consume = Iterable[int | Signal]
+"""Signals, or their ids."""
+
+Join = Literal["all", "any_failed"] | int
+"""When a barrier opens: all children are final, the first one failed, or so many are final."""
+
+_set = object.__setattr__  # the classes are frozen, and their constructors are written by hand
+
+
+@attrs.frozen(init=False)
+class Next:
+    """Enter `step`, now: attempt 0, visit + 1. Consumes the awaited signals this run was handed."""
+
+    step: str
+    """Name of the step to enter."""
+    state: object
+    """The new state, or `KEEP`."""
+    partition_key: str | Keep | None
+    """The new partition key, None for none, or `KEEP`."""
+    consume: tuple[int, ...]
+    """Ids of further signals to consume."""
+    owner: type[Any] | None = attrs.field(eq=False, repr=False)
+    """The class whose step was referenced; None when it was named by a string."""
+
+    @overload
+    def __init__(
+        self,
+        step: StepRef[S],
+        state: StateOf[S] = KEEP,
+        *,
+        partition_key: str | Keep | None = KEEP,
+        rate_limit: None = None,
+        weight: int = 1,
+        consume: Consume = (),
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        step: str,
+        state: object = KEEP,
+        *,
+        partition_key: str | Keep | None = KEEP,
+        rate_limit: None = None,
+        weight: int = 1,
+        consume: Consume = (),
+    ) -> None: ...
+    def __init__(
+        self,
+        step: StepRef[Any] | str,
+        state: object = KEEP,
+        *,
+        partition_key: str | Keep | None = KEEP,
+        rate_limit: object = None,
+        weight: object = 1,
+        consume: Consume = (),
+    ) -> None:
+        if rate_limit is not None:
+            raise ConfigError(
+                "Next(rate_limit=...) is not available yet", option="rate_limit", value=rate_limit
+            )
+        if weight != 1:
+            raise ConfigError("Next(weight=...) is not available yet", option="weight", value=weight)
+        if partition_key is not KEEP and partition_key is not None:
+            key_text(partition_key, what="Next(partition_key=...)", error=InvalidOutcome)
+        name, owner = step_name(step, what="Next(step)")
+        _set(self, "step", name)
+        _set(self, "owner", owner)
+        _set(self, "state", state)
+        _set(self, "partition_key", partition_key)
+        _set(self, "consume", signal_ids(consume, what="Next(consume=...)") if consume else ())
+
+
+@attrs.frozen(init=False)
+class Retry:
+    """Run the same step again after `delay`: attempt + 1, same visit. Also named `Replay`."""
+
+    state: object
+    """The new state, or `KEEP`."""
+    delay: float
+    """Seconds to wait."""
+
+    def __init__(self, state: object = KEEP, *, delay: Duration = 0) -> None:
+        _set(self, "state", state)
+        _set(self, "delay", seconds(delay, what="Retry(delay=...)", error=InvalidOutcome))
+
+
+Replay = Retry
+
+
+@attrs.frozen(init=False)
+class Await:
+    """Park until a signal of one of these names arrives, or until the timeout.
+
+    Without `then` the same step runs again (attempt and visit unchanged); with it, `then` is entered. Either
+    way the signals that matched are in `ctx.awaited`; after a timeout it is empty. A timeout is not a
+    failure.
+    """
+
+    names: tuple[str, ...]
+    """Any of these wakes the instance."""
+    state: object
+    """The new state, or `KEEP`."""
+    then: str | None
+    """Name of the step to enter; None for the same step."""
+    timeout: float | None
+    """Seconds to wait at most."""
+    consume: tuple[int, ...]
+    """Ids of further signals to consume."""
+    owner: type[Any] | None = attrs.field(eq=False, repr=False)
+    """The class whose step was referenced; None when it was named by a string or not at all."""
+
+    @overload
+    def __init__(
+        self,
+        names: str | Iterable[str],
+        state: StateOf[S] = KEEP,
+        *,
+        then: StepRef[S],
+        timeout: Duration | None = None,
+        consume: Consume = (),
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        names: str | Iterable[str],
+        state: object = KEEP,
+        *,
+        then: str | None = None,
+        timeout: Duration | None = None,
+        consume: Consume = (),
+    ) -> None: ...
+    def __init__(
+        self,
+        names: str | Iterable[str],
+        state: object = KEEP,
+        *,
+        then: StepRef[Any] | str | None = None,
+        timeout: Duration | None = None,
+        consume: Consume = (),
+    ) -> None:
+        name, owner = (None, None) if then is None else step_name(then, what="Await(then=...)")
+        limit = None if timeout is None else seconds(timeout, what="Await(timeout=...)", error=InvalidOutcome)
+        _set(self, "names", signal_names(names, what="Await(names)"))
+        _set(self, "state", state)
+        _set(self, "then", name)
+        _set(self, "owner", owner)
+        _set(self, "timeout", limit)
+        _set(self, "consume", signal_ids(consume, what="Await(consume=...)") if consume else ())
+
+
+@attrs.frozen(init=False)
+class Child:
+    """A child to start, with insert options: `Child(ship_parcel, args=parcel, priority=-1)`."""
+
+    machine: MachineRef
+    """A machine class, a job, or a registered name."""
+    options: InsertOptions
+    """As for `insert`."""
+
+    def __init__(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> None:
+        if not is_machine_ref(machine):
+            raise InvalidOutcome(
+                f"a child is a machine class, a job or a registered name, not {shown(machine)}; "
+                "decorate functions with @da.job and pass machine classes, not objects of them"
+            )
+        check_option_names(options, error=InvalidOutcome)
+        _set(self, "machine", machine)
+        _set(self, "options", options)
+
+
+@attrs.frozen(init=False)
+class ScheduleChildren:
+    """Start the children and park until their barrier opens, then enter `then`; in one atomic write.
+
+    With no children (or all of them deduplicated) `then` is entered at once.
+    """
+
+    then: str
+    """Name of the step to enter when the join holds."""
+    children: tuple[Child, ...]
+    """What to start, in this order."""
+    state: object
+    """The new state, or `KEEP`."""
+    join: Join
+    """"all" final, "any_failed" (wake early on the first failure), or so many final."""
+    deadline: float | None
+    """Seconds after which the barrier opens anyway."""
+    rest: Literal["leave"]
+    """What happens to unfinished children when the barrier opens early."""
+    owner: type[Any] | None = attrs.field(eq=False, repr=False)
+    """The class whose step was referenced; None when it was named by a string."""
+
+    @overload
+    def __init__(
+        self,
+        then: StepRef[S],
+        children: Iterable[Child | Defined],
+        state: StateOf[S] = KEEP,
+        *,
+        join: Join = "all",
+        deadline: Duration | None = None,
+        rest: Literal["leave", "cancel"] = "leave",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        then: str,
+        children: Iterable[Child | Defined],
+        state: object = KEEP,
+        *,
+        join: Join = "all",
+        deadline: Duration | None = None,
+        rest: Literal["leave", "cancel"] = "leave",
+    ) -> None: ...
+    def __init__(
+        self,
+        then: StepRef[Any] | str,
+        children: Iterable[Child | Defined],
+        state: object = KEEP,
+        *,
+        join: Join = "all",
+        deadline: Duration | None = None,
+        rest: Literal["leave", "cancel"] = "leave",
+    ) -> None:
+        name, owner = step_name(then, what="ScheduleChildren(then)")
+        family = tuple(child if isinstance(child, Child) else Child(child) for child in children_of(children))
+        limit = deadline
+        if deadline is not None:
+            limit = seconds(deadline, what="ScheduleChildren(deadline=...)", error=InvalidOutcome)
+        if rest == "cancel":
+            raise ConfigError(
+                'ScheduleChildren(rest="cancel") is not available yet', option="rest", value=rest
+            )
+        if rest != "leave":
+            raise InvalidOutcome(
+                f'ScheduleChildren(rest=...) must be "leave" or "cancel"; it is {shown(rest)}'
+            )
+        _set(self, "then", name)
+        _set(self, "owner", owner)
+        _set(self, "children", family)
+        _set(self, "state", state)
+        _set(self, "join", join_of(join, len(family)))
+        _set(self, "deadline", limit)
+        _set(self, "rest", rest)
+
+
+@attrs.frozen
+class Done:
+    """Finished: terminal `done`. The state is not touched and the inbox is dropped."""
+
+    result: Any = None
+    """Any JSON value; attrs classes, dataclasses and the like are encoded."""
+
+
+@attrs.frozen
+class Stop:
+    """Given up: terminal `failed`, with `last_error`."""
+
+    reason: Any
+    """An exception or a text."""
+
+
+Outcome = Next | Retry | Await | ScheduleChildren | Done | Stop
+"""What a step and `handle` return."""
+
+OUTCOMES: Final = (Next, Retry, Await, ScheduleChildren, Done, Stop)
+
+
+@attrs.frozen
+class Error:
+    """Returned by a job: this execution failed. Like an exception: retried until `max_attempts`."""
+
+    reason: Any
+    """An exception or a text."""
+
+
+class Cancel(Exception):  # noqa: N818 - the contract's name
+    """Raised or returned by a job: give up at once, without further attempts."""
+
+    def __init__(self, reason: Any = "cancelled") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        """An exception or a text."""

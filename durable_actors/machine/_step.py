@@ -1,0 +1,166 @@
+"""`@step`: marks a method as a step and makes it addressable by reference.
+
+`self.ship` is a `BoundStep`, `Checkout.ship` the `Step` itself; both are `StepRef[Order]`, which is what
+`Next` takes, and both can still be called, so a step is tested like any method.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from types import FunctionType
+from typing import Any, Generic, TypeVar, overload
+
+import attrs
+
+from durable_actors.errors import DefinitionError
+from durable_actors.machine._checks import Duration, seconds, shown
+from durable_actors.machine._context import Context
+from durable_actors.machine._outcome import Outcome
+from durable_actors.machine._spec import identity_of
+from durable_actors.machine._step_ref import StepRef
+
+M = TypeVar("M")
+S = TypeVar("S")
+R = TypeVar("R", bound=Outcome | Coroutine[Any, Any, Outcome])
+
+
+class BoundStep(StepRef[S], Generic[S, R]):
+    """A step seen through an object of its machine: `self.ship`."""
+
+    __slots__ = ("_machine", "_step")
+
+    def __init__(self, step: Step[Any, S, R], machine: object) -> None:
+        self._step = step
+        self._machine = machine
+
+    @property
+    def name(self) -> str:
+        """The step's name as stored in the row."""
+        return self._step.name
+
+    @property
+    def owner(self) -> type[Any] | None:
+        """The class whose body defines the step."""
+        return self._step.owner
+
+    def __call__(self, ctx: Context[S]) -> R:
+        """Run the step's code directly, as a test does. Nothing is committed."""
+        return self._step.func(self._machine, ctx)
+
+    def __repr__(self) -> str:
+        return repr(self._step)
+
+
+class Step(StepRef[S], Generic[M, S, R]):
+    """A step as its class body holds it. Made by `@step`."""
+
+    def __init__(self, func: Callable[[M, Context[S]], R], *, initial: bool, timeout: float | None) -> None:
+        self.func = func
+        """The decorated function."""
+        self.initial = initial
+        """Whether instances begin here."""
+        self.timeout = timeout
+        """Seconds a run may take."""
+        self.__doc__ = func.__doc__
+        self.__wrapped__ = func  # inspect.signature and help() look through
+        self._name: str = func.__name__
+        self._owner: type[Any] | None = None
+        self.aliases: set[str] = set()
+        """Every name to which the owner's body bound it; more than one is a mistake."""
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        # Errors raised here are wrapped in RuntimeError before Python 3.12: only note, the machine checks.
+        if self._owner is None or identity_of(self._owner) == identity_of(owner):
+            self._owner = owner
+            self._name = name
+            self.aliases.add(name)
+
+    @property
+    def name(self) -> str:
+        """The step's name as stored in the row."""
+        return self._name
+
+    @property
+    def owner(self) -> type[Any] | None:
+        """The class whose body defines the step; None until that body has been executed."""
+        return self._owner
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Step[M, S, R]: ...
+    @overload
+    def __get__(self, instance: M, owner: type[Any] | None = None) -> BoundStep[S, R]: ...
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Step[M, S, R] | BoundStep[S, R]:
+        return self if instance is None else BoundStep(self, instance)
+
+    def __call__(self, machine: M, ctx: Context[S]) -> R:
+        """Run the step's code directly, as a test does. Nothing is committed."""
+        return self.func(machine, ctx)
+
+    def __repr__(self) -> str:
+        owner = "" if self._owner is None else f"{self._owner.__qualname__}."
+        return f"<step {owner}{self._name}>"
+
+
+@attrs.frozen
+class StepDecorator:
+    """`@step(...)` with its options, waiting for the method."""
+
+    initial: bool
+    timeout: float | None
+
+    def __call__(self, func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]:
+        """Decorate the method."""
+        check_step_function(func)
+        return Step(func, initial=self.initial, timeout=self.timeout)
+
+
+@overload
+def step(func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]: ...
+@overload
+def step(*, initial: bool = False, timeout: Duration | None = None) -> StepDecorator: ...
+def step(
+    func: Callable[[M, Context[S]], R] | None = None,
+    /,
+    *,
+    initial: bool = False,
+    timeout: Duration | None = None,
+) -> Step[M, S, R] | StepDecorator:
+    """Mark a method as a step of its machine: bare, or with options.
+
+    `initial` makes it the step in which instances begin (default: the one named "start"). `timeout` cancels a
+    run that takes longer and gives `StepTimeout` to `handle`; a plain `def` step runs in a thread and cannot
+    be cancelled, so its slot stays taken until it returns and its outcome is dropped.
+    """
+    if not isinstance(initial, bool):
+        raise DefinitionError(f"@step(initial=...) must be True or False; it is {shown(initial)}")
+    limit = None
+    if timeout is not None:
+        limit = seconds(timeout, what="@step(timeout=...)", error=DefinitionError, positive=True)
+    decorator = StepDecorator(initial, limit)
+    return decorator if func is None else decorator(func)
+
+
+def check_step_function(func: Any) -> None:
+    """Refuse what cannot be a step, with the remedy."""
+    if isinstance(func, StepRef):
+        raise DefinitionError(f"{func!r} is decorated with @step twice")
+    for wrapper in (staticmethod, classmethod):
+        if isinstance(func, wrapper):
+            raise DefinitionError(f"a step is a plain method (self, ctx): remove @{wrapper.__name__}")
+    if not isinstance(func, FunctionType):
+        kind = "a class" if isinstance(func, type) else f"{type(func).__name__} {shown(func)}"
+        raise DefinitionError(f"@step decorates a method, `def` or `async def`, and not {kind}")
+    check_call(func, 2, form=f"def {func.__name__}(self, ctx)")
+
+
+def check_call(func: FunctionType, count: int, *, form: str) -> None:
+    """Check that a function can be called with so many positional arguments, and does not yield."""
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+        raise DefinitionError(f"{func.__qualname__} yields; it must return its outcome: {form}")
+    try:
+        inspect.signature(func).bind(*[None] * count)
+    except TypeError as error:
+        raise DefinitionError(
+            f"{func.__qualname__}{inspect.signature(func)} cannot be called ({error}); write {form}"
+        ) from None

@@ -1,0 +1,27 @@
+"""What an outcome needs to know of a step: its name, its owner, and (for type checkers) its state type."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+S = TypeVar("S")
+
+
+class StepRef(Generic[S]):
+    """A reference to a step of a machine: `self.ship` or `Checkout.ship`.
+
+    `S` is the state type that the step reads. It is invariant on purpose: with a covariant `S` a type checker
+    would widen it to `Order | int` and accept `Next(self.ship, 3)`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The step's name as stored in the row."""
+        raise NotImplementedError
+
+    @property
+    def owner(self) -> type[Any] | None:
+        """The class whose body defines the step; None until that body has been executed."""
+        raise NotImplementedError
