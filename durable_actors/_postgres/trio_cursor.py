@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import operator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 import trio
@@ -23,6 +24,8 @@ _CHUNK: Final = 128 * 1024
 """Bytes given to libpq before they must be on their way. Larger pieces can make libpq loop (psycopg #255)."""
 
 _WAIT_RW: Final = 3
+
+_T = TypeVar("_T")
 
 
 class TrioCursor(AsyncCursor[Row]):
@@ -72,6 +75,7 @@ class TrioServerCursor(AsyncServerCursor[Row]):
         try:
             await super().close()
         except trio.Cancelled:
+            self._described = False  # CLOSE may have happened: psycopg looks for the cursor first, then
             async with self._conn.unwinding():
                 try:
                     await super().close()
@@ -86,6 +90,14 @@ class TrioCopy(AsyncCopy):
     """psycopg's COPY, ended cleanly also in a cancelled scope."""
 
     connection: TrioWaiter[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __aiter__(self) -> AsyncIterator[Buffer]:
+        """Read block by block."""
+        return _Reading(self.read, operator.not_)
+
+    def rows(self) -> AsyncIterator[tuple[Any, ...]]:
+        """Read row by row."""
+        return _Reading(self.read_row, _is_none)  # a row of no columns is empty, too
 
     async def finish(self, exc: BaseException | None) -> None:
         """End the COPY. You need not call this."""
@@ -123,6 +135,24 @@ class TrioCopy(AsyncCopy):
 
     def _active(self) -> bool:
         return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+
+class _Reading(AsyncIterator[_T]):
+    """Calls until the end. psycopg's generators would have to be closed by hand when a loop is left early."""
+
+    def __init__(self, read: Callable[[], Awaitable[_T | None]], ended: Callable[[object], bool]) -> None:
+        self._read = read
+        self._ended = ended
+
+    async def __anext__(self) -> _T:
+        item = await self._read()
+        if item is None or self._ended(item):
+            raise StopAsyncIteration
+        return item
+
+
+def _is_none(item: object) -> bool:
+    return item is None
 
 
 class TrioWriter(AsyncLibpqWriter):

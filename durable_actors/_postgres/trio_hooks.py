@@ -182,6 +182,11 @@ HOOKS: Final = (
         if_changed="see AsyncCursor.close",
     ),
     Hook(
+        owner="psycopg:AsyncServerCursor", name="_described", use="set", since="3.2",
+        why="False makes psycopg look for the cursor before it closes it",
+        if_changed="see ServerCursorMixin._close_gen",
+    ),
+    Hook(
         owner=_CUR, name="_conn", use="read", since="3.0",
         why="the connection, for `wait` and `lock`",
         if_changed="`connection` is public, and typed less precisely",

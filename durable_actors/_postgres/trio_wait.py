@@ -261,10 +261,11 @@ def last_words(pgconn: pq.abc.PGconn) -> psycopg.Error | None:
     pgconn.notice_handler = listen
     try:
         pgconn.consume_input()
-        pgconn.consume_input()  # the first one takes what was said, the second finds the end of file
-    except psycopg.OperationalError as exc:
         pgconn.is_busy()  # parses what was said
-        return heard[-1] if heard else exc
+        if not heard:
+            pgconn.consume_input()  # finds the end of file
+    except psycopg.OperationalError as exc:
+        return exc
     finally:
         pgconn.notice_handler = handler
-    return None
+    return heard[-1] if heard else None

@@ -92,10 +92,7 @@ async def wait_either(fd: int) -> int:
 
 def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     interrupts = group.subgroup(lambda error: not isinstance(error, trio.Cancelled))
-    error: BaseException = interrupts or group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return (interrupts or group).exceptions[0]  # flat: the two tasks raise no groups
 
 
 def _poll(fd: int, events: int) -> int:
