@@ -1,47 +1,42 @@
-"""What a process is told from outside: which Postgres, which schema. Frozen, validated once, passed down.
+"""What a process is told from outside. Frozen, validated once, passed down.
 
-Only this module and the command line read the environment.
+Only this module and the command line read the environment. Every error names the option and the value, and is
+raised before anything is written.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
-from typing import Final
+import socket
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import attrs
 
+from durable_actors import _option_checks as check
+from durable_actors._option_checks import Duration
 from durable_actors.errors import ConfigError
 
 EMBEDDED: Final = "embedded"
 """The DSN that asks for the embedded Postgres by name."""
 
-_SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE")
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 
-
-def check_schema_name(schema: str) -> str:
-    """Return the name if it can be a schema of ours; names that start with `pg_` belong to Postgres."""
-    if not _SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
-        raise ConfigError(
-            f"schema={schema!r} is not a usable schema name: up to 63 of a-z, 0-9 and _, not starting with "
-            "a digit or with pg_",
-            option="schema",
-            value=schema,
-        )
-    return schema
+_set = object.__setattr__  # the classes are frozen, and their constructors are written by hand
 
 
-def resolve_dsn(dsn: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> str:
     """Decide which Postgres to use: a DSN for libpq, or `EMBEDDED`.
 
     The first of: `dsn`, `$DURABLE_DSN`, libpq's own environment (PGHOST, PGHOSTADDR, PGSERVICE), the embedded
     server. `DURABLE_EMBEDDED=0` forbids the last one, also by name. Pure but for reading the environment.
     """
     environ = os.environ if environ is None else environ
-    found = dsn if dsn is not None else environ.get("DURABLE_DSN") or None
+    if dsn is not None and not isinstance(dsn, str):
+        raise ConfigError(f"dsn={dsn!r} is not a string", option="dsn", value=dsn)
+    found: str | None = dsn if dsn is not None else environ.get("DURABLE_DSN") or None
     if found is None:
         found = "" if any(environ.get(name) for name in _LIBPQ) else EMBEDDED
     if found == EMBEDDED and environ.get("DURABLE_EMBEDDED", "").lower() in _OFF:
@@ -55,15 +50,193 @@ def resolve_dsn(dsn: str | None = None, environ: Mapping[str, str] | None = None
     return found
 
 
-def _check_schema(_: Config, __: attrs.Attribute[str], value: str) -> None:
-    check_schema_name(value)
+@attrs.frozen(init=False)
+class Queue:
+    """Options of one queue: `Queue(20, prefetch=10)`. What is None comes from the engine's."""
+
+    concurrency: int
+    """Steps that run at a time."""
+    prefetch: int | None
+    """Rows claimed beyond that, so that the next step is there when a slot is free."""
+    min_demand: int | None
+    """Pick only when so many places are free; an idle queue always picks."""
+    poll_interval: float | None
+    """Seconds between looks at an idle queue, at first."""
+    max_poll_interval: float | None
+    """Seconds between looks at an idle queue, at most."""
+
+    def __init__(
+        self,
+        concurrency: int = 10,
+        *,
+        prefetch: int | None = None,
+        min_demand: int | None = None,
+        poll_interval: Duration | None = None,
+        max_poll_interval: Duration | None = None,
+    ) -> None:
+        _set(self, "concurrency", check.count("concurrency", concurrency, least=1, most=100_000))
+        _set(self, "prefetch", None if prefetch is None else check.count("prefetch", prefetch))
+        _set(
+            self, "min_demand", None if min_demand is None else check.count("min_demand", min_demand, least=1)
+        )
+        for option, value in (("poll_interval", poll_interval), ("max_poll_interval", max_poll_interval)):
+            _set(self, option, None if value is None else check.duration(option, value))
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(init=False)
 class Config:
-    """Settings of an engine or client. Every error names the option and the value."""
+    """Settings of an engine or client. Durations are seconds or `timedelta`."""
 
-    dsn: str = attrs.field(default=None, converter=resolve_dsn)
+    dsn: str
     """Connection string or URI. Default: `$DURABLE_DSN`, else libpq's environment, else embedded."""
-    schema: str = attrs.field(default="durable", validator=[attrs.validators.instance_of(str), _check_schema])
-    """Where the tables live; created and migrated on start."""
+    session_dsn: str | None
+    """A direct way to the server for session locks, when `dsn` goes through a transaction pooler."""
+    schema: str
+    """Where the tables live."""
+    migrate: bool
+    """Create and migrate the schema on start; otherwise only check it."""
+    name: str
+    """Engines of one process coexist by name."""
+    node: str
+    """Shown as the owner of claims; each start adds an incarnation of its own. Default: the host's name."""
+    machines: tuple[Any, ...]
+    """Machines and jobs to serve, beside all that are registered."""
+    modules: tuple[str, ...]
+    """Modules to import at start; their machines register themselves."""
+    queues: Mapping[str, Queue] | None
+    """Name to concurrency or `Queue`. None: those of the registered machines and "default". {}: a client only."""
+    lease_ttl: float
+    """Seconds that a claim is trusted without being renewed."""
+    heartbeat_interval: float
+    """Seconds between renewals; default a third of `lease_ttl`, and at most that."""
+    poll_interval: float
+    """Seconds between looks at an idle queue, at first; doubles up to `max_poll_interval`."""
+    max_poll_interval: float
+    """Seconds between looks at an idle queue, at most; default 5, or `poll_interval` when that is more."""
+    reap_interval: float
+    """Seconds between looks for dead claims, at most."""
+    dead_after: float
+    """Seconds that a node must be seen dead before its claims are taken early."""
+    prefetch: int
+    """Per queue: see `Queue`."""
+    min_demand: int
+    """Per queue: see `Queue`."""
+    drain_timeout: float
+    """Seconds that running steps may go on when the engine stops."""
+    drain_on_cancel: bool
+    """Drain also when the engine is cancelled from outside."""
+    pool_size: int
+    """The node's connections: session, heartbeat, claim and commit first, the rest for clients."""
+    thread_limit: int
+    """Threads for `def` steps."""
+    max_crashes: int | None
+    """Quarantine (fail, with the reason) a step that ended so often without an outcome."""
+    late_commit: Literal["accept", "reject"]
+    """Whether an outcome may be committed after its lease ended, while its claim is still current."""
+
+    def __init__(
+        self,
+        *,
+        dsn: str | None = None,
+        session_dsn: str | None = None,
+        schema: str = "durable",
+        migrate: bool = True,
+        name: str = "default",
+        node: str | None = None,
+        machines: Iterable[Any] = (),
+        modules: str | Iterable[str] = (),
+        queues: Mapping[str, int | Queue] | None = None,
+        lease_ttl: Duration = 60,
+        heartbeat_interval: Duration | None = None,
+        poll_interval: Duration = 1,
+        max_poll_interval: Duration | None = None,
+        reap_interval: Duration = 30,
+        dead_after: Duration = 10,
+        prefetch: int = 0,
+        min_demand: int = 1,
+        drain_timeout: Duration = 5,
+        drain_on_cancel: bool = True,
+        pool_size: int = 6,
+        thread_limit: int = 40,
+        max_crashes: int | None = None,
+        late_commit: Literal["accept", "reject"] = "accept",
+        rate_limits: None = None,
+        concurrency_limits: None = None,
+        retention: None = None,
+        journal: None = None,
+    ) -> None:
+        later = {"rate_limits": rate_limits, "concurrency_limits": concurrency_limits}
+        for option, value in (*later.items(), ("retention", retention), ("journal", journal)):
+            check.not_yet(option, value)
+        _set(self, "dsn", resolve_dsn(dsn))
+        _set(self, "session_dsn", None if session_dsn is None else resolve_dsn(session_dsn))
+        _set(self, "schema", check.check_schema_name(schema))
+        _set(self, "migrate", check.flag("migrate", migrate))
+        _set(self, "name", check.name("name", name))
+        _set(self, "node", check.name("node", socket.gethostname() if node is None else node))
+        _set(self, "machines", tuple(machines))
+        _set(self, "modules", (modules,) if isinstance(modules, str) else tuple(modules))
+        _set(self, "queues", None if queues is None else _queues(queues))
+        self._set_times(lease_ttl, heartbeat_interval, poll_interval, max_poll_interval)
+        _set(self, "reap_interval", check.duration("reap_interval", reap_interval))
+        _set(self, "dead_after", check.duration("dead_after", dead_after))
+        _set(self, "prefetch", check.count("prefetch", prefetch))
+        _set(self, "min_demand", check.count("min_demand", min_demand, least=1))
+        _set(self, "drain_timeout", check.duration("drain_timeout", drain_timeout, positive=False))
+        _set(self, "drain_on_cancel", check.flag("drain_on_cancel", drain_on_cancel))
+        _set(self, "pool_size", check.count("pool_size", pool_size, least=3, most=1000))
+        _set(self, "thread_limit", check.count("thread_limit", thread_limit, least=1, most=10_000))
+        crashes = None if max_crashes is None else check.count("max_crashes", max_crashes, least=1)
+        _set(self, "max_crashes", crashes)
+        if late_commit not in {"accept", "reject"}:
+            text = f"late_commit={late_commit!r} must be 'accept' or 'reject'"
+            raise ConfigError(text, option="late_commit", value=late_commit)
+        _set(self, "late_commit", late_commit)
+
+    def _set_times(
+        self,
+        lease_ttl: Duration,
+        heartbeat_interval: Duration | None,
+        poll_interval: Duration,
+        max_poll_interval: Duration | None,
+    ) -> None:
+        """The options that depend on each other."""
+        lease = check.duration("lease_ttl", lease_ttl)
+        beat = (
+            lease / 3
+            if heartbeat_interval is None
+            else check.duration("heartbeat_interval", heartbeat_interval)
+        )
+        if beat * 3 > lease * 1.000001:
+            raise ConfigError(
+                f"heartbeat_interval={beat:g} is too slow for lease_ttl={lease:g}: three heartbeats must fit into a "
+                "lease",
+                option="heartbeat_interval",
+                value=heartbeat_interval,
+            )
+        poll = check.duration("poll_interval", poll_interval)
+        most = (
+            max(5.0, poll)
+            if max_poll_interval is None
+            else check.duration("max_poll_interval", max_poll_interval)
+        )
+        if most < poll:
+            raise ConfigError(
+                f"max_poll_interval={most:g} is below poll_interval={poll:g}",
+                option="max_poll_interval",
+                value=max_poll_interval,
+            )
+        _set(self, "lease_ttl", lease)
+        _set(self, "heartbeat_interval", beat)
+        _set(self, "poll_interval", poll)
+        _set(self, "max_poll_interval", most)
+
+
+def _queues(value: Any) -> Mapping[str, Queue]:
+    if not isinstance(value, Mapping):
+        text = f"queues={value!r} must map names to a concurrency or a Queue"
+        raise ConfigError(text, option="queues", value=value)
+    pairs: Iterable[tuple[Any, Any]] = value.items()  # pyright: ignore[reportUnknownMemberType] - checked below
+    return MappingProxyType(
+        {check.name("queues", key): each if isinstance(each, Queue) else Queue(each) for key, each in pairs}
+    )

@@ -14,8 +14,8 @@ from typing import Final
 
 import attrs
 
+from durable_actors._option_checks import check_schema_name
 from durable_actors._postgres.statement import Statement
-from durable_actors.config import check_schema_name
 
 _QUALIFIER: Final = re.compile(r"\bdurable\.(?=[a-z_])")
 _PACKAGE: Final = "durable_actors._store"

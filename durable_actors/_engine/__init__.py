@@ -1,0 +1,1 @@
+"""The actors of an engine, one per file. Start with `tree`."""

@@ -1,0 +1,87 @@
+"""Where the next pick begins. Pure state: no clock, no I/O; time is an argument.
+
+Every claim leaves a dead entry at the head of the pick index, and a pick from the head walks them until vacuum has
+been there. So a pick begins where the last one ended, per priority. The cursor only *hides* rows; it decides nothing
+about safety or about the order within a key. Rows that appear before it (late commits, past dates, promotions, rows
+that were left) are found by their ids (`extras`) when this process knows them, and by starting from the head again
+after a while: never later than `RESET_MAX`, and as often as the last full scan was cheap, so that full scans cost at
+most a twentieth of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable_actors._store.claim import PickFrom, QueueShape
+from durable_actors._store.rows import Picked
+
+RESET_MIN: Final = 0.1
+RESET_MAX: Final = 2.0
+SCAN_SHARE: Final = 20.0
+"""A full scan may cost one part in so many."""
+LOOK_AGAIN: Final = 0.005
+"""Seconds until a row that was left is looked at again: whoever was busy with its key is done by then."""
+
+_HEAD: Final = ("-infinity", 0)
+
+
+class PickCursor:
+    """The memory of one feeder between its picks."""
+
+    def __init__(self) -> None:
+        self._positions: dict[int, tuple[str, int]] = {}
+        self._priorities: set[int] = {0}
+        self._shelved: tuple[str, ...] = ()
+        self._extras: dict[int, float] = {}
+        self._reset_at = 0.0
+        self._full = False
+
+    def begin(self, now: float, *, limit: int, known: frozenset[str]) -> PickFrom:
+        """Where to pick from now."""
+        if now >= self._reset_at:
+            self._positions.clear()
+        self._full = not self._positions
+        priorities = sorted(self._priorities)
+        places = [self._positions.get(priority, _HEAD) for priority in priorities]
+        extras = [number for number, at in self._extras.items() if at <= now][:limit]
+        for number in extras:
+            del self._extras[number]
+        return PickFrom(
+            priorities=priorities,
+            eligible_ats=[at for at, _ in places],
+            ids=[number for _, number in places],
+            extras=extras,
+            shelved=[machine for machine in self._shelved if machine in known],
+        )
+
+    def advance(self, picked: Picked, *, now: float, took: float) -> None:
+        """Learn from a pick that took so many seconds."""
+        for priority, position in picked.positions.items():
+            self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
+        for row in picked.seen:
+            if row.left:
+                self._extras[row.id] = now + LOOK_AGAIN
+        if self._full:
+            self._reset_at = now + min(max(took * SCAN_SHARE, RESET_MIN), RESET_MAX)
+
+    def learn(self, shape: QueueShape) -> None:
+        """Learn which priorities and shelved machines the queue has."""
+        self._priorities = {0, *shape.priorities}
+        self._shelved = shape.shelved
+
+    def hint(self, number: int | None = None, priority: int | None = None) -> None:
+        """A row is on offer: by its id, or somewhere in this priority."""
+        if number is not None:
+            self._extras[number] = 0.0
+        if priority is not None:
+            self._priorities.add(priority)
+
+    def next_look(self, now: float) -> float | None:
+        """Seconds until a row that was left should be looked at again; None when there is none."""
+        return max(min(self._extras.values()) - now, 0.0) if self._extras else None
+
+
+def _sortable(position: tuple[str, int]) -> tuple[bool, str, int]:
+    # "-infinity" first; instants are UTC in one format, where a longer fraction sorts after its own prefix.
+    at, number = position
+    return (at != "-infinity", at.removesuffix("+00"), number)

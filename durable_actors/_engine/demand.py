@@ -1,0 +1,45 @@
+"""How many rows a feeder wants, and how long it may sleep. Pure: numbers in, numbers out."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class QueueLimits:
+    """What one queue of one node may hold."""
+
+    concurrency: int
+    """Steps that run at a time."""
+    prefetch: int
+    """Claimed rows that wait for a slot, beyond that."""
+    min_demand: int
+    """So many free places make a pick worth its round trip."""
+    poll_interval: float
+    max_poll_interval: float
+
+
+def demand(limits: QueueLimits, *, running: int, buffered: int) -> int:
+    """How many rows to ask for now; 0 for none.
+
+    Below `min_demand` it waits for more free places, unless nothing is claimed: an idle queue takes what there
+    is. A `min_demand` above what the queue can ever want counts as that much, or it would never refill.
+    """
+    most = limits.concurrency + limits.prefetch
+    free = most - running - buffered
+    if free <= 0:
+        return 0
+    if free < min(limits.min_demand, most) and running + buffered > 0:
+        return 0
+    return free
+
+
+def idle_wait(limits: QueueLimits, *, empty_picks: int, next_due: float | None) -> float:
+    """Seconds to sleep after so many picks in a row that found nothing.
+
+    Doubles from `poll_interval` up to `max_poll_interval`; never longer than to the next future row. A poke ends
+    it early.
+    """
+    doublings = min(max(empty_picks - 1, 0), 30)
+    wait = min(limits.poll_interval * 2.0**doublings, limits.max_poll_interval)
+    return wait if next_due is None else min(wait, max(next_due, 0.0))

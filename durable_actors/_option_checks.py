@@ -1,0 +1,71 @@
+"""Checks of option values: each returns the value in its one form, or raises a `ConfigError` that names both."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Any, Final
+
+from durable_actors.errors import ConfigError
+
+Duration = float | timedelta
+"""Seconds, or a timedelta."""
+
+_SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_LONGEST: Final = 10.0 * 365 * 86400
+
+
+def check_schema_name(schema: Any) -> str:
+    """Return the name if it can be a schema of ours; names that start with `pg_` belong to Postgres."""
+    if not isinstance(schema, str) or not _SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
+        raise ConfigError(
+            f"schema={schema!r} is not a usable schema name: up to 63 of a-z, 0-9 and _, not starting with "
+            "a digit or with pg_",
+            option="schema",
+            value=schema,
+        )
+    return schema
+
+
+def duration(option: str, value: Any, *, positive: bool = True) -> float:
+    """Seconds or a timedelta, as seconds."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    usable = isinstance(number, int | float) and not isinstance(number, bool) and not math.isnan(number)
+    if not usable or number < 0 or number > _LONGEST or (positive and number == 0):
+        least = "above 0" if positive else "0 or more"
+        raise ConfigError(
+            f"{option}={value!r} must be seconds or a timedelta, {least}", option=option, value=value
+        )
+    return float(number)
+
+
+def count(option: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> int:
+    """A whole number within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(
+            f"{option}={value!r} must be a whole number from {least} to {most}", option=option, value=value
+        )
+    return value
+
+
+def name(option: str, value: Any) -> str:
+    """A text that can be stored and shown."""
+    if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
+        raise ConfigError(
+            f"{option}={value!r} must be a printable text of 1 to 200 characters", option=option, value=value
+        )
+    return value
+
+
+def flag(option: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{option}={value!r} must be True or False", option=option, value=value)
+    return value
+
+
+def not_yet(option: str, value: Any) -> None:
+    """An option of a later release."""
+    if value is not None:
+        raise ConfigError(f"{option}={value!r} is not available yet", option=option, value=value)

@@ -1,0 +1,192 @@
+"""Claims: taken by the pick, read, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Row
+from durable_actors._store.rows import Claim, Picked, Promoted, Seen
+from durable_actors._store.sql import statement
+
+
+@attrs.frozen
+class Owner:
+    """Who claims, in which schema, for how long."""
+
+    schema: str
+    name: str
+    """`locked_by`: node and incarnation."""
+    token_hash: bytes
+    """The token itself stays in this process."""
+    lease_ttl: float
+
+
+@attrs.frozen
+class PickFrom:
+    """Where a pick begins: the priorities to look at, a position for each, and single rows."""
+
+    priorities: Sequence[int]
+    eligible_ats: Sequence[str]
+    ids: Sequence[int]
+    extras: Sequence[int] = ()
+    shelved: Sequence[str] = ()
+
+
+async def pick_instances(
+    conn: PgConn, owner: Owner, *, queue: str, limit: int, known: bytes, begin: PickFrom, now: float
+) -> Picked:
+    """Claim up to `limit` due instances. `known` is `encode.text_array` of "fsm/version".
+
+    `now` is Trio's clock before this call: the trust in the lease counts from there. Cancelled or
+    `CommitUnknown`: rows may be claimed that nobody knows of; their lease, or this node's end, frees them.
+    """
+    result = await conn.run(
+        statement("pick_instances", owner.schema),
+        [
+            queue.encode(),
+            encode.number(limit),
+            owner.name.encode(),
+            encode.number(owner.lease_ttl),
+            known,
+            encode.int_array(begin.priorities),
+            encode.text_array(begin.eligible_ats),
+            encode.int_array(begin.ids),
+            encode.int_array(begin.extras),
+            owner.schema.encode(),
+            encode.text_array(begin.shelved),
+            encode.bytea(owner.token_hash),
+        ],
+    )
+    return read_pick(result.rows, queue=queue, trusted_until=now + owner.lease_ttl)
+
+
+def read_pick(rows: list[Row], *, queue: str, trusted_until: float) -> Picked:
+    """Make values of a pick's rows. Pure."""
+    order: list[tuple[int, str, int, Row]] = []
+    positions: dict[int, tuple[str, int]] = {}
+    for row in rows:
+        number, priority, at = int(row[0] or 0), int(row[1] or 0), (row[2] or b"").decode()
+        order.append((priority, at, number, row))
+        position = positions.get(priority)
+        # The session's time zone is UTC and its datestyle ISO, but fractions vary in length: compare as keys.
+        if position is None or (_instant(at), number) > (_instant(position[0]), position[1]):
+            positions[priority] = (at, number)
+    order.sort(key=lambda item: (item[0], _instant(item[1]), item[2]))
+    claims: list[Claim] = []
+    seen: list[Seen] = []
+    for priority, at, number, row in order:
+        if row[3] == b"c":
+            claims.append(_claim(row, number, priority, queue, trusted_until))
+        else:
+            seen.append(Seen(number, priority, at, row[3] == b"l"))
+    return Picked(claims, seen, positions)
+
+
+def _instant(text: str) -> str:
+    """A key that sorts instants of one format: `… 03:29:53+00` before `… 03:29:53.1+00`."""
+    return text.replace("+00", "")
+
+
+def _claim(row: Row, number: int, priority: int, queue: str, trusted_until: float) -> Claim:
+    _, _, _, _, claim, fsm, version, step, attempt, crashes, visit, state, key, parent = row
+    assert claim is not None
+    assert fsm is not None
+    assert step is not None
+    assert state is not None
+    return Claim(
+        number,
+        claim.decode(),
+        queue,
+        priority,
+        fsm.decode(),
+        int(version or 0),
+        step.decode(),
+        int(attempt or 0),
+        int(crashes or 0),
+        int(visit or 0),
+        state,
+        None if key is None else key.decode(),
+        None if parent is None else int(parent),
+        trusted_until,
+    )
+
+
+async def release_claims(
+    conn: PgConn, schema: str, claims: Sequence[Claim], *, attempts: int, hold: bool = False
+) -> tuple[set[int], list[Promoted]]:
+    """Give claims back. Returns the ids that were released, and siblings of their keys now offered.
+
+    A claim that is not among the ids was lost already, or its row is locked: then its lease ends it.
+    `hold`: the key is busy elsewhere; the rows keep their place and are offered again by `promote_siblings`.
+    """
+    keys = sorted({claim.partition_key for claim in claims if claim.partition_key is not None})
+    params = [
+        encode.int_array([claim.id for claim in claims]),
+        encode.text_array([claim.claim_id for claim in claims]),
+        encode.number(attempts),
+        b"1" if hold else b"0",
+    ]
+    calls = [(statement("release_claims", schema), params)]
+    if keys and not hold:
+        calls.append((statement("promote_siblings", schema), [encode.text_array(keys)]))
+    results = await conn.batch(calls)
+    promoted = read_promoted(results[1].rows) if len(results) > 1 else []
+    return {int(row[0] or 0) for row in results[0].rows}, promoted
+
+
+async def promote_siblings(conn: PgConn, schema: str, keys: Sequence[str]) -> list[Promoted]:
+    """Offer the first held row of each key to the pick again."""
+    result = await conn.run(statement("promote_siblings", schema), [encode.text_array(keys)])
+    return read_promoted(result.rows)
+
+
+def read_promoted(rows: list[Row]) -> list[Promoted]:
+    """Make values of promoted rows."""
+    return [Promoted(int(row[0] or 0), (row[1] or b"").decode()) for row in rows]
+
+
+@attrs.frozen
+class ClaimState:
+    """Who owns an instance now."""
+
+    claim_id: str | None
+    visit: int
+    status: str
+
+
+async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, ClaimState]:
+    """Read, without a lock, who owns these instances. A deleted one is missing."""
+    result = await conn.run(statement("read_claims", schema, read_only=True), [encode.int_array(ids)])
+    return {
+        int(row[0] or 0): ClaimState(
+            None if row[1] is None else row[1].decode(), int(row[2] or 0), (row[3] or b"").decode()
+        )
+        for row in result.rows
+    }
+
+
+@attrs.frozen
+class QueueShape:
+    """What a feeder looks for."""
+
+    priorities: tuple[int, ...]
+    """With rows on offer, due or not."""
+    next_due: float | None
+    """Seconds until the soonest future row; None when there is none."""
+    shelved: tuple[str, ...]
+    """Machines ("fsm/version") of rows that some node did not know."""
+
+
+async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
+    """Read which priorities and shelved machines a queue has, and when its next future row is due."""
+    result = await conn.run(statement("read_queue", schema, read_only=True), [queue.encode()])
+    due = [float(row[1]) for row in result.rows if row[1] is not None]
+    return QueueShape(
+        tuple(int(row[0]) for row in result.rows if row[0] is not None),
+        min(due, default=None),
+        tuple(row[2].decode() for row in result.rows if row[2] is not None),
+    )

@@ -1,0 +1,84 @@
+"""Leases: renewed by their holder, taken back by anybody when they are over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._store.claim import promote_siblings
+from durable_actors._store.rows import Claim, Promoted
+from durable_actors._store.sql import statement
+
+
+async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, lease_ttl: float) -> set[int]:
+    """Extend claims; return the ids that were. A missing one is unknown, not lost: see `claim.read_claims`."""
+    result = await conn.run(
+        statement("renew_leases", schema),
+        [
+            encode.int_array([claim.id for claim in claims]),
+            encode.text_array([claim.claim_id for claim in claims]),
+            encode.number(lease_ttl),
+        ],
+    )
+    return {int(row[0] or 0) for row in result.rows}
+
+
+@attrs.frozen
+class OwnerState:
+    """A node that holds claims, as the database sees it."""
+
+    owner: str
+    claims: int
+    soonest_expiry: float
+    """Seconds until its first lease is over; negative when it is."""
+    alive: bool
+    """A session holds the owner's lock. Without it the node is gone, or its session was cut."""
+    server_up: float
+    """Seconds since the server started: a restart frees every lock and proves nothing."""
+
+
+async def read_owners(conn: PgConn, schema: str) -> list[OwnerState]:
+    """Read who holds claims."""
+    result = await conn.run(statement("read_owners", schema, read_only=True), [schema.encode()])
+    return [
+        OwnerState(
+            (row[0] or b"").decode(), int(row[1] or 0), float(row[2] or 0), row[3] == b"t", float(row[4] or 0)
+        )
+        for row in result.rows
+    ]
+
+
+@attrs.frozen
+class Reaped:
+    """A claim that was taken back."""
+
+    id: int
+    queue: str
+    status: str
+    """`runnable`, or `failed` when its step crashed too often."""
+
+
+async def reap_claims(
+    conn: PgConn, schema: str, *, limit: int, dead: Sequence[str] = (), max_crashes: int | None = None
+) -> tuple[list[Reaped], list[Promoted]]:
+    """Take back up to `limit` claims whose lease is over or whose owner is in `dead`; the steps run again.
+
+    Cancelled between the two statements: keys may have held rows that nothing offers; the sweep finds them.
+    """
+    params = [encode.number(limit), encode.text_array(dead), encode.number(max_crashes)]
+    rows = (await conn.run(statement("reap_claims", schema), params)).rows
+    reaped = [Reaped(int(row[0] or 0), (row[1] or b"").decode(), (row[3] or b"").decode()) for row in rows]
+    keys = sorted({row[2].decode() for row in rows if row[2] is not None})
+    return reaped, await promote_siblings(conn, schema, keys) if keys else []
+
+
+async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:
+    """Find keys whose held rows nothing will release. Returns them, and where to go on (None: at the end)."""
+    params = [after.encode(), encode.number(limit)]
+    rows = (await conn.run(statement("sweep_keys", schema, read_only=True), params)).rows
+    stuck = [row[0].decode() for row in rows if row[0] is not None and row[1] == b"t"]
+    last = rows[-1][0] if len(rows) == limit else None
+    return stuck, None if last is None else last.decode()

@@ -1,0 +1,105 @@
+"""What goes between the engine and the store: claims out, transitions in. Plain values."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed"]
+"""The statuses of an instance, as the database spells them."""
+
+
+# Not frozen: a claim is made per step on the hot path, and attrs writes frozen slots at twice the cost.
+@attrs.define(eq=False)
+class Claim:
+    """Temporary, exclusive ownership of an instance, with the row as it was claimed."""
+
+    id: int
+    claim_id: str
+    """A uuid that never repeats; with `visit` the fence of every write."""
+    queue: str
+    priority: int
+    fsm: str
+    version: int
+    step: str
+    attempt: int
+    crashes: int
+    visit: int
+    state: bytes
+    """JSON as the database has it."""
+    partition_key: str | None
+    parent_id: int | None
+    trusted_until: float
+    """On Trio's clock: the lease's end, counted from before the statement that set it was sent."""
+
+
+@attrs.define(eq=False)
+class Transition:
+    """The whole next row of an instance, written by one fenced UPDATE."""
+
+    claim: Claim
+    status: Status
+    step: str
+    attempt: int
+    advance: int = 0
+    """What is added to the visit: 1 when a step is entered."""
+    ahead: bool = False
+    """Stay executing on this claim if no due sibling of the key waits; the store may answer `runnable` instead."""
+    state: bytes | None = None
+    """JSON; None keeps what is there."""
+    result: bytes | None = None
+    delay: float = 0.0
+    """Seconds until it is eligible, from the database's now."""
+    last_error: str | None = None
+    rekey: bool = False
+    """Whether `partition_key` is written."""
+    partition_key: str | None = None
+
+
+@attrs.frozen
+class Committed:
+    """The transition is in the database."""
+
+    visit: int
+    """The row's visit now."""
+    status: Status
+    """The row's status now."""
+    state: bytes | None = None
+    """The stored state, when the row stays executing: jsonb does not give back the very bytes it was given."""
+
+
+@attrs.frozen
+class Promoted:
+    """A row that the pick may claim now; it may lie before the picker's cursor."""
+
+    id: int
+    queue: str
+
+
+@attrs.frozen
+class Seen:
+    """A row of a pick's window that was not claimed."""
+
+    id: int
+    priority: int
+    eligible_at: str
+    left: bool
+    """It stays where it is and wants another look; otherwise it was taken out of the pick's way."""
+
+
+@attrs.frozen
+class Picked:
+    """What a pick found."""
+
+    claims: list[Claim]
+    """Most urgent first."""
+    seen: list[Seen]
+    """The other rows of the window."""
+    positions: dict[int, tuple[str, int]]
+    """Per priority the last position (eligible_at, id) in the window: where the next pick may begin."""
+
+    @property
+    def window(self) -> int:
+        """How many rows were looked at."""
+        return len(self.claims) + len(self.seen)

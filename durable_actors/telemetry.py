@@ -1,0 +1,264 @@
+"""What an engine tells about itself: typed events, handed to observers as they happen.
+
+::
+
+    async with da.open_engine(config) as engine:
+        engine.telemetry.subscribe(print)
+
+An observer is called synchronously in the engine's loop: it must be quick and must not raise (an error is logged and
+the observer is dropped). With no observer an event costs one attribute test; it is not even made.
+
+=====================  ==================================================================================
+event                  when
+=====================  ==================================================================================
+`NodeStarted`          the engine is ready
+`NodeStopped`          the engine has stopped
+`DrainStarted`         nothing new is claimed from now on
+`Picked`               a pick came back: how many were asked for, claimed, held, shelved
+`QueueSaturated`       every slot and buffer place of a queue is taken
+`StepStarted`          a step begins to run
+`StepStopped`          its outcome is known (not yet committed): kind, seconds, error
+`StepCommitted`        its outcome is in the database
+`OutcomeStale`         its outcome was refused by the fence: another claim owns the instance
+`OutcomeLate`          it was committed after its lease had ended, the claim still being current
+`ClaimLost`            a running step was cancelled because its claim was gone or could not be trusted
+`PartitionContended`   a claimed row went back because its key is busy elsewhere
+`ClaimsReaped`         claims were taken back from dead or silent nodes
+`AwaitTimedOut`        a parked instance's deadline passed
+`StoreDown`            Postgres cannot be reached
+`StoreUp`              Postgres is back
+=====================  ==================================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+__all__ = [
+    "AwaitTimedOut",
+    "ClaimLost",
+    "ClaimsReaped",
+    "DrainStarted",
+    "Event",
+    "NodeStarted",
+    "NodeStopped",
+    "OutcomeLate",
+    "OutcomeStale",
+    "PartitionContended",
+    "Picked",
+    "QueueSaturated",
+    "StepCommitted",
+    "StepStarted",
+    "StepStopped",
+    "StoreDown",
+    "StoreUp",
+    "Telemetry",
+]
+
+logger: Final = logging.getLogger("durable_actors.telemetry")
+
+
+@attrs.frozen(kw_only=True)
+class NodeStarted:
+    """The engine is ready."""
+
+    node: str
+    """Node and incarnation, as in `locked_by`."""
+    queues: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
+class NodeStopped:
+    """The engine has stopped."""
+
+    node: str
+
+
+@attrs.frozen(kw_only=True)
+class DrainStarted:
+    """Nothing new is claimed from now on."""
+
+    node: str
+    running: int
+    """Steps that may finish."""
+    buffered: int
+    """Rows that go back at once."""
+
+
+@attrs.frozen(kw_only=True)
+class Picked:
+    """A pick came back."""
+
+    queue: str
+    wanted: int
+    claimed: int
+    held: int
+    """Rows put behind a running sibling of their key."""
+    shelved: int
+    """Rows of machines that this node does not know."""
+    left: int
+    """Rows to look at again."""
+    seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class QueueSaturated:
+    """Every slot and buffer place of a queue is taken."""
+
+    queue: str
+    running: int
+    buffered: int
+
+
+@attrs.frozen(kw_only=True)
+class _OfStep:
+    """Fields of every event about one step."""
+
+    id: int
+    """The instance."""
+    machine: str
+    version: int
+    step: str
+    attempt: int
+    visit: int
+    queue: str
+
+
+@attrs.frozen(kw_only=True)
+class StepStarted(_OfStep):
+    """A step begins to run."""
+
+
+@attrs.frozen(kw_only=True)
+class StepStopped(_OfStep):
+    """Its outcome is known, not yet committed."""
+
+    outcome: str
+    """Next, Retry, Await, ScheduleChildren, Done or Stop."""
+    seconds: float
+    error: BaseException | None
+    """What went through `handle`, if anything did."""
+
+
+@attrs.frozen(kw_only=True)
+class StepCommitted(_OfStep):
+    """Its outcome is in the database."""
+
+    status: str
+    """The instance's status now."""
+
+
+@attrs.frozen(kw_only=True)
+class OutcomeStale(_OfStep):
+    """Its outcome was refused by the fence: another claim owns the instance."""
+
+
+@attrs.frozen(kw_only=True)
+class OutcomeLate(_OfStep):
+    """It was committed after its lease had ended, the claim still being current."""
+
+
+@attrs.frozen(kw_only=True)
+class ClaimLost(_OfStep):
+    """A running step was cancelled because its claim was gone or could not be trusted."""
+
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class PartitionContended(_OfStep):
+    """A claimed row went back because its key is busy elsewhere."""
+
+    key: str
+
+
+@attrs.frozen(kw_only=True)
+class ClaimsReaped:
+    """Claims were taken back from dead or silent nodes."""
+
+    count: int
+    failed: int
+    """Of these, steps that crashed too often and are quarantined."""
+    dead_nodes: tuple[str, ...]
+    """Nodes whose claims were taken before their leases ended."""
+
+
+@attrs.frozen(kw_only=True)
+class AwaitTimedOut:
+    """Deadlines of parked instances passed."""
+
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class StoreDown:
+    """Postgres cannot be reached. Told once per outage and actor."""
+
+    actor: str
+    error: BaseException
+
+
+@attrs.frozen(kw_only=True)
+class StoreUp:
+    """Postgres is back."""
+
+    actor: str
+    seconds: float
+    """How long it was away."""
+
+
+Event = (
+    NodeStarted
+    | NodeStopped
+    | DrainStarted
+    | Picked
+    | QueueSaturated
+    | StepStarted
+    | StepStopped
+    | StepCommitted
+    | OutcomeStale
+    | OutcomeLate
+    | ClaimLost
+    | PartitionContended
+    | ClaimsReaped
+    | AwaitTimedOut
+    | StoreDown
+    | StoreUp
+)
+"""Every event."""
+
+
+class Telemetry:
+    """The observers of one engine."""
+
+    __slots__ = ("_observers", "active")
+
+    def __init__(self) -> None:
+        self._observers: tuple[Callable[[Event], object], ...] = ()
+        self.active = False
+        """Whether anybody listens. The engine asks before it makes an event."""
+
+    def subscribe(self, observer: Callable[[Event], object]) -> Callable[[], None]:
+        """Call `observer` with every event from now on. Returns what ends it."""
+        self._observers = (*self._observers, observer)
+        self.active = True
+
+        def unsubscribe() -> None:
+            self._observers = tuple(each for each in self._observers if each is not observer)
+            self.active = bool(self._observers)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to every observer. One that raises is logged and dropped: it must not stop the engine."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("observer %r failed on %r and is dropped", observer, event)
+                self._observers = tuple(each for each in self._observers if each is not observer)
+                self.active = bool(self._observers)
