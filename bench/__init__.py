@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench.otp` and friends. Ratios within one run, never absolute numbers."""
+"""Measurements. `python -m bench` runs them; the figures are ratios within one run, the machine cancels out."""
