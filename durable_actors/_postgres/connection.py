@@ -25,6 +25,7 @@ from trio.lowlevel import checkpoint_if_cancelled, wait_readable
 
 from durable_actors._postgres import failures, waiting
 from durable_actors._postgres.failures import COMMIT, NO_COMMIT
+from durable_actors._postgres.session import session_calls
 from durable_actors._postgres.statement import Message, Params, Prepared, Result, Statement, read_result
 from durable_actors._postgres.transaction import Transaction
 from durable_actors.errors import ConfigError, StoreUnavailable
@@ -37,10 +38,6 @@ _IDLE: Final = int(pq.TransactionStatus.IDLE)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
 _PIPELINE_SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
 _REFUSED: Final = int(pq.ExecStatus.FATAL_ERROR)
-
-_SET: Final = Statement("set_config", "select set_config($1, $2, false)", read_only=True)
-_SESSION: Final = {"bytea_output": "hex", "datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC"}
-"""Columns come as text: what shapes it must not depend on a role's or a database's defaults."""
 
 
 class PgConn:
@@ -84,17 +81,13 @@ class PgConn:
             raise failures.bad_dsn(dsn, exc) from None
         conn = cls(pgconn, keepalive)
         try:
-            await conn._apply(_SESSION | dict(settings or {}))
-        except BaseException:
+            await conn.batch(session_calls(settings or {}))
+        except BaseException as exc:
             conn.close()
+            if isinstance(exc, psycopg.Error):
+                raise ConfigError(f"Postgres refused a session setting of {settings}: {exc}") from exc
             raise
         return conn
-
-    async def _apply(self, settings: Mapping[str, str]) -> None:
-        try:
-            await self.batch([(_SET, [k.encode(), v.encode()]) for k, v in settings.items()])
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as exc:
-            raise ConfigError(f"Postgres refused a session setting of {settings}: {exc}") from exc
 
     @property
     def closed(self) -> bool:
@@ -145,9 +138,10 @@ class PgConn:
         if name is None:
             return (await self.batch([(statement, params)]))[0]
         expected = NO_COMMIT if statement.read_only or self.in_transaction else 1
-        [result] = await self._converse(
+        results = await self._converse(
             expected, statement.name, self._pgconn.send_query_prepared, name, params
         )
+        result = results[-1]  # a second one is the refusal to commit, e.g. by a deferred constraint
         if result.status == _REFUSED:
             if not self._forgets([statement], result):
                 self._refuse(result, doing=statement.name)
@@ -168,6 +162,8 @@ class PgConn:
         results = await self._converse(
             len(messages) if commits else NO_COMMIT, calls[0][0].name, self._send_pipeline, messages
         )
+        if len(results) > len(messages):  # every statement was done, but not the commit
+            self._refuse(results[-1], doing=f"the commit of {calls[0][0].name}")
         executed = self._prepared.learn(messages, results)
         for (statement, _), result in zip(calls, executed, strict=True):
             if result.status == _REFUSED:
