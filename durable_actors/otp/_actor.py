@@ -54,7 +54,7 @@ class Actor(Generic[M]):
 
     async def handle(self, msg: M) -> None:
         """Handle one message. Not interrupted by a stop until the shutdown time is over."""
-        raise NotImplementedError(f"{type(self).__name__} overrides neither handle() nor run(): {msg!r}")
+        raise TypeError(f"{type(self).__name__} overrides neither handle() nor run(): {msg!r}")
 
     async def run(self) -> None:
         """Live: handle messages until asked to stop. Overridden, it may read `mailbox` as it likes.
@@ -214,6 +214,7 @@ class _ActorRun:
         time = self._spec.shutdown
         if not self._begun or (time == "brutal" and isinstance(reason, Shutdown)):
             return
+        self._address._ending()
         grace = _BRUTAL_GRACE if time == "brutal" else time
         deadline = math.inf if grace == math.inf else trio.current_time() + grace
         try:

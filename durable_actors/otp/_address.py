@@ -187,6 +187,11 @@ class Address(Accepts[M], Generic[M]):
         self._mailbox.stop(leave=kept)
         self._set("stopping", is_open=kept)
 
+    def _ending(self) -> None:
+        """The loop is over, `terminate` follows: nothing more is read by this incarnation."""
+        if self._status != "stopping":
+            self._set("stopping", is_open=self.keep)
+
     def _fail_calls(self, reason: ExitReason) -> None:
         """Answer every pending call: the incarnation they were sent to is no more."""
         cause = reason.error if isinstance(reason, Error) else None

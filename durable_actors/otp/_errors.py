@@ -127,7 +127,10 @@ class StartFailed(OtpError):  # noqa: N818 - says what happened
         """The child, from the root: ``engine/queues/mail``."""
 
     def __str__(self) -> str:
-        return f"child {self.path!r} failed to start: {self.__cause__!r}"
+        cause = self.__cause__
+        return (
+            f"child {self.path!r} failed to start: {cause if isinstance(cause, StartFailed) else repr(cause)}"
+        )
 
 
 class StartTimeout(OtpError, TimeoutError):  # noqa: N818 - says what happened

@@ -252,14 +252,16 @@ class SupervisorRun:
     # -- stopping
 
     async def _stop_all(self) -> list[Exception]:
-        """Stop the children in reverse order. Returns the errors that nobody has dealt with."""
+        """Stop the children in reverse order. Returns the errors they failed with *while stopping*.
+
+        A crash before that, not decided on any more, was reported like every crash that is restarted.
+        """
         errors: list[Exception] = []
         for child in reversed(self._children):
             child.due = None
-            open_exit = child.alive or child.exit_pending
+            was_alive = child.alive
             await child.stop(self._why, restart=self._restart)
-            # A crash that came too late to be decided on counts as well: it must not get lost.
-            if open_exit and isinstance(child.reason, Error) and isinstance(child.reason.error, Exception):
+            if was_alive and isinstance(child.reason, Error) and isinstance(child.reason.error, Exception):
                 errors.append(child.reason.error)
         return errors
 
