@@ -204,6 +204,9 @@ class _ActorRun:
                 except MailboxClosed:
                     if not actor.mailbox.stopping:
                         raise  # some other actor's mailbox
+                finally:
+                    # Before the nursery's exit lets others run: a message accepted now would be lost.
+                    self._address._ending()
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             failure = sole_error(group)
@@ -214,7 +217,6 @@ class _ActorRun:
         time = self._spec.shutdown
         if not self._begun or (time == "brutal" and isinstance(reason, Shutdown)):
             return
-        self._address._ending()
         grace = _BRUTAL_GRACE if time == "brutal" else time
         deadline = math.inf if grace == math.inf else trio.current_time() + grace
         try:

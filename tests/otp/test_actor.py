@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, Hold, Kit, Note, Quit, wait_until
+from tests.otp.kit import Ask, Crash, Hold, Kit, Note, Quit, ScriptError, wait_until
 from trio.testing import wait_all_tasks_blocked
 
 
@@ -107,7 +107,7 @@ async def test_neither_error_hides_the_other(kit, autojump_clock):
             await trio.sleep_forever()
     [group] = info.value.exceptions
     assert isinstance(group, ExceptionGroup)
-    assert [type(e) for e in group.exceptions] == [ValueError, KeyError]
+    assert [type(e) for e in group.exceptions] == [ScriptError, KeyError]
 
 
 async def test_stop_is_the_normal_end(kit, autojump_clock):

@@ -47,7 +47,7 @@ def walk(scenario: Scenario, *, drain: bool, check: Callable[[Kit], None] = lamb
             with trio.fail_after(10_000), scope:
                 try:
                     await scenario(kit, drain)
-                except* (ScriptError, otp.PoolClosed):
+                except* (ScriptError, otp.StartFailed, otp.PoolClosed):
                     pass  # given up on, or it came when everything was ending: the owner is told
 
         trio.run(main, clock=MockClock(autojump_threshold=0), instruments=[instrument])
