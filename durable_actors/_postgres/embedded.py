@@ -257,7 +257,8 @@ def _lease_of_unused(data: DataDir) -> int:
         time.sleep(POLL)
     users = ", ".join(str(pid) for pid in lock_holders(data.lease)) or "unknown"
     raise ConfigError(
-        f"the embedded Postgres in {data.path} is in use (processes: {users}); stop them first",
+        f"the embedded Postgres in {data.path} is in use (processes: {users}); stop them first, or "
+        "stop it under their feet with: durable-actors pg stop --force",
         option="DURABLE_DATA",
         value=str(data.path),
     )

@@ -5,18 +5,16 @@ It starts and stops by itself; these commands are for looking inside, for making
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-from collections.abc import Generator
 from pathlib import Path
 
 import attrs
 import click
 
 from durable_actors._postgres import embedded
-from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.errors import ConfigError
 
 _data_option = click.option(
     "--data",
@@ -36,8 +34,7 @@ def pg() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
 def status(data_dir: Path | None, as_json: bool) -> None:
     """Tell whether it runs, where, and who uses it."""
-    with _refusals():
-        found = embedded.status(data_dir)
+    found = embedded.status(data_dir)
     if as_json:
         values = attrs.asdict(found)
         click.echo(json.dumps({name: str(v) if isinstance(v, Path) else v for name, v in values.items()}))
@@ -62,8 +59,7 @@ def status(data_dir: Path | None, as_json: bool) -> None:
 @click.option("--quiet", is_flag=True, help="Say nothing when all is well.")
 def stop(data_dir: Path | None, force: bool, quiet: bool) -> None:
     """Stop it now instead of a second after its last user."""
-    with _refusals(hint="or use --force"):
-        stopped = embedded.stop(data_dir, force=force)
+    stopped = embedded.stop(data_dir, force=force)
     if not quiet:
         click.echo("stopped" if stopped else "not running")
 
@@ -73,16 +69,15 @@ def stop(data_dir: Path | None, force: bool, quiet: bool) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def psql(data_dir: Path | None, arguments: tuple[str, ...]) -> None:
     """Open psql on it; ARGUMENTS go to psql (for example: -c 'select 1')."""
-    with _refusals():
-        server = embedded.start(data_dir)
-    program = shutil.which("psql", path=f"{server.bin_dir}{os.pathsep}{os.environ.get('PATH', '')}")
-    if program is None:
-        raise click.ClickException(
-            "neither the embedded binaries nor this system have psql. Install it (Debian: postgresql-client, "
-            f"macOS: libpq), or connect with another client while a process of yours runs: {server.dsn()}"
-        )
-    server.lend_to_exec()
-    os.execv(program, [program, "--dbname", server.dsn(), *arguments])  # noqa: S606 - that is the command
+    with embedded.start(data_dir) as server:
+        program = shutil.which("psql", path=f"{server.bin_dir}{os.pathsep}{os.environ.get('PATH', '')}")
+        if program is None:
+            raise ConfigError(
+                "neither the embedded binaries nor this system have psql. Install it (Debian: postgresql-client, "
+                f"macOS: libpq), or use another client while a process of yours runs: {server.dsn()}"
+            )
+        server.lend_to_exec()
+        os.execv(program, [program, "--dbname", server.dsn(), *arguments])  # noqa: S606 - that is the command
 
 
 @pg.command()
@@ -90,22 +85,11 @@ def psql(data_dir: Path | None, arguments: tuple[str, ...]) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def reset(data_dir: Path | None, yes: bool) -> None:
     """Delete all its data, for good."""
-    with _refusals():
-        found = embedded.status(data_dir)
-        if not found.exists:
-            click.echo(f"nothing to delete in {found.data_dir}")
-            return
-        if not yes:
-            click.confirm(f"Delete the database in {found.data_dir} and everything in it?", abort=True)
-        embedded.reset(data_dir)
+    found = embedded.status(data_dir)
+    if not found.exists:
+        click.echo(f"nothing to delete in {found.data_dir}")
+        return
+    if not yes:
+        click.confirm(f"Delete the database in {found.data_dir} and everything in it?", abort=True)
+    embedded.reset(data_dir)
     click.echo(f"deleted {found.data_dir}")
-
-
-@contextlib.contextmanager
-def _refusals(*, hint: str = "") -> Generator[None]:
-    """Errors that the operator can act on, without a traceback."""
-    try:
-        yield
-    except (ConfigError, StoreUnavailable) as exc:
-        in_use = hint and "in use" in str(exc)
-        raise click.ClickException(f"{exc}, {hint}" if in_use else str(exc)) from exc

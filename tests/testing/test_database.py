@@ -1,16 +1,238 @@
+"""The harness itself: where the server comes from, that databases are apart, that nothing is left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
 import psycopg
 import pytest
+from durable_actors._postgres.embedded_process import server_processes
+from durable_actors.testing import database
+from durable_actors.testing.database import docker_answers, open_server, remove_abandoned, throwaway_directory
 
 
-def test_pg_dsn_leads_to_a_database_of_this_worker(pg_dsn, empty_dsn, durable_dsn):
-    names = []
+def exists(server, dsn):
+    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+    with psycopg.connect(server.dsn) as connection:
+        return (
+            connection.execute("select 1 from pg_database where datname = %s", [name]).fetchone() is not None
+        )
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def same_server(durable_server):
+    """A second harness on the run's server, as another worker would have it."""
+    with open_server(run=uuid.uuid4().hex, dsn=durable_server.dsn) as server:
+        yield server
+
+
+def test_three_fixtures_three_databases(pg_dsn, empty_dsn, durable_dsn):
+    names = set()
     for dsn in (pg_dsn, empty_dsn, durable_dsn):
         with psycopg.connect(dsn) as connection:
-            names.append(connection.info.dbname)
-    assert len(set(names)) == 3
+            names.add(connection.info.dbname)
+    assert len(names) == 3
 
 
 @pytest.mark.parametrize("n", range(3))
 def test_each_test_has_its_own_database(empty_dsn, n):
     with psycopg.connect(empty_dsn) as connection:
         connection.execute("create table t (n int)")
+
+
+def test_durable_dsn_has_the_schema(durable_dsn):
+    with psycopg.connect(durable_dsn) as connection:
+        assert connection.execute("select count(*) from durable.gen_durable").fetchone() == (0,)
+
+
+def test_dropped_by_and_by_even_while_somebody_is_connected(same_server):
+    with same_server.database() as dsn:
+        leaked = psycopg.connect(dsn)
+    wait_until(lambda: not exists(same_server, dsn), "the database is dropped")
+    leaked.close()
+
+
+def test_drop_refuses_what_it_did_not_make(same_server):
+    with pytest.raises(ValueError, match="'postgres' is not a database of this harness"):
+        same_server.drop(same_server.dsn_of("postgres"))
+
+
+def test_template_is_made_once_by_whoever_comes_first(durable_server):
+    run, calls, names = uuid.uuid4().hex, [], []
+
+    def prepare(dsn):
+        calls.append(dsn)
+        with psycopg.connect(dsn) as connection:
+            connection.execute("create table from_template (n int)")
+
+    def worker():
+        with open_server(run=run, dsn=durable_server.dsn) as server:
+            names.append(server.template(prepare))
+            with server.database(template=names[-1]) as dsn, psycopg.connect(dsn) as connection:
+                connection.execute("select n from from_template")
+            meet.wait()
+
+    meet = threading.Barrier(3)
+    threads = [threading.Thread(target=worker) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert len(set(names)) == 1
+
+
+def test_a_template_that_fails_is_tried_again(same_server):
+    def fail(dsn):
+        raise RuntimeError("half-way")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="half-way"):
+            same_server.template(fail)
+    assert same_server.template(lambda dsn: None)
+
+
+def test_databases_of_a_killed_run_are_dropped_after_hours(same_server):
+    old = f"{database.PREFIX}{int(time.time()) - database.STALE_AFTER - 60:x}_abc_0"
+    same_server._create(old, "template0")
+    with open_server(dsn=same_server.dsn) as another:
+        wait_until(lambda: not exists(another, another.dsn_of(old)), "the old database is dropped")
+
+
+RUN = """
+import sys
+from pathlib import Path
+from durable_actors.testing.database import start_throwaway
+server = start_throwaway(Path(sys.argv[1]))
+print(server.dsn(), flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def other_run():
+    """Another test run's server, and the process that uses it."""
+    directory = throwaway_directory(uuid.uuid4().hex[:12])
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline()
+    yield directory, process
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not directory.exists(), "the directory is gone")
+
+
+def test_nothing_is_left_after_kill_9_of_the_run(other_run):
+    directory, process = other_run
+    process.kill()
+    wait_until(lambda: not directory.exists(), "the directory is gone")
+    assert server_processes(directory / "pgdata") == []
+
+
+def test_what_is_left_after_kill_9_of_everything_goes_with_the_next_run(other_run):
+    directory, process = other_run
+    remove_abandoned(directory.parent)
+    assert directory.exists(), "it is in use"
+    os.kill(database.embedded.status(directory).supervisor, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not database.embedded.status(directory).supervisor, "the supervisor is dead")
+    remove_abandoned(directory.parent)
+    assert not directory.exists()
+    assert server_processes(directory / "pgdata") == []
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Something that listens where a Docker engine would, and answers like this."""
+    listeners = []
+
+    def listen(answer: bytes | None) -> dict[str, str]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection:
+                if answer is None:
+                    connection.recv(1000)
+                    connection.recv(1)  # deaf: waits until the other side gives up
+                else:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return {"DOCKER_HOST": f"tcp://127.0.0.1:{listener.getsockname()[1]}"}
+
+    yield listen
+    for listener in listeners:
+        listener.close()
+
+
+def test_docker_is_asked_at_its_socket(engine, tmp_path):
+    assert docker_answers(engine(b"HTTP/1.0 200 OK\r\n\r\nOK"))
+    assert not docker_answers(engine(b"HTTP/1.0 500 Internal Server Error\r\n\r\n"))
+    assert not docker_answers({"DOCKER_HOST": f"unix://{tmp_path}/no.sock"})
+    assert not docker_answers({"DOCKER_HOST": "ssh://somewhere"})
+
+
+def test_a_deaf_docker_costs_a_tenth_of_a_second(engine):
+    started = time.perf_counter()
+    assert not docker_answers(engine(None))
+    assert time.perf_counter() - started < 2.0
+
+
+def test_provider_order(monkeypatch, durable_server):
+    def container():
+        raise AssertionError("Docker comes after DURABLE_TEST_DSN")
+
+    monkeypatch.setattr(database, "docker_answers", lambda: True)
+    monkeypatch.setattr(database, "open_container", container)
+    monkeypatch.setenv("DURABLE_TEST_DSN", durable_server.dsn)
+    with open_server() as server:
+        assert server.provider == "DURABLE_TEST_DSN"
+    monkeypatch.delenv("DURABLE_TEST_DSN")
+    with pytest.raises(AssertionError, match="Docker comes"), open_server():
+        pass
+
+
+WORKERS = """
+import time
+import pytest
+pytest_plugins = ["durable_actors.testing.plugin"]
+
+@pytest.mark.parametrize("n", range(6))
+def test_shared(n, durable_server, empty_dsn, tmp_path_factory):
+    with open({out!r}, "a") as file:
+        print(durable_server.dsn, file=file)
+"""
+
+
+def test_all_workers_of_a_run_share_one_server(tmp_path):
+    (tmp_path / "test_it.py").write_text(WORKERS.format(out=str(tmp_path / "out")))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-c", os.devnull]
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DURABLE_TEST"))
+    }
+    done = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, env=environ, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout
+    servers = (tmp_path / "out").read_text().split("\n")
+    assert len(set(servers) - {""}) == 1
+    directory = Path(psycopg.conninfo.conninfo_to_dict(servers[0])["host"]).parent
+    wait_until(lambda: not directory.exists(), "the server's directory is gone after the run")

@@ -51,7 +51,7 @@ def test_stop_refuses_while_the_server_is_used(run, data_dir):
             embedded.stop(data_dir)
         refused = run("stop")
         assert refused.exit_code == 1
-        assert "--force" in refused.output
+        assert "--force" in str(refused.exception)
         assert embedded.status(data_dir).phase == "ready"
         assert run("stop", "--force").output == "stopped\n"
         assert embedded.status(data_dir).phase == "stopped"
@@ -67,8 +67,7 @@ def test_stop_is_quiet_on_request(run, data_dir):
 def test_reset_refuses_while_the_server_is_used(run, data_dir):
     with embedded.start(data_dir):
         refused = run("reset", "--yes")
-    assert refused.exit_code == 1
-    assert "is in use" in refused.output
+    assert "is in use" in str(refused.exception)
     assert embedded.status(data_dir).exists
 
 
@@ -86,19 +85,22 @@ def test_reset_deletes_the_data_and_nothing_else(run, new_dir, query):
     assert "nothing to delete" in run("reset", "--yes", directory=new_dir / "other").output
 
 
-def psql_of(data_dir, **environment):
+def test_psql_keeps_the_lease_across_exec(data_dir, locked):
     code = "import sys; from durable_actors.cli.pg import pg; sys.exit(pg())"
-    command = [sys.executable, "-c", code, "psql", "--data", str(data_dir), "-Atc", "select 6 * 7"]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    command = [sys.executable, "-c", code, "psql", "--data", str(data_dir), "-At"]
+    psql = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    psql.stdin.write("select 6 * 7;\n")
+    psql.stdin.flush()
+    assert psql.stdout.readline() == "42\n"
+    assert locked(data_dir / "lease")
+    psql.communicate()
+    assert psql.returncode == 0
+    assert not locked(data_dir / "lease")
 
 
-def test_psql_keeps_the_lease_across_exec(data_dir):
-    done = psql_of(data_dir)
-    assert (done.stdout, done.stderr) == ("42\n", "")
-
-
-def test_errors_of_the_launcher_are_shown_without_a_traceback(run, tmp_path):
-    (tmp_path / "file").write_text("")
-    refused = run("psql", directory=tmp_path / "file" / "data")
-    assert refused.exit_code == 1
-    assert refused.output.startswith("Error: the data directory")
+def test_without_psql_the_error_says_what_to_do(run, data_dir, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    refused = run("psql")
+    assert isinstance(refused.exception, ConfigError)
+    assert "postgresql-client" in str(refused.exception)
+    assert embedded.status(data_dir).clients == ()
