@@ -1,0 +1,34 @@
+"""Tests of psycopg's suite that fail on TrioConnection, each with the reason. Anything else is a bug of ours."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXPECTED: Final[dict[str, tuple[str, ...]]] = {
+    "checks the exact class or repr of psycopg's own cursor, server cursor or pipeline; ours are subclasses": (
+        "test_connection_async.py::test_cursor_factory*",
+        "test_connection_async.py::test_server_cursor_factory*",
+        "test_cursor_async.py::test_default_cursor*",
+        "test_cursor_async.py::test_str*",
+        "test_pipeline_async.py::test_repr*",
+    ),
+    "a failed transaction is not committed quietly: commit() and transaction() raise InFailedSqlTransaction": (
+        "test_connection_async.py::test_auto_transaction_fail*",
+        "test_pipeline_async.py::test_outer_transaction_error*",
+    ),
+    "connects through psycopg.Connection in a thread, and with a connect_timeout: the patched part is not used": (
+        "test_connection_async.py::test_connect_args*",
+        "test_connection_async.py::test_resolve_hostaddr_conn*",
+    ),
+    "LISTEN and NOTIFY are refused": ("test_notify_async.py::*",),
+    "AsyncQueuedLibpqWriter runs an asyncio task; refused": ("test_copy_async.py::test_worker_*",),
+    "leaves a stream() generator to the garbage collector, of which Trio warns": (
+        "test_cursor_common_async.py::test_stream_row_factory*",
+        "test_cursor_common_async.py::test_stream_chunked_row_factory*",
+    ),
+    "the test itself calls asyncio": (
+        "test_pipeline_async.py::test_concurrency*",
+        "test_concurrency_async.py::*",
+    ),
+}
+"""Reason → patterns of test ids."""
