@@ -243,7 +243,7 @@ class Desk:
     def _turn_away(self, failure: StoreUnavailable) -> None:
         while self._line:
             news = StoreUnavailable(str(failure))
-            news.__cause__ = failure
+            news.__cause__ = failure.__cause__
             self._wake(news)
 
     def _wake(self, given: Held | StoreUnavailable | None) -> None:

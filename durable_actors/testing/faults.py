@@ -5,8 +5,7 @@
     async with open_proxy(dsn) as proxy:
         conn = await TrioConnection.connect(proxy.dsn)
         proxy.latency(0.05)                   # every message takes 50 ms longer, in both directions
-        proxy.blackhole()                     # nothing arrives any more and nobody is told
-        proxy.heal()                          # everything arrives, late
+        proxy.blackhole()                     # nothing arrives, nobody is told; until heal()
         proxy.half_open()                     # live connections lose the server, untold; new ones work
         proxy.reset()                         # RST on every live connection
         proxy.lose_reply(after=b"COMMIT")     # the next COMMIT is done, its answer never arrives
@@ -37,8 +36,7 @@ Ending = Literal["close", "reset", "silence"]
 """How the client learns of a lost message: an end of file, a reset, or not at all."""
 
 _CHUNK: Final = 65536
-_OVERLAP: Final = 64
-"""Bytes remembered so that a marker (no longer than this) is found where the network cut it in two."""
+_OVERLAP: Final = 64  # remembered, so that a marker (no longer than this) is found when it is cut in two
 _READY: Final = b"Z\x00\x00\x00\x05"  # ReadyForQuery but its last byte: what was asked is answered
 
 
@@ -107,6 +105,7 @@ class ProxyConnection:
         self._server = server
         self._silent = False
         self._losing: Ending | None = None
+        self._life = trio.CancelScope()
         self.bytes_to_server = 0
         """Bytes that were handed on to the server."""
         self.bytes_to_client = 0
@@ -117,12 +116,13 @@ class ProxyConnection:
     def reset(self) -> None:
         """Break the connection with a TCP reset to the client; the server sees an end of file."""
         _reset(self._client)
-        self._server.socket.close()
+        self.close()
 
     def close(self) -> None:
         """Close both halves in an orderly way."""
         self._client.socket.close()
         self._server.socket.close()
+        self._life.cancel()
 
     def half_open(self) -> None:
         """Close the server's half; the client is not told and gets no answer, for ever."""
@@ -130,10 +130,11 @@ class ProxyConnection:
         self._server.socket.close()
 
     async def pump(self) -> None:
-        """Carry bytes both ways until either side has ended (the proxy's own task does this)."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._to_server)
-            nursery.start_soon(self._to_client)
+        """Carry bytes both ways until it is closed (the proxy's own task does this)."""
+        with self._life:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._to_server)
+                nursery.start_soon(self._to_client)
 
     async def _to_server(self) -> None:
         faults, tail = self._faults, b""
@@ -210,10 +211,7 @@ class FaultProxy:
         self._change(direction, partial(attrs.evolve, bytes_per_second=bytes_per_second))
 
     def blackhole(self, *, direction: Direction = "both") -> None:
-        """Hold everything back, ends of file included: connections are accepted and nothing is said.
-
-        What was held back arrives after `heal`, as TCP's retransmission would see to.
-        """
+        """Accept and say nothing: all is held back, ends of file too, and comes after `heal` as in TCP."""
         self._change(direction, partial(attrs.evolve, blocked=True))
 
     def refuse(self) -> None:
@@ -266,7 +264,7 @@ class FaultProxy:
             try:
                 server = await _connect(*self._upstream)
             except OSError:
-                return  # the upstream is down: the client sees an end of file
+                return  # the upstream is down: an end of file
             async with server:
                 connection = ProxyConnection(self._faults, client, server)
                 self.connections.append(connection)
@@ -311,7 +309,7 @@ def _reset(stream: trio.SocketStream) -> None:
     """Close with RST instead of FIN, which is what a linger time of zero means."""
     if stream.socket.fileno() >= 0:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        stream.socket.close()
+    stream.socket.close()
 
 
 def _upstream(dsn: str) -> tuple[str, int]:

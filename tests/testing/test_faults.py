@@ -86,6 +86,16 @@ async def test_reset_is_a_reset(echo):
         proxy.reset()  # nothing left: harmless
 
 
+async def test_reset_reaches_a_blackholed_connection(echo):
+    async with open_proxy(echo) as proxy, await connect(proxy) as stream:
+        proxy.blackhole()
+        await stream.send_all(b"x")
+        proxy.reset()
+        await proxy.wait_connections(0)
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+
+
 async def test_half_open_is_silent_and_new_connections_work(echo):
     async with open_proxy(echo) as proxy, await connect(proxy) as stream:
         proxy.half_open()
