@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, cast
 
 import attrs
 
@@ -82,7 +83,7 @@ def read_pick(rows: list[Row], *, queue: str, trusted_until: float) -> Picked:
         if row[3] == b"c":
             claims.append(_claim(row, number, priority, queue, trusted_until))
         else:
-            seen.append(Seen(number, priority, at, row[3] == b"l"))
+            seen.append(Seen(number, priority, at, cast('Literal["h", "s", "l"]', (row[3] or b"").decode())))
     return Picked(claims, seen, positions)
 
 

@@ -84,8 +84,13 @@ class Seen:
     id: int
     priority: int
     eligible_at: str
-    left: bool
-    """It stays where it is and wants another look; otherwise it was taken out of the pick's way."""
+    what: Literal["h", "s", "l"]
+    """Held behind a sibling of its key · shelved, its machine being unknown here · left for a later look."""
+
+    @property
+    def left(self) -> bool:
+        """It stays where it is and wants another look; otherwise it was taken out of the pick's way."""
+        return self.what == "l"
 
 
 @attrs.frozen

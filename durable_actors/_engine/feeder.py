@@ -1,0 +1,238 @@
+"""Feeder: claims the work of one queue and hands it to step tasks.
+
+Owns       the queue's buffer (claimed, not started), its pick cursor, and the demand of its slots.
+Receives   a wake-up: a slot is free, a poke, a row on offer again. Wake-ups coalesce.
+Sends      claims to the queue's pool, rows it cannot start to the flusher for release.
+Writes     pick_instances.sql, read_queue.sql, on the claim lane.
+If it dies its buffer goes back (attempt unchanged); running steps are not touched.
+Never      runs user code, commits, or renews.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import trio
+
+from durable_actors._engine.cursor import PickCursor
+from durable_actors._engine.demand import QueueLimits, demand, idle_wait
+from durable_actors._engine.flusher import Commits
+from durable_actors._engine.keeper import Keys
+from durable_actors._engine.leases import Held
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import Outage
+from durable_actors._engine.step_task import StepTasks
+from durable_actors._store.claim import pick_instances, read_queue
+from durable_actors._store.rows import Claim, Picked
+from durable_actors.errors import StoreUnavailable
+from durable_actors.otp import Actor, ExitReason, Pool
+from durable_actors.telemetry import PartitionContended, Picked as PickedEvent, QueueSaturated
+
+MAX_PICK: Final = 1000
+"""Rows per pick; batches beyond a few hundred buy nothing."""
+SHAPE_EVERY: Final = 2.0
+"""Seconds between looks at which priorities a busy queue has; an idle one looks whenever it finds nothing."""
+
+
+class Feeder(Actor[object]):
+    """The feeder of one queue; a message is nothing but a wake-up."""
+
+    def __init__(
+        self,
+        node: Node,
+        queue: str,
+        limits: QueueLimits,
+        pool: Pool,
+        tasks: StepTasks,
+        commits: Commits,
+        keys: Keys,
+    ) -> None:
+        self._node = node
+        self._queue = queue
+        self._limits = limits
+        self._pool = pool
+        self._tasks = tasks
+        self._commits = commits
+        self._keys = keys
+        self._buffer: deque[Held] = deque()
+        self._outage = Outage(node, f"feeder of {queue!r}")
+        self._empty = 0
+        self._next_due: float | None = None
+        self._shape_at = 0.0
+        self._saturated = False
+        self.cursor = PickCursor()
+        """Hints about rows go here."""
+
+    def has_more_urgent(self, priority: int) -> bool:
+        """Whether a claimed row waits that should go before one of this priority."""
+        return bool(self._buffer) and self._buffer[0].claim.priority < priority
+
+    @property
+    def buffered(self) -> int:
+        """Claimed rows that wait for a slot."""
+        return len(self._buffer)
+
+    async def init(self) -> None:
+        """Become the queue's feeder: pokes come here from now on."""
+        self._node.feeders[self._queue] = self
+
+    async def run(self) -> None:
+        """Refill whenever there is free capacity; sleep when there is none, or no work."""
+        while not self._node.draining:
+            self._start_buffered()
+            wanted = min(demand(self._limits, running=len(self._pool), buffered=len(self._buffer)), MAX_PICK)
+            self._tell_saturation(wanted)
+            wait = trio.current_time() + 3600.0 if not wanted else await self._refill(wanted)
+            with trio.move_on_at(wait):
+                await self.mailbox.receive()
+
+    async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
+        """Give the buffer back at once, attempt unchanged: nothing of it has run."""
+        while self._buffer:
+            self._give_back(self._buffer.popleft())
+
+    # -- picking
+
+    async def _refill(self, wanted: int) -> float:
+        """Pick; return until when to sleep (a time in the past: not at all)."""
+        try:
+            picked = await self._pick(wanted)
+        except StoreUnavailable as exc:
+            return trio.current_time() + self._outage.failed(exc)
+        self._outage.over()
+        now = trio.current_time()
+        if picked.claims:
+            self._empty = 0
+            await self._accept(picked.claims)
+        if picked.window >= wanted:
+            return now  # a full window: there may be more behind it, also when all of it was held or shelved
+        if picked.claims and len(self._pool) + len(self._buffer) < self._limits.concurrency:
+            return now + self._limits.poll_interval
+        if not picked.claims:
+            self._empty += 1
+        wait = idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
+        look = self.cursor.next_look(now)
+        return now + (wait if look is None else min(wait, look))
+
+    async def _pick(self, wanted: int) -> Picked:
+        node = self._node
+        began = trio.current_time()
+        begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
+        async with node.pool.acquire(node.lane("claim")) as conn:
+            asked = trio.current_time()
+            picked = await pick_instances(
+                conn,
+                node.owner,
+                queue=self._queue,
+                limit=wanted,
+                known=node.known.array,
+                begin=begin,
+                now=asked,
+            )
+            # Claimed: from here on they are kept alive, whatever happens to this task.
+            self._buffer.extend(node.leases.hold(claim) for claim in picked.claims)
+            now = trio.current_time()
+            self.cursor.advance(picked, now=now, took=now - asked)
+            if picked.window < wanted or now >= self._shape_at:
+                shape = await read_queue(conn, node.owner.schema, self._queue)
+                self.cursor.learn(shape)
+                self._next_due = shape.next_due
+                self._shape_at = now + SHAPE_EVERY
+        if node.telemetry.active:
+            self._tell_pick(picked, wanted, now - asked)
+        return picked
+
+    async def _accept(self, claims: list[Claim]) -> None:
+        """Start what can start; take the keys of what needs one."""
+        if any(claim.partition_key is not None for claim in claims):
+            await self._take_keys()
+        self._start_buffered()
+
+    async def _take_keys(self) -> None:
+        """Keep only the claims whose key is ours now; the others go back and keep their place."""
+        wanting = [
+            held
+            for held in self._buffer
+            if held.claim.partition_key is not None and not self._keys.owns(held.claim)
+        ]
+        granted = await self._keys.take([held.claim for held in wanting])
+        for held in wanting:
+            if held.claim.claim_id not in granted:
+                self._buffer.remove(held)
+                self._give_back(held, contended=True)
+
+    # -- starting
+
+    def _start_buffered(self) -> None:
+        """Hand buffered claims to free slots, the most urgent first."""
+        now = trio.current_time()
+        while self._buffer and self._pool.free > 0:
+            held = self._next_startable()
+            if held is None:
+                return
+            if held.lost is not None or held.claim.trusted_until <= now:
+                self._give_back(held)
+                continue
+            held.task = self._pool.start_nowait(self._tasks.run, held, key=held.claim.claim_id)
+            held.task.deadline = held.claim.trusted_until
+
+    def _next_startable(self) -> Held | None:
+        """Take the first buffered claim that has what it needs; one whose key is being taken waits."""
+        for index, held in enumerate(self._buffer):
+            if held.claim.partition_key is None or self._keys.owns(held.claim):
+                del self._buffer[index]
+                return held
+        return None
+
+    def _give_back(self, held: Held, *, contended: bool = False) -> None:
+        claim = held.claim
+        self._node.leases.drop(held)
+        if claim.partition_key is not None:
+            self._keys.free(claim)
+        if held.lost is None:
+            self._commits.release(claim, attempts=0, hold=contended)
+        if contended:
+            logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
+            if self._node.telemetry.active:
+                self._node.telemetry.emit(_contended(claim))
+
+    # -- telling
+
+    def _tell_pick(self, picked: Picked, wanted: int, seconds: float) -> None:
+        left = sum(row.left for row in picked.seen)
+        self._node.telemetry.emit(
+            PickedEvent(
+                queue=self._queue,
+                wanted=wanted,
+                claimed=len(picked.claims),
+                held=sum(row.what == "h" for row in picked.seen),
+                shelved=sum(row.what == "s" for row in picked.seen),
+                left=left,
+                seconds=seconds,
+            )
+        )
+
+    def _tell_saturation(self, wanted: int) -> None:
+        full = (
+            not wanted
+            and len(self._pool) + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
+        )
+        if full and not self._saturated and self._node.telemetry.active:
+            self._node.telemetry.emit(
+                QueueSaturated(queue=self._queue, running=len(self._pool), buffered=len(self._buffer))
+            )
+        self._saturated = full
+
+
+def _contended(claim: Claim) -> PartitionContended:
+    return PartitionContended(
+        id=claim.id,
+        machine=claim.fsm,
+        version=claim.version,
+        step=claim.step,
+        attempt=claim.attempt,
+        visit=claim.visit,
+        queue=claim.queue,
+        key=claim.partition_key or "",
+    )

@@ -1,0 +1,244 @@
+"""Flusher: commits the outcomes of steps, in groups.
+
+Owns       transitions that wait for their commit, and claims that wait to be given back.
+Receives   `commit` from step tasks (which wait for the verdict), `release` from feeders and step tasks.
+Sends      verdicts to the waiting tasks; hints to the feeders about siblings that a freed key lets go.
+Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, on the commit lane.
+If it dies the tasks that wait are told to try again with its next incarnation: the queue outlives it.
+Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
+
+A poison entry (data that Postgres refuses) is bisected out and fails alone. When the store is away, entries wait as
+long as their leases are trusted. A commit of unknown fate is repeated as it was; if it then touches no row, the row
+is read: it tells whether the first one had happened.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+import outcome
+import psycopg
+import trio
+from trio.lowlevel import Abort, RaiseCancelT, Task
+
+from durable_actors._engine.leases import Held
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import Outage
+from durable_actors._postgres.failures import RETRYABLE
+from durable_actors._store.claim import read_claims, release_claims
+from durable_actors._store.commit import commit_outcomes, was_committed
+from durable_actors._store.rows import Claim, Committed, Transition
+from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.otp import Actor, Address, ExitReason
+
+MAX_BATCH: Final = 1000
+
+_DATA: Final = frozenset({"22", "23", "54"})
+"""SQLSTATE classes that blame the data: exceptions, constraints, limits. Others blame the server or us: try again."""
+
+
+@attrs.frozen
+class Stale:
+    """The fence refused the transition: this worker no longer owns the claim."""
+
+
+@attrs.frozen
+class Refused:
+    """Postgres refused the data of this very transition; nothing was written."""
+
+    error: psycopg.Error
+
+
+Verdict = Committed | Stale | Refused
+
+STALE: Final = Stale()
+
+
+class _Entry:
+    """A transition on its way, and the task that waits for it (None once it has gone)."""
+
+    __slots__ = ("held", "task", "transition")
+
+    def __init__(self, transition: Transition, held: Held, task: Task) -> None:
+        self.transition = transition
+        self.held = held
+        self.task: Task | None = task
+
+    def answer(self, verdict: Verdict) -> None:
+        task, self.task = self.task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, outcome.Value(verdict))
+
+
+@attrs.frozen
+class _Release:
+    """Claims to give back alike."""
+
+    attempts: int
+    hold: bool
+
+
+class Commits:
+    """The flusher's queue: made before it, and valid across its restarts."""
+
+    def __init__(self, wake: Address[object]) -> None:
+        self._wake = wake
+        self.entries: deque[_Entry] = deque()
+        self.releases: dict[_Release, list[Claim]] = {}
+
+    async def commit(self, transition: Transition, held: Held) -> Verdict:
+        """Queue a transition and wait until it is committed or refused.
+
+        Cancelled: a transition not sent yet is withdrawn; one that is under way may be committed.
+        """
+        entry = _Entry(transition, held, trio.lowlevel.current_task())
+        self.entries.append(entry)
+        self._wake.cast(None)
+
+        def abort(_: RaiseCancelT) -> Abort:
+            entry.task = None
+            return Abort.SUCCEEDED
+
+        verdict: Verdict = await trio.lowlevel.wait_task_rescheduled(abort)
+        return verdict
+
+    def release(self, claim: Claim, *, attempts: int, hold: bool = False) -> None:
+        """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
+        self.releases.setdefault(_Release(attempts, hold), []).append(claim)
+        self._wake.cast(None)
+
+    def take(self) -> list[_Entry]:
+        """The next group: distinct instances, nobody who has gone, at most `MAX_BATCH`."""
+        batch: dict[int, _Entry] = {}
+        later: list[_Entry] = []
+        while self.entries and len(batch) < MAX_BATCH:
+            entry = self.entries.popleft()
+            if entry.task is None:
+                continue  # withdrawn: cancelled before it was sent
+            number = entry.transition.claim.id
+            if number in batch:  # an old claim's late outcome beside the new one's: one row, one update
+                later.append(entry)
+            else:
+                batch[number] = entry
+        self.entries.extendleft(reversed(later))
+        return list(batch.values())
+
+
+def _waiting(batch: list[_Entry]) -> list[_Entry]:
+    """Those whose task still waits. One that has gone lost its lease, or its drain's time was up."""
+    return [entry for entry in batch if entry.task is not None]
+
+
+class Flusher(Actor[object]):
+    """The actor; a message is nothing but a wake-up."""
+
+    def __init__(self, node: Node, queue: Commits) -> None:
+        self._node = node
+        self._queue = queue
+        self._outage = Outage(node, "flusher")
+
+    async def run(self) -> None:
+        """Flush whatever is queued; sleep when nothing is."""
+        while True:
+            if not self._queue.entries and not self._queue.releases:
+                await self.mailbox.receive()
+            await self._turn()
+
+    async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
+        """The last outcomes and releases of a drain."""
+        while self._queue.entries or self._queue.releases:
+            await self._turn()
+
+    async def _turn(self) -> None:
+        batch = self._queue.take()
+        try:
+            await self._flush(batch)
+        finally:
+            # All answered, unless this is cancelled or fails: the next incarnation goes on with the rest.
+            self._queue.entries.extendleft(reversed(_waiting(batch)))
+        await self._release()
+
+    # -- outcomes
+
+    async def _flush(self, batch: list[_Entry]) -> None:
+        """Bring every entry of the batch to its verdict, or until nobody waits for it."""
+        unknown = False  # an attempt was sent whose fate nobody knows
+        while batch := _waiting(batch):
+            try:
+                committed = await self._commit(batch)
+                if unknown:
+                    await self._resolve(batch, committed)
+            except (StoreUnavailable, psycopg.Error) as exc:
+                if isinstance(exc, psycopg.Error) and (exc.sqlstate or "")[:2] in _DATA:
+                    await self._bisect(batch, exc)
+                    return
+                unknown = unknown or isinstance(exc, CommitUnknown)
+                if not (isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE):
+                    await trio.sleep(self._outage.failed(exc))
+            else:
+                self._outage.over()
+                for entry in batch:
+                    entry.answer(committed.get(entry.transition.claim.id, STALE))
+
+    async def _commit(self, batch: list[_Entry]) -> dict[int, Committed]:
+        node = self._node
+        async with node.pool.acquire(node.lane("commit")) as conn:
+            committed, promoted = await commit_outcomes(
+                conn,
+                node.owner.schema,
+                [entry.transition for entry in batch],
+                accept_late=node.config.late_commit == "accept",
+            )
+        if promoted:
+            node.offer(promoted)
+        return committed
+
+    async def _resolve(self, batch: list[_Entry], committed: dict[int, Committed]) -> None:
+        """After an unknown commit was repeated: read the rows it did not touch, and learn what they tell."""
+        node = self._node
+        missing = [entry.transition for entry in batch if entry.transition.claim.id not in committed]
+        if not missing:
+            return
+        async with node.pool.acquire(node.lane("commit")) as conn:
+            rows = await read_claims(conn, node.owner.schema, [each.claim.id for each in missing])
+        for each in missing:
+            found = was_committed(each, rows.get(each.claim.id))
+            if found is not None:
+                committed[each.claim.id] = found
+
+    async def _bisect(self, batch: list[_Entry], error: psycopg.Error) -> None:
+        """Data that Postgres refuses: find the one entry that carries it; the others must not suffer."""
+        if len(batch) == 1:
+            batch[0].answer(Refused(error))
+            return
+        middle = len(batch) // 2
+        await self._flush(batch[:middle])
+        await self._flush(batch[middle:])
+
+    # -- releases
+
+    async def _release(self) -> None:
+        """Give claims back. While the store is away they wait; at a drain's end their leases end them."""
+        node, queue = self._node, self._queue
+        while queue.releases:
+            how, claims = queue.releases.popitem()
+            try:
+                async with node.pool.acquire(node.lane("commit")) as conn:
+                    _, promoted = await release_claims(
+                        conn, node.owner.schema, claims, attempts=how.attempts, hold=how.hold
+                    )
+            except StoreUnavailable as exc:
+                # Fenced by the claim: giving back twice does no harm.
+                queue.releases.setdefault(how, []).extend(claims)
+                await trio.sleep(self._outage.failed(exc))
+                if queue.entries:
+                    return
+            else:
+                self._outage.over()
+                logger.debug("released %d claims", len(claims))
+                node.offer(promoted)
+                if not how.hold:
+                    for claim in claims:
+                        node.poke(claim.queue, number=claim.id)

@@ -1,0 +1,64 @@
+"""The claims that this node holds: running, buffered, and those whose thread has outlived its claim.
+
+Shared by the feeders (which hold and drop), the step tasks and the heartbeat (which extends). No actor of its own: it
+has nothing to wait for, and its knowledge must survive the restart of any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from durable_actors._store.rows import Claim
+from durable_actors.otp import PoolTask
+
+
+class Held:
+    """One claim in this node's hands."""
+
+    __slots__ = ("claim", "lost", "task")
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.task: PoolTask | None = None
+        """The step task that runs it; None while it waits in a buffer."""
+        self.lost: str | None = None
+        """Why it is no longer ours; nothing of it may be committed."""
+
+
+class Leases:
+    """Every claim of this node, by claim id (an instance can be claimed again while its old thread still runs)."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, claim: Claim) -> Held:
+        """Keep this claim alive from now on."""
+        held = self._held[claim.claim_id] = Held(claim)
+        return held
+
+    def drop(self, held: Held) -> None:
+        """Keep it alive no longer: its outcome is committed, it was released, or it is lost."""
+        self._held.pop(held.claim.claim_id, None)
+
+    def all(self) -> list[Held]:
+        """Every claim that is not known to be lost."""
+        return [held for held in self._held.values() if held.lost is None]
+
+    def extend(self, renewed: Iterable[Held], trusted_until: float) -> None:
+        """Trust these claims until then. A lease is a deadline: that of the step's cancel scope."""
+        for held in renewed:
+            held.claim.trusted_until = trusted_until
+            if held.task is not None:
+                held.task.deadline = trusted_until
+
+    def lose(self, held: Held, why: str) -> None:
+        """This claim is somebody else's, or nobody's: cancel its step; nothing of it will be committed."""
+        if held.lost is None:
+            held.lost = why
+            if held.task is not None:
+                held.task.cancel(why)

@@ -1,0 +1,125 @@
+"""What the actors of one engine share, passed to them explicitly."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import trio
+
+from durable_actors._engine.leases import Leases
+from durable_actors._postgres import encode
+from durable_actors._postgres.lane import Lane
+from durable_actors._postgres.pool import Pool
+from durable_actors._store.claim import Owner
+from durable_actors._store.rows import Promoted
+from durable_actors.config import Config
+from durable_actors.machine import ContextPort, MachineSpec
+from durable_actors.otp import Address
+from durable_actors.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from durable_actors._engine.feeder import Feeder
+
+logger: Final = logging.getLogger("durable_actors.engine")
+
+# The planner of a queue table: statistics say "almost no row is executing" or "the table is empty" and are right a
+# minute later. Generic plans with index paths are right always (docs/explanation/performance.md).
+_PLANS: Final = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+
+class Known:
+    """The machines that this node can run, in the forms in which they are needed."""
+
+    __slots__ = ("_specs", "array", "names")
+
+    def __init__(self, specs: Mapping[tuple[str, int], MachineSpec]) -> None:
+        self._specs = dict(specs)
+        self.names: frozenset[str] = frozenset(f"{name}/{version}" for name, version in specs)
+        """As the pick knows them: "fsm/version"."""
+        self.array = encode.text_array(sorted(self.names))
+        """The same as a parameter."""
+
+    def find(self, fsm: str, version: int) -> MachineSpec:
+        """The definition of a claimed row; the pick claims no other."""
+        return self._specs[fsm, version]
+
+
+def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[str, Lane]:
+    """Share the node's connections out: which lane each role uses. Pure.
+
+    Session locks and heartbeats never share; then commits, then claims get a connection of their own; what is left
+    is for clients and maintenance.
+    """
+    keep = max(1, int(keepalive / 4))
+    session = {
+        "tcp_keepalives_idle": str(keep),
+        "tcp_keepalives_interval": str(keep),
+        "tcp_keepalives_count": "2",
+    }
+    heartbeat = Lane("heartbeat", 1, settings=_PLANS)
+    found = {
+        "session": Lane("session", 1, settings=session, dsn=session_dsn),
+        "heartbeat": heartbeat,
+    }
+    shared = Lane("shared", 1, settings=_PLANS)
+    rest = pool_size - 2
+    found["commit"] = Lane("commit", 1, settings=_PLANS) if rest > 1 else shared
+    found["claim"] = Lane("claim", 1, settings=_PLANS) if rest > 2 else shared
+    own = sum(lane is not shared for lane in (found["commit"], found["claim"]))
+    # Without _PLANS: a batch insert joins its rows back, and a nested loop over 10,000 of them is quadratic.
+    found["client"] = Lane("client", rest - own, settings={"jit": "off"}) if rest > own else shared
+    return found
+
+
+@attrs.define(eq=False)
+class Node:
+    """One engine's shared parts."""
+
+    config: Config
+    owner: Owner
+    pool: Pool
+    roles: Mapping[str, Lane]
+    known: Known
+    telemetry: Telemetry
+    port: ContextPort
+    leases: Leases = attrs.field(factory=Leases)
+    feeders: dict[str, Feeder] = attrs.field(factory=dict[str, "Feeder"])
+    wakes: dict[str, Address[object]] = attrs.field(factory=dict[str, Address[object]])
+    draining: bool = False
+    """Nothing is claimed any more, and no step runs ahead."""
+    random: Callable[[], float] = random.random
+    threads: trio.CapacityLimiter = attrs.field(init=False)
+    """For `def` steps, apart from the default one, which belongs to the host application."""
+    on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
+    """A step raised KeyboardInterrupt or SystemExit: the node must stop."""
+    on_final: Callable[[int], None] = attrs.field(default=lambda _: None)
+    """An instance became terminal here: whoever waits for its result may look."""
+
+    def __attrs_post_init__(self) -> None:
+        self.threads = trio.CapacityLimiter(self.config.thread_limit)
+
+    def lane(self, role: str) -> str:
+        """The name of the lane that a role uses."""
+        return self.roles[role].name
+
+    def poke(self, queue: str, *, number: int | None = None, priority: int | None = None) -> None:
+        """Hint that work may be there, after it was committed. Coalesced; polling is the floor."""
+        feeder = self.feeders.get(queue)
+        if feeder is not None:
+            feeder.cursor.hint(number, priority)
+            self.wakes[queue].cast(None)
+
+    def offer(self, promoted: list[Promoted]) -> None:
+        """Tell the feeders here of rows that are on offer again."""
+        for row in promoted:
+            self.poke(row.queue, number=row.id)

@@ -1,0 +1,165 @@
+"""One run of one step: from a claim to the transition to commit. Runs user code; commits nothing.
+
+What the user's code may do, and what becomes of it:
+
+returns an outcome                     its transition
+raises an Exception (also a group)     `handle`, or a job's retry
+runs longer than its timeout           `StepTimeout`, the same way
+returns nonsense, or what cannot be    `InvalidOutcome` or `StateError`, the same way
+stored; a state that does not decode
+is cancelled                           nothing: no outcome, `handle` is not called
+raises KeyboardInterrupt, SystemExit   nothing, and the node stops
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import msgspec
+import trio
+
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.transition import failure, transition
+from durable_actors._store.rows import Claim, Transition
+from durable_actors.errors import InvalidOutcome, StateError, StepTimeout
+from durable_actors.machine import (
+    Context,
+    MachineSpec,
+    Next,
+    Outcome,
+    StepSpec,
+    exhausted,
+    job_failure,
+    normalize_outcome,
+)
+
+
+@attrs.define(eq=False)
+class Ran:
+    """What a run came to."""
+
+    transition: Transition
+    outcome: str
+    """Its class, for telemetry."""
+    error: Exception | None
+    """What went through `handle`."""
+
+
+class StepRun:
+    """Runs the current step of a claim."""
+
+    __slots__ = ("_claim", "_node", "_spec")
+
+    def __init__(self, node: Node, claim: Claim, spec: MachineSpec) -> None:
+        self._node = node
+        self._claim = claim
+        self._spec = spec
+
+    async def run(self, *, ahead: bool) -> Ran:
+        """Run the step; `ahead` tells whether a `Next` may stay on this claim."""
+        claim, spec = self._claim, self._spec
+        over = exhausted(spec, claim.attempt)
+        if over is not None:
+            return Ran(transition(claim, spec, over), "Stop", None)
+        try:
+            ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
+        except StateError as exc:
+            return await self.recover(exc, self._context(_raw(claim.state)))
+        try:
+            outcome = await self._call(ctx)
+            stays = ahead and isinstance(outcome, Next)
+            return Ran(transition(claim, spec, outcome, ahead=stays), type(outcome).__name__, None)
+        except Exception as exc:  # noqa: BLE001 - user code may raise anything; all of it goes through handle
+            return await self.recover(exc, ctx)
+
+    async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> Ran:
+        """Let `handle` (or a job's rules) turn an error into an outcome; if that fails, so does the instance."""
+        claim, spec = self._claim, self._spec
+        if ctx is None:
+            ctx = self._context(_raw(claim.state))
+        logger.info(
+            "instance %d: %s, step %s, attempt %d raised %r", claim.id, spec, claim.step, claim.attempt, error
+        )
+        try:
+            outcome = await self._outcome_of(error, ctx)
+            after = transition(claim, spec, outcome, error=error)
+        except Exception as exc:  # noqa: BLE001 - a handle that raises: failed, by contract
+            exc.__context__ = error
+            logger.warning("instance %d: handle of %s failed on %r", claim.id, spec, error, exc_info=exc)
+            return Ran(failure(claim, exc), "Stop", error)
+        return Ran(after, type(outcome).__name__, error)
+
+    async def _outcome_of(self, error: Exception, ctx: Context[Any]) -> Outcome:
+        claim, spec, random = self._claim, self._spec, self._node.random
+        if spec.kind == "job":
+            return job_failure(error, spec, attempt=claim.attempt, random=random)
+        handle = spec.handle
+        value: object
+        if handle.is_async:
+            value = await handle.call(error, ctx.for_handle())
+        elif handle.is_default:
+            value = handle.call(error, ctx)
+        else:
+            value = await self._in_thread(handle.call, error, ctx.for_handle())
+        return normalize_outcome(
+            value, spec, step=claim.step, attempt=claim.attempt, random=random, source="handle"
+        )
+
+    async def _call(self, ctx: Context[Any]) -> Outcome:
+        claim, spec = self._claim, self._spec
+        step = spec.steps.get(claim.step)
+        if step is None:
+            raise InvalidOutcome(
+                f"{spec} has no step {claim.step!r}; its steps are {', '.join(spec.steps)}. The row was made by other "
+                "code, or edited"
+            )
+        if step.timeout is None:
+            value = await self._run_step(step, ctx)
+        else:
+            value = await self._run_timed(step, ctx, step.timeout)
+        return normalize_outcome(
+            value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
+        )
+
+    async def _run_step(self, step: StepSpec, ctx: Context[Any]) -> object:
+        if step.is_async:
+            return await step.call(ctx)
+        return await self._in_thread(step.call, ctx)
+
+    async def _run_timed(self, step: StepSpec, ctx: Context[Any], timeout: float) -> object:
+        began = trio.current_time()
+        with trio.move_on_after(timeout) as scope:
+            value = await self._run_step(step, ctx)
+        # A thread cannot be cancelled: it has returned too late.
+        if scope.cancelled_caught or (not step.is_async and trio.current_time() - began > timeout):
+            raise StepTimeout(
+                f"{self._spec}, step {step.name!r} ran longer than its timeout of {timeout:g} s"
+            )
+        return value
+
+    async def _in_thread(self, call: Any, *args: object) -> object:
+        """Run plain code in a thread. It cannot be cancelled: its slot and its lease stay until it returns."""
+        value = await trio.to_thread.run_sync(call, *args, limiter=self._node.threads)
+        await trio.lowlevel.checkpoint_if_cancelled()  # the claim was lost meanwhile: its outcome is dropped
+        return value
+
+    def _context(self, state: Any) -> Context[Any]:
+        claim = self._claim
+        return Context(
+            state=state,
+            id=claim.id,
+            machine=claim.fsm,
+            version=claim.version,
+            step=claim.step,
+            attempt=claim.attempt,
+            visit=claim.visit,
+            parent_id=claim.parent_id,
+            claim_id=claim.claim_id,
+            port=self._node.port,
+        )
+
+
+def _raw(state: bytes) -> Any:
+    """The stored JSON as it is; whatever the row holds, `handle` gets something to look at."""
+    return msgspec.json.decode(state)

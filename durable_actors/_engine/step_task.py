@@ -1,0 +1,178 @@
+"""Step task: runs the steps of one claimed instance, each committed before the next begins.
+
+Owns       one claim, in a slot of its queue's pool.
+Receives   nothing; it is cancelled when its claim is lost, its lease can no longer be trusted, or a drain is over.
+Sends      transitions to the flusher, and waits for the verdict of each.
+Writes     nothing itself.
+If it dies (cancelled, or a bug here) its claim goes back, attempt + 1; the step runs again from its beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import trio
+
+from durable_actors._engine.flusher import Commits, Refused, Stale
+from durable_actors._engine.keeper import Keys
+from durable_actors._engine.leases import Held
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.step_run import Ran, StepRun
+from durable_actors._engine.transition import failure
+from durable_actors._store.rows import Claim, Committed
+from durable_actors.telemetry import (
+    ClaimLost,
+    OutcomeLate,
+    OutcomeStale,
+    StepCommitted,
+    StepStarted,
+    StepStopped,
+)
+
+AHEAD_STEPS: Final = 50
+"""Steps that an instance may run on one claim before others get its slot."""
+AHEAD_SECONDS: Final = 0.5
+"""Seconds that it may do so."""
+
+
+class StepTasks:
+    """What all step tasks of an engine have in common."""
+
+    def __init__(self, node: Node, commits: Commits, keys: Keys) -> None:
+        self._node = node
+        self._commits = commits
+        self._keys = keys
+
+    async def run(self, held: Held) -> None:
+        """Run the claim's steps until it is given up, committed away, or lost."""
+        claim = held.claim
+        try:
+            await self._run_steps(held)
+        except trio.Cancelled:
+            self._interrupted(held)
+            raise
+        except (KeyboardInterrupt, SystemExit) as exc:
+            # The node stops, and the row goes back. Raised here it would tear the tree down before that.
+            self._commits.release(claim, attempts=1)
+            self._node.on_fatal(exc)
+        except BaseException:
+            self._commits.release(claim, attempts=1)
+            raise
+        finally:
+            # Not before: a thread that outlives its claim keeps its key until it has really returned.
+            if claim.partition_key is not None:
+                self._keys.free(claim)
+            self._node.leases.drop(held)
+
+    async def _run_steps(self, held: Held) -> None:
+        node, claim = self._node, held.claim
+        spec = node.known.find(claim.fsm, claim.version)
+        until = trio.current_time() + AHEAD_SECONDS
+        steps = 0
+        while True:
+            steps += 1
+            ahead = (
+                spec.run_ahead
+                and steps < AHEAD_STEPS
+                and trio.current_time() < until
+                and self._may_go_on(claim)
+            )
+            run = StepRun(node, claim, spec)
+            if node.telemetry.active:
+                ran = await self._observed(run, claim, ahead=ahead)
+            else:
+                ran = await run.run(ahead=ahead)
+            committed = await self._commit(run, ran, held)
+            if committed is None or committed.status != "executing":
+                return
+            # The next step sees what is stored: jsonb gives back other bytes than it was given.
+            claim.visit, claim.step, claim.attempt, claim.crashes = committed.visit, ran.transition.step, 0, 0
+            assert committed.state is not None
+            claim.state = committed.state
+
+    def _may_go_on(self, claim: Claim) -> bool:
+        """Whether this instance may keep its slot for its next step."""
+        if self._node.draining:
+            return False
+        feeder = self._node.feeders.get(claim.queue)
+        return feeder is None or not feeder.has_more_urgent(claim.priority)
+
+    async def _commit(self, run: StepRun, ran: Ran, held: Held) -> Committed | None:
+        """Commit; None when the claim is gone. Data that Postgres refuses goes through `handle` once, then fails."""
+        verdict = await self._commits.commit(ran.transition, held)
+        if isinstance(verdict, Refused):
+            refused = verdict.error
+            logger.warning("instance %d: Postgres refused its outcome: %s", held.claim.id, refused)
+            if ran.error is None:
+                ran = await run.recover(refused)
+                verdict = await self._commits.commit(ran.transition, held)
+            if isinstance(verdict, Refused):
+                verdict = await self._commits.commit(failure(held.claim, refused), held)
+        match verdict:
+            case Committed():
+                self._committed(ran, held, verdict)
+                return verdict
+            case Stale():
+                self._stale(held)
+                return None
+            case Refused():
+                # Not even a plain failure can be stored: the row itself is broken. Its lease ends the claim.
+                logger.error("instance %d cannot be written: %s", held.claim.id, verdict.error)
+                return None
+
+    # -- telling
+
+    async def _observed(self, run: StepRun, claim: Claim, *, ahead: bool) -> Ran:
+        emit = self._node.telemetry.emit
+        emit(StepStarted(**_facts(claim)))
+        began = trio.current_time()
+        ran = await run.run(ahead=ahead)
+        seconds = trio.current_time() - began
+        emit(StepStopped(**_facts(claim), outcome=ran.outcome, seconds=seconds, error=ran.error))
+        return ran
+
+    def _committed(self, ran: Ran, held: Held, verdict: Committed) -> None:
+        node, claim = self._node, held.claim
+        if verdict.status in {"done", "failed"}:
+            node.on_final(claim.id)
+        elif verdict.status == "runnable" and not ran.transition.delay:
+            node.poke(claim.queue, number=claim.id)
+        if node.telemetry.active:
+            node.telemetry.emit(StepCommitted(**_facts(claim), status=verdict.status))
+            if trio.current_time() > claim.trusted_until:
+                node.telemetry.emit(OutcomeLate(**_facts(claim)))
+
+    def _stale(self, held: Held) -> None:
+        claim = held.claim
+        logger.warning(
+            "instance %d: the outcome of step %s was refused, another claim owns the instance",
+            claim.id,
+            claim.step,
+        )
+        if self._node.telemetry.active:
+            self._node.telemetry.emit(OutcomeStale(**_facts(claim)))
+
+    def _interrupted(self, held: Held) -> None:
+        """Cancelled: lost, no longer trusted, or drained. What is ours still goes back; the fence decides."""
+        node, claim = self._node, held.claim
+        reason = held.lost
+        if reason is None and trio.current_time() >= claim.trusted_until:
+            reason = "its lease could not be renewed in time"
+        if held.lost is None:
+            self._commits.release(claim, attempts=1)
+        if reason is not None:
+            logger.warning("instance %d: step %s was cancelled: %s", claim.id, claim.step, reason)
+            if node.telemetry.active:
+                node.telemetry.emit(ClaimLost(**_facts(claim), reason=reason))
+
+
+def _facts(claim: Claim) -> dict[str, Any]:
+    return {
+        "id": claim.id,
+        "machine": claim.fsm,
+        "version": claim.version,
+        "step": claim.step,
+        "attempt": claim.attempt,
+        "visit": claim.visit,
+        "queue": claim.queue,
+    }

@@ -1,0 +1,9 @@
+-- register_node: an engine has started. Forgets incarnations that were last seen a week ago.
+-- params   $1 incarnation text · $2 node text · $3 about jsonb
+-- returns  nothing
+-- locks    its own row
+with old as (
+    delete from durable.nodes n where n.seen_at < now() - interval '7 days' and n.incarnation <> $1::text
+)
+insert into durable.nodes (incarnation, node, about) values ($1::text, $2::text, $3::jsonb)
+on conflict (incarnation) do update set seen_at = now(), stopped_at = null, about = excluded.about
