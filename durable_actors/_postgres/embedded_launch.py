@@ -138,6 +138,8 @@ def _settings(how: Launch) -> dict[str, str]:
         "logging_collector": "off",
         "log_destination": "stderr",
     }
+    if how.throwaway:  # so that nothing outside the directory is left, should all be killed
+        settings["dynamic_shared_memory_type"] = "mmap"
     durable = "off" if how.throwaway else "on"
     settings |= dict.fromkeys(("fsync", "full_page_writes", "synchronous_commit"), durable)
     return settings | dict(how.settings)

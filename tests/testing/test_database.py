@@ -223,8 +223,9 @@ def test_shared(n, durable_server, empty_dsn, tmp_path_factory):
 
 
 def test_all_workers_of_a_run_share_one_server(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(WORKERS.format(out=str(tmp_path / "out")))
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-c", "pytest.ini"]
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DURABLE_TEST"))
     }
