@@ -1,0 +1,43 @@
+"""The example runs, and does what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+from trio.testing import MockClock
+
+PATH = Path(__file__).parent.parent.parent / "examples" / "otp_chat.py"
+
+
+def test_the_chat_example(capsys, caplog):
+    spec = importlib.util.spec_from_file_location("otp_chat", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["otp_chat"] = module
+    try:
+        spec.loader.exec_module(module)
+        trio.run(module.main, clock=MockClock(autojump_threshold=0))
+    finally:
+        del sys.modules["otp_chat"]
+    lines = capsys.readouterr().out.splitlines()
+    said = [f"{n}: {t}" for n in ("ada", "eve", "kay") for t in ("hello", "how are you", "bye")]
+    said.remove("eve: how are you")  # it said the word that the room cannot stand
+    assert [line for line in lines if line in said] == sorted(said)
+    assert {f"{name} left (normal)" for name in ("ada", "eve", "kay")} <= set(lines)
+    heard = [line for line in lines if line.startswith("the audience heard")]
+    assert "restart of room" in heard[0]
+    assert "the block has ended" in heard[1]
+    assert sum(int(line.split()[3]) for line in heard) == len(said)
+    assert any("room [actor]" in line and "restarts 1" in line for line in lines)
+    assert "BadWordError" in caplog.text
+
+
+def test_it_runs_as_a_script():
+    run = subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, timeout=30, check=True)
+    assert "chat [supervisor] running" in run.stdout
+    assert run.stderr == ""
