@@ -20,50 +20,62 @@ from durable_actors.machine._checks import shown
 Problem = tuple[str, str]
 """(path, what is wrong there)"""
 
+_Path = tuple[Any, str] | None
+"""(path of the container, last segment); None is the root. Text is made of the one path that is reported:
+a string per place would be quadratic in the depth (2.4 s for 100,000 levels)."""
+
 _LEAVE = object()
 
 
 def find_problem(value: object) -> Problem | None:
     """Return the first place that JSON or jsonb cannot hold, or None."""
-    todo: list[tuple[object, str]] = [(value, "$")]
+    todo: list[tuple[object, Any]] = [(value, None)]
     above: set[int] = set()  # the containers around the current place; meeting one again is a cycle
     while todo:
         item, path = todo.pop()
         if item is _LEAVE:
-            above.discard(int(path))
+            above.discard(path)
             continue
-        parts = _parts(item, path)
+        parts = _parts(item)
         if parts is None:
             problem = _leaf_problem(item)
             if problem is not None:
-                return path, problem
+                return _text(path), problem
             continue
         if id(item) in above:
-            return path, f"{type(item).__name__} contains itself"
+            return _text(path), f"{type(item).__name__} contains itself"
         above.add(id(item))
-        todo.append((_LEAVE, str(id(item))))
-        found: list[tuple[object, str]] = []
-        for key, part, part_path in parts:
+        todo.append((_LEAVE, id(item)))
+        found: list[tuple[object, _Path]] = []
+        for key, part, segment in parts:
             problem = _key_problem(key)
             if problem is not None:
-                return path, problem
-            found.append((part, part_path))
+                return _text(path), problem
+            found.append((part, (path, segment)))
         todo.extend(reversed(found))
     return None
 
 
-def _parts(item: object, path: str) -> Iterator[tuple[object, object, str]] | None:
-    """(key, part, path) of a container, or None for a leaf."""
+def _text(path: _Path) -> str:
+    segments: list[str] = []
+    while path is not None:
+        path, segment = path
+        segments.append(segment)
+    return "$" + "".join(reversed(segments))
+
+
+def _parts(item: object) -> Iterator[tuple[object, object, str]] | None:
+    """(key, part, path segment) of a container, or None for a leaf."""
     if isinstance(item, dict):
         members = cast("dict[object, object]", item)
-        return ((key, part, _member(path, key)) for key, part in members.items())
+        return ((key, part, _member(key)) for key, part in members.items())
     if isinstance(item, list | tuple | set | frozenset):
         elements = cast("Iterable[object]", item)
-        return (("", part, f"{path}[{index}]") for index, part in enumerate(elements))
+        return (("", part, f"[{index}]") for index, part in enumerate(elements))
     names = _field_names(item)
     if names is None:
         return None
-    return ((name, getattr(item, name), f"{path}.{name}") for name in names if hasattr(item, name))
+    return ((name, getattr(item, name), f".{name}") for name in names if hasattr(item, name))
 
 
 def _field_names(item: object) -> tuple[str, ...] | None:
@@ -79,9 +91,9 @@ def _field_names(item: object) -> tuple[str, ...] | None:
     return None
 
 
-def _member(path: str, key: object) -> str:
+def _member(key: object) -> str:
     plain = isinstance(key, str) and key.isidentifier()
-    return f"{path}.{key}" if plain else f"{path}[{shown(key)}]"
+    return f".{key}" if plain else f"[{shown(key)}]"
 
 
 def _key_problem(key: object) -> str | None:

@@ -31,18 +31,9 @@ class BoundStep(StepRef[S], Generic[S, R]):
     __slots__ = ("_machine", "_step")
 
     def __init__(self, step: Step[Any, S, R], machine: object) -> None:
+        super().__init__(step.name, step.owner)
         self._step = step
         self._machine = machine
-
-    @property
-    def name(self) -> str:
-        """The step's name as stored in the row."""
-        return self._step.name
-
-    @property
-    def owner(self) -> type[Any] | None:
-        """The class whose body defines the step."""
-        return self._step.owner
 
     def __call__(self, ctx: Context[S]) -> R:
         """Run the step's code directly, as a test does. Nothing is committed."""
@@ -56,6 +47,7 @@ class Step(StepRef[S], Generic[M, S, R]):
     """A step as its class body holds it. Made by `@step`."""
 
     def __init__(self, func: Callable[[M, Context[S]], R], *, initial: bool, timeout: float | None) -> None:
+        super().__init__(func.__name__, None)
         self.func = func
         """The decorated function."""
         self.initial = initial
@@ -64,27 +56,15 @@ class Step(StepRef[S], Generic[M, S, R]):
         """Seconds a run may take."""
         self.__doc__ = func.__doc__
         self.__wrapped__ = func  # inspect.signature and help() look through
-        self._name: str = func.__name__
-        self._owner: type[Any] | None = None
         self.aliases: set[str] = set()
         """Every name to which the owner's body bound it; more than one is a mistake."""
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
         # Errors raised here are wrapped in RuntimeError before Python 3.12: only note, the machine checks.
-        if self._owner is None or identity_of(self._owner) == identity_of(owner):
-            self._owner = owner
-            self._name = name
+        if self.owner is None or identity_of(self.owner) == identity_of(owner):
+            self.owner = owner
+            self.name = name
             self.aliases.add(name)
-
-    @property
-    def name(self) -> str:
-        """The step's name as stored in the row."""
-        return self._name
-
-    @property
-    def owner(self) -> type[Any] | None:
-        """The class whose body defines the step; None until that body has been executed."""
-        return self._owner
 
     @overload
     def __get__(self, instance: None, owner: type[Any]) -> Step[M, S, R]: ...
@@ -98,8 +78,8 @@ class Step(StepRef[S], Generic[M, S, R]):
         return self.func(machine, ctx)
 
     def __repr__(self) -> str:
-        owner = "" if self._owner is None else f"{self._owner.__qualname__}."
-        return f"<step {owner}{self._name}>"
+        owner = "" if self.owner is None else f"{self.owner.__qualname__}."
+        return f"<step {owner}{self.name}>"
 
 
 @attrs.frozen

@@ -14,14 +14,13 @@ class StepRef(Generic[S]):
     would widen it to `Order | int` and accept `Next(self.ship, 3)`.
     """
 
-    __slots__ = ()
+    __slots__ = ("name", "owner")
 
-    @property
-    def name(self) -> str:
-        """The step's name as stored in the row."""
-        raise NotImplementedError
+    name: str
+    """The step's name as stored in the row."""
+    owner: type[Any] | None
+    """The class whose body defines the step; None until that body has been executed."""
 
-    @property
-    def owner(self) -> type[Any] | None:
-        """The class whose body defines the step; None until that body has been executed."""
-        raise NotImplementedError
+    def __init__(self, name: str, owner: type[Any] | None) -> None:
+        self.name = name
+        self.owner = owner

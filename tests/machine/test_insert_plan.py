@@ -1,0 +1,167 @@
+"""Insert options become one checked row."""
+
+import datetime as dt
+from itertools import chain, combinations
+
+import attrs
+import durable_actors.machine as da
+import pytest
+from durable_actors.errors import ConfigError, StateError
+from durable_actors.machine._insert_plan import LIVE, STATUSES, closed_scope
+
+NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)
+
+
+@attrs.frozen
+class Order:
+    order: int = 0
+
+
+def checkout():
+    class Checkout(da.Machine[Order], name="shop:Checkout", queue="fast", version=2):
+        @da.step
+        async def start(self, ctx): ...
+
+        @da.step
+        async def ship(self, ctx): ...
+
+    return Checkout
+
+
+def plan(**options):
+    return da.plan_insert(checkout().__durable__, options)
+
+
+def test_the_defaults():
+    assert plan() == da.InsertPlan(
+        machine="shop:Checkout",
+        version=2,
+        step="start",
+        queue="fast",
+        state=b"{}",
+        priority=0,
+        partition_key=None,
+        unique_key=None,
+        unique_scope=(),
+        eligible_at=None,
+        delay=0.0,
+        on_duplicate=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        ({"state": Order(5)}, "state", b'{"order":5}'),
+        ({"args": Order(5)}, "state", b'{"order":5}'),
+        ({"state": {"order": 5}}, "state", b'{"order":5}'),
+        ({"step": "ship"}, "step", "ship"),
+        ({"queue": "slow"}, "queue", "slow"),
+        ({"priority": -5}, "priority", -5),
+        ({"partition_key": "a"}, "partition_key", "a"),
+        ({"unique_key": "ü"}, "unique_key", "ü".encode()),
+        ({"unique_key": b"\x00"}, "unique_key", b"\x00"),
+        ({"unique_key": "a"}, "unique_scope", LIVE),
+        ({"unique_key": "a", "unique_scope": ()}, "unique_scope", ()),
+        ({"unique_key": "a", "unique_scope": LIVE[:3]}, "unique_scope", LIVE),
+        ({"unique_scope": LIVE}, "unique_scope", ()),
+        ({"eligible_at": NOON}, "eligible_at", NOON),
+        ({"schedule_at": NOON}, "eligible_at", NOON),
+        ({"schedule_in": 5}, "delay", 5.0),
+        ({"schedule_in": dt.timedelta(hours=1)}, "delay", 3600.0),
+        ({"schedule_in": None, "schedule_at": None, "eligible_at": None}, "delay", 0.0),
+        ({"on_duplicate": "return"}, "on_duplicate", "return"),
+    ],
+)
+def test_each_option(options, field, value):
+    assert getattr(plan(**options), field) == value
+
+
+def test_a_step_by_reference():
+    cls = checkout()
+    assert da.plan_insert(cls.__durable__, {"step": cls.ship}).step == "ship"
+
+
+def test_precedence_of_the_times():
+    later = NOON + dt.timedelta(hours=1)
+    found = plan(eligible_at=NOON, schedule_at=later, schedule_in=5)
+    assert (found.eligible_at, found.delay) == (NOON, 0.0)
+    assert plan(schedule_at=later, schedule_in=5).eligible_at == later
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"prio": 1}, r"unknown insert option 'prio': did you mean priority\?"),
+        ({"state": 1, "args": 1}, "two names of the same thing"),
+        ({"rate_limit": "x"}, "rate_limit is not available yet"),
+        ({"journal": "full"}, "journal is not available yet"),
+        ({"step": "nope"}, "shop:Checkout v2 has no step 'nope'; its steps are start, ship"),
+        ({"step": 5}, "has no step 5"),
+        ({"queue": ""}, "queue must not be empty"),
+        ({"priority": 40_000}, "priority must be between"),
+        ({"priority": "high"}, "priority must be an int"),
+        ({"priority": True}, "priority must be an int"),
+        ({"partition_key": ""}, "partition_key must not be empty"),
+        ({"partition_key": "x" * 3000}, "partition_key must have at most 2000 bytes.*hash it"),
+        ({"unique_key": 5}, "unique_key must be str or bytes"),
+        ({"unique_key": ""}, "unique_key must not be empty"),
+        ({"unique_key": b""}, "unique_key must have 1 to 2000 bytes"),
+        ({"unique_key": b"x" * 2001}, "unique_key must have 1 to 2000 bytes"),
+        ({"unique_key": "a", "unique_scope": ["running"]}, "unknown statuses running; there are runnable"),
+        ({"unique_key": "a", "unique_scope": "runnable"}, "unique_scope must be several statuses"),
+        (
+            {"unique_key": "a", "unique_scope": ["runnable"]},
+            "all live statuses, or be empty; executing, awaiting",
+        ),
+        ({"unique_key": "a", "unique_scope": ["done"]}, "all live statuses"),
+        ({"eligible_at": NOON.replace(tzinfo=None)}, "eligible_at must be a datetime with a time zone"),
+        ({"schedule_at": "tomorrow"}, "schedule_at must be a datetime"),
+        ({"schedule_in": -1}, "schedule_in must be a finite number"),
+        ({"on_duplicate": "ignore"}, "on_duplicate must be"),
+    ],
+)
+def test_bad_options(options, text):
+    with pytest.raises(ConfigError, match=text):
+        plan(**options)
+
+
+def test_a_step_of_another_machine():
+    class Other(da.Machine):
+        @da.step
+        async def start(self, ctx): ...
+
+    with pytest.raises(ConfigError, match="is of another machine than shop:Checkout v2"):
+        plan(step=Other.start)
+
+
+def test_a_bad_state_names_the_step():
+    with pytest.raises(
+        StateError, match=r"shop:Checkout v2, step 'ship': the state .*\$\.order: Expected `int`"
+    ):
+        plan(state={"order": "x"}, step="ship")
+    with pytest.raises(StateError):
+        plan(state=None)
+
+
+def test_a_job_without_arguments():
+    @da.job
+    def tick(): ...
+
+    @da.job
+    def maybe(args: Order | None): ...
+
+    assert da.plan_insert(tick.__durable__, {}).state == b"{}"
+    assert da.plan_insert(maybe.__durable__, {"args": None}).state == b"null"
+
+
+def test_a_scope_is_closed_exactly_when_no_row_can_come_back_into_it():
+    live = set(LIVE)
+    for scope in chain.from_iterable(combinations(STATUSES, size) for size in range(len(STATUSES) + 1)):
+        given = set(scope)
+        completed = given | {"awaiting_children"} if given >= live - {"awaiting_children"} else given
+        if not given or completed >= live:
+            assert set(closed_scope(scope)) == completed
+        else:
+            with pytest.raises(ConfigError):
+                closed_scope(scope)

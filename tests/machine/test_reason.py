@@ -1,0 +1,57 @@
+"""`last_error`: readable, storable, and never itself an error."""
+
+import durable_actors.machine as da
+from durable_actors.errors import StepTimeout
+from hypothesis import given, strategies as st
+
+
+class Rude(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+class RudeValue:
+    def __repr__(self):
+        raise RuntimeError
+
+
+def test_texts():
+    assert da.reason_text("as it is") == "as it is"
+    assert da.reason_text(ValueError("no")) == "ValueError: no"
+    assert da.reason_text(ValueError()) == "ValueError"
+    assert da.reason_text(StepTimeout("late")) == "durable_actors.errors.StepTimeout: late"
+    assert da.reason_text({"code": 5}) == "{'code': 5}"
+    assert da.reason_text("") == "(no reason given)"
+    assert da.reason_text(None) == "None"
+
+
+def test_notes_and_groups_are_told():
+    error = ValueError("no")
+    error.add_note("while shipping")
+    assert da.reason_text(error) == "ValueError: no\nwhile shipping"
+    group = ExceptionGroup("two", [error, ExceptionGroup("more", [KeyError("k")])])
+    assert da.reason_text(group).splitlines() == [
+        "ExceptionGroup: two (2 sub-exceptions)",
+        "  1. ValueError: no",
+        "     while shipping",
+        "  2. ExceptionGroup: more (1 sub-exception)",
+        "       1. KeyError: 'k'",
+    ]
+
+
+def test_rude_objects_do_not_hurt():
+    assert "Rude" in da.reason_text(Rude())
+    assert "RudeValue" in da.reason_text(RudeValue())
+
+
+def test_long_texts_are_cut():
+    assert len(da.reason_text("x" * 20_000)) == 10_000
+    assert da.reason_text("x" * 20_000).endswith("…")
+
+
+@given(st.text(st.characters(codec=None)) | st.builds(ValueError, st.text(st.characters(codec=None))))
+def test_every_reason_is_a_storable_text(reason):
+    text = da.reason_text(reason)
+    assert text
+    assert "\0" not in text
+    text.encode()
