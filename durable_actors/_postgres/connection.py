@@ -82,10 +82,13 @@ class PgConn:
         conn = cls(pgconn, keepalive)
         try:
             await conn.batch(session_calls(settings or {}))
-        except BaseException as exc:
+        except psycopg.Error as exc:
             conn.close()
-            if isinstance(exc, psycopg.Error):
-                raise ConfigError(f"Postgres refused a session setting of {settings}: {exc}") from exc
+            raise ConfigError(f"Postgres refused a session setting of {settings}: {exc}") from exc
+        except StoreUnavailable as exc:
+            raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
+        except BaseException:
+            conn.close()
             raise
         return conn
 
@@ -233,6 +236,9 @@ class PgConn:
             self.close()  # COPY: the server waits for data, or sends it; only closing ends that
             raise
         except _TROUBLE as exc:
+            if not sent and isinstance(exc, psycopg.Error) and pgconn.status != _BAD:
+                self.close()  # libpq itself refused it, e.g. 70,000 parameters
+                raise
             # Unless all of it was sent, the Sync at its end was not, and the server cannot have committed.
             self._lost(results, exc, expected=expected if sent else NO_COMMIT, doing=doing)
         except BaseException:

@@ -219,7 +219,7 @@ async def test_reset_while_sending_is_not_done(proxied, nursery, sql):
 async def test_lost_while_connecting_is_not_unknown(pg_dsn):
     async with open_proxy(pg_dsn) as proxy:
         proxy.lose_reply(after=b"set_config")
-        with pytest.raises(StoreUnavailable) as caught:
+        with pytest.raises(StoreUnavailable, match="cannot connect") as caught:
             await PgConn.open(proxy.dsn)
         assert type(caught.value) is StoreUnavailable
 

@@ -76,6 +76,13 @@ async def test_a_parameter_that_is_not_bytes_closes_the_connection(conn, sql):
     assert conn.closed
 
 
+async def test_what_libpq_itself_refuses_is_not_an_outage(conn, sql):
+    with pytest.raises(psycopg.OperationalError, match="number of parameters"):
+        await conn.run(sql.echo, [b"x"] * 70_000)
+    assert conn.closed
+    assert not conn.broken
+
+
 async def test_forgotten_statements_heal(conn, rows, watch, sql):
     await conn.batch([(sql.echo, [b"a"]), (sql.insert, [b"1"])])
     await conn.script("deallocate all")
