@@ -145,12 +145,14 @@ class Child:
                 reason = self._cancelled()
         except Exception as exc:  # the supervisor's own net: every crash becomes an exit reason
             reason = Error(exc)
-            if trio.current_effective_deadline() == -math.inf:
-                raise  # we are cancelled from outside: nobody is left to decide, the owner must see it
+            if _cancelled_from_outside():
+                raise
         except BaseException as exc:
             if contains_cancelled(exc):
                 raise
             reason = Error(exc)
+            if _cancelled_from_outside():
+                raise
             self._on_fatal(exc)  # KeyboardInterrupt, SystemExit: stop in order, then raise it again
         finally:
             self._exit(reason)
@@ -208,3 +210,8 @@ class Child:
             pool=about.pool,
             children=about.children,
         )
+
+
+def _cancelled_from_outside() -> bool:
+    """Whether nobody is left to decide, because the supervisor is cancelled, too: its owner must see errors."""
+    return trio.current_effective_deadline() == -math.inf

@@ -121,6 +121,7 @@ class SupervisorRun:
         self._why = "its supervisor ends"
         self._restart = False  # another incarnation will follow: kept mailboxes stay as they are
         self._fatal: list[BaseException] = []
+        self._errors: list[Exception] = []  # what children failed with while they were stopped
 
     # -- the incarnation's face
 
@@ -136,8 +137,15 @@ class SupervisorRun:
                 except Exception as exc:  # noqa: BLE001 - kept until the children are stopped, raised below
                     failure = exc
                     self._restart = True
-            errors = await self._stop_all()
-        self._raise(failure, errors)
+            stopped = False
+            try:
+                await self._stop_all()
+                stopped = True
+            finally:
+                # Cancelled in the middle of the stop: what is known by now would be lost with us.
+                if not stopped:
+                    self._raise(failure)
+        self._raise(failure)
         return ended
 
     def request_stop(self, why: str, *, restart: bool) -> bool:
@@ -251,22 +259,20 @@ class SupervisorRun:
 
     # -- stopping
 
-    async def _stop_all(self) -> list[Exception]:
-        """Stop the children in reverse order. Returns the errors they failed with *while stopping*.
+    async def _stop_all(self) -> None:
+        """Stop the children in reverse order; collects the errors they fail with *while stopping*.
 
         A crash before that, not decided on any more, was reported like every crash that is restarted.
         """
-        errors: list[Exception] = []
         for child in reversed(self._children):
             child.due = None
             was_alive = child.alive
             await child.stop(self._why, restart=self._restart)
             if was_alive and isinstance(child.reason, Error) and isinstance(child.reason.error, Exception):
-                errors.append(child.reason.error)
-        return errors
+                self._errors.append(child.reason.error)
 
-    def _raise(self, failure: Exception | None, errors: list[Exception]) -> None:
-        path = self._place.path
+    def _raise(self, failure: Exception | None) -> None:
+        path, errors = self._place.path, self._errors
         if self._fatal:
             if len(self._fatal) == 1 and not errors and failure is None:
                 raise self._fatal[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,4 +41,12 @@ def test_the_chat_example(capsys, caplog):
 def test_it_runs_as_a_script():
     run = subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, timeout=30, check=True)
     assert "chat [supervisor] running" in run.stdout
+    assert run.stderr == ""
+
+
+def test_the_documentation_runs():
+    text = (PATH.parent.parent / "docs" / "explanation" / "supervision.md").read_text("utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert run.stdout.startswith("1\napp [supervisor] running")
     assert run.stderr == ""

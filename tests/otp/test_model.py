@@ -64,17 +64,20 @@ class Model:
             match event:
                 case otp.ChildStarted() if child is not None:
                     assert child not in up, "started twice"
-                    if restarts and self.strategy != "one_for_one":
+                    if restarts:
                         assert child in starting
-                        assert child == min(starting), "started out of order"
+                        assert child == min(starting) or self.strategy == "one_for_one", (
+                            "started out of order"
+                        )
                         starting.remove(child)
                     up.add(child)
                 case otp.ChildExited() if child is not None:
+                    stopped = child in up and child in starting  # for the restart that was announced
                     up.discard(child)
                     if str(event.reason).startswith("shutdown: restart of"):
                         assert not stopping or child < stopping[-1], "stopped out of order"
                         stopping.append(child)
-                    if self.needs_restart(child, event.reason):
+                    if self.needs_restart(child, event.reason) and not stopped:
                         open_crashes.add(child)
                 case otp.ChildRestarting():
                     assert child is not None
