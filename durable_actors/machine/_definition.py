@@ -6,7 +6,7 @@ Pure: reads the class, returns a value or raises `DefinitionError` with the reme
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -38,6 +38,30 @@ class ClassKeywords:
     journal: object = None
     run_ahead: bool | None = None
     max_attempts: int | None = None
+    base_initial: str | StepRef[Any] | None = None
+    base_state: Any = None
+
+    def over(self, bases: Iterable[ClassKeywords]) -> ClassKeywords:
+        """Return these, filled with what the bases say, nearest first.
+
+        Name and version are never inherited. `initial` and `state` are kept apart, for marks, brackets and nested
+        classes of the class itself come before what a base says.
+        """
+        filled = self
+        for base in bases:
+            filled = attrs.evolve(
+                filled,
+                queue=_first(filled.queue, base.queue),
+                run_ahead=_first(filled.run_ahead, base.run_ahead),
+                max_attempts=_first(filled.max_attempts, base.max_attempts),
+                base_initial=_first(filled.base_initial, base.initial),
+                base_state=_first(filled.base_state, base.state),
+            )
+        return filled
+
+
+def _first(mine: Any, base: Any) -> Any:
+    return base if mine is None else mine
 
 
 @attrs.frozen
@@ -80,22 +104,23 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
     name = check_name(default_name(cls) if given.name is None else given.name, subject)
     version = check_version(1 if given.version is None else given.version, subject)
     state_type = declared_state(cls, base, given.state, parent)
+    state_type = given.base_state if state_type is None else state_type
     if perform is None:
         parts = _machine_parts(cls, steps, given, parent, state_type)
     else:
-        parts = _job_parts(cls, perform, given, parent, state_type)
+        parts = _job_parts(cls, perform, given, state_type)
     return MachineSpec(
         name=name,
         version=version,
         kind=parts.kind,
-        queue=check_queue(_inherit(given.queue, parent, "queue", "default"), subject),
+        queue=check_queue("default" if given.queue is None else given.queue, subject),
         initial=parts.initial,
         steps=parts.steps,
         codec=StateCodec(parts.state_type, machine=name, version=version),
         handle=handle,
         max_attempts=parts.max_attempts,
         backoff=parts.backoff,
-        run_ahead=_check_flag(_inherit(given.run_ahead, parent, "run_ahead", default=True), subject),
+        run_ahead=_check_flag(True if given.run_ahead is None else given.run_ahead, subject),
         definition=cls,
         identity=identity_of(cls),
         lineage=frozenset(identity_of(each) for each in cls.__mro__),
@@ -104,6 +129,8 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
 
 def default_name(definition: Any) -> str:
     """`module:QualName`."""
+    if definition.__name__ == "<lambda>":
+        raise DefinitionError("a lambda has no name of its own (the next one would replace it): give name=")
     return ":".join(identity_of(definition))
 
 
@@ -137,14 +164,8 @@ def check_backoff(function: object, subject: str) -> None:
 
 
 def _parent(cls: type[Any]) -> MachineSpec | None:
-    """The nearest concrete machine among the bases: what is not given is taken from it."""
+    """The nearest concrete machine among the bases: initial step and state type are taken from it."""
     return next((spec for spec in map(spec_of, cls.__mro__[1:]) if spec is not None), None)
-
-
-def _inherit(value: Any, parent: MachineSpec | None, field: str, default: Any) -> Any:
-    if value is not None:
-        return value
-    return default if parent is None else getattr(parent, field)
 
 
 def _check_flag(value: object, subject: str) -> bool:
@@ -179,7 +200,7 @@ def _machine_parts(
         )
     return _Parts(
         kind="machine",
-        initial=_initial(cls, steps, given.initial, parent),
+        initial=_initial(cls, steps, given, parent),
         steps={name: _step_spec(cls, name, each) for name, each in steps.items()},
         state_type=dict if state_type is None else state_type,
     )
@@ -197,10 +218,10 @@ def _step_spec(cls: type[Any], name: str, step: Step[Any, Any, Any]) -> StepSpec
 
 
 def _initial(
-    cls: type[Any], steps: dict[str, Step[Any, Any, Any]], keyword: object, parent: MachineSpec | None
+    cls: type[Any], steps: dict[str, Step[Any, Any, Any]], given: ClassKeywords, parent: MachineSpec | None
 ) -> str:
     """The keyword, the class's own `@step(initial=True)`, the parent's, a mixin's, "start"; in this order."""
-    subject, known = cls.__qualname__, ", ".join(steps)
+    subject = cls.__qualname__
     marked = [name for name, each in steps.items() if each.initial]
     own = [name for name in marked if name in cls.__dict__]
     chosen = own or (marked if parent is None else [])
@@ -208,29 +229,35 @@ def _initial(
         raise DefinitionError(
             f"{subject} has {len(chosen)} initial steps ({', '.join(chosen)}): mark one of them"
         )
-    if keyword is None:
-        name = chosen[0] if chosen else (parent.initial if parent is not None else "start")
-    elif isinstance(keyword, StepRef):
-        name = keyword.name
-    else:
-        name = text(keyword, what=f"{subject}: initial=", error=DefinitionError)
-    if keyword is not None and own and own != [name]:
+    name = _step_name(given.initial, subject)
+    if name is not None and own and own != [name]:
         raise DefinitionError(
             f"{subject} says initial={name!r}, and marks {own[0]} as initial: keep one of them"
         )
+    if name is None and chosen:
+        name = chosen[0]
+    if name is None:
+        name = parent.initial if parent is not None else _step_name(given.base_initial, subject) or "start"
     if name not in steps:
         raise DefinitionError(
-            f"{subject} has no step {name!r} to begin with; its steps are {known}. Mark one with "
+            f"{subject} has no step {name!r} to begin with; its steps are {', '.join(steps)}. Mark one with "
             "@da.step(initial=True), name it start, or give initial= the name of one"
         )
     return name
+
+
+def _step_name(keyword: object, subject: str) -> str | None:
+    if keyword is None:
+        return None
+    if isinstance(keyword, StepRef):
+        return keyword.name
+    return text(keyword, what=f"{subject}: initial=", error=DefinitionError)
 
 
 def _job_parts(
     cls: type[Any],
     perform: object,
     given: ClassKeywords,
-    parent: MachineSpec | None,
     state_type: Any,
 ) -> _Parts:
     subject = cls.__qualname__
@@ -238,7 +265,7 @@ def _job_parts(
         raise DefinitionError(f"{subject}: initial= is for machines with steps; a job begins with perform")
     form = job_form(perform, method=True, typed=state_type is not None)
     assert isinstance(perform, FunctionType)
-    max_attempts = _inherit(given.max_attempts, parent, "max_attempts", DEFAULT_MAX_ATTEMPTS)
+    max_attempts = DEFAULT_MAX_ATTEMPTS if given.max_attempts is None else given.max_attempts
     bound = job_call(lambda *arguments: perform(cls(), *arguments), form)
     step = StepSpec(
         name="perform",

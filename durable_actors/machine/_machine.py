@@ -49,6 +49,7 @@ class Machine(Generic[StateT]):
     """
 
     __durable__: ClassVar[MachineSpec | None] = None
+    __durable_keywords__: ClassVar[ClassKeywords] = ClassKeywords()
 
     def __init_subclass__(
         cls,
@@ -65,9 +66,12 @@ class Machine(Generic[StateT]):
         """Define the machine and register it; raise `DefinitionError` when it cannot work."""
         super().__init_subclass__()
         cls.__durable__ = None
+        own = ClassKeywords(name, version, queue, initial, state, journal, run_ahead, max_attempts)
+        bases = (each.__durable_keywords__ for each in cls.__mro__[1:] if issubclass(each, Machine))
+        given = own.over(bases)
+        cls.__durable_keywords__ = given
         if abc.ABC in cls.__bases__ or cls.__dict__.get("__parameters__"):
             return
-        given = ClassKeywords(name, version, queue, initial, state, journal, run_ahead, max_attempts)
         spec = define(cls, Machine, given)
         cls.__durable__ = spec
         current_registry().register(spec)

@@ -207,10 +207,22 @@ def test_a_job_that_yields():
 
 def test_a_job_twice():
     with pytest.raises(DefinitionError, match="and not Job"):
-        da.job(da.job(lambda args: None))
+
+        @da.job
+        @da.job
+        def work(args): ...
 
 
 async def a_coroutine(attempt): ...
+
+
+def plain(args): ...
+
+
+def test_a_lambda_needs_a_name():
+    with pytest.raises(DefinitionError, match="a lambda has no name of its own"):
+        da.job(lambda args: None)
+    assert spec(da.job(name="short")(lambda args: None)).name == "short"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +242,7 @@ async def a_coroutine(attempt): ...
 )
 def test_bad_options(options, text):
     with pytest.raises(DefinitionError, match=text):
-        da.job(**options)(lambda args: None)
+        da.job(**options)(plain)
 
 
 def test_arguments_that_cannot_be_stored():
