@@ -42,6 +42,7 @@ class Feeder(Actor[object]):
         self,
         node: Node,
         queue: str,
+        *,
         limits: QueueLimits,
         pool: Pool,
         tasks: StepTasks,
@@ -56,6 +57,7 @@ class Feeder(Actor[object]):
         self._commits = commits
         self._keys = keys
         self._buffer: deque[Held] = deque()
+        self._running = 0
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._empty = 0
         self._next_due: float | None = None
@@ -73,15 +75,30 @@ class Feeder(Actor[object]):
         """Claimed rows that wait for a slot."""
         return len(self._buffer)
 
+    @property
+    def running(self) -> int:
+        """Steps of this queue that run."""
+        return self._running
+
+    def exited(self) -> None:
+        """A step task of this queue has ended; called in that task, after its slot is free."""
+        self._running -= 1
+        self.address.cast(None)
+
     async def init(self) -> None:
         """Become the queue's feeder: pokes come here from now on."""
+        # Steps that the last incarnation started still run.
+        self._running = sum(
+            held.task is not None and held.task.running and held.claim.queue == self._queue
+            for held in self._node.leases.everything()
+        )
         self._node.feeders[self._queue] = self
 
     async def run(self) -> None:
         """Refill whenever there is free capacity; sleep when there is none, or no work."""
         while not self._node.draining:
             self._start_buffered()
-            wanted = min(demand(self._limits, running=len(self._pool), buffered=len(self._buffer)), MAX_PICK)
+            wanted = min(demand(self._limits, running=self._running, buffered=len(self._buffer)), MAX_PICK)
             self._tell_saturation(wanted)
             wait = trio.current_time() + 3600.0 if not wanted else await self._refill(wanted)
             with trio.move_on_at(wait):
@@ -107,7 +124,7 @@ class Feeder(Actor[object]):
             await self._accept(picked.claims)
         if picked.window >= wanted:
             return now  # a full window: there may be more behind it, also when all of it was held or shelved
-        if picked.claims and len(self._pool) + len(self._buffer) < self._limits.concurrency:
+        if picked.claims and self._running + len(self._buffer) < self._limits.concurrency:
             return now + self._limits.poll_interval
         if not picked.claims:
             self._empty += 1
@@ -167,14 +184,15 @@ class Feeder(Actor[object]):
     def _start_buffered(self) -> None:
         """Hand buffered claims to free slots, the most urgent first."""
         now = trio.current_time()
-        while self._buffer and self._pool.free > 0:
+        while self._buffer and self._running < self._limits.concurrency:
             held = self._next_startable()
             if held is None:
                 return
             if held.lost is not None or held.claim.trusted_until <= now:
                 self._give_back(held)
                 continue
-            held.task = self._pool.start_nowait(self._tasks.run, held, key=held.claim.claim_id)
+            held.task = self._pool.start_nowait(self._tasks.run, held, key=held)
+            self._running += 1
             held.task.deadline = held.claim.trusted_until
 
     def _next_startable(self) -> Held | None:
@@ -216,11 +234,11 @@ class Feeder(Actor[object]):
     def _tell_saturation(self, wanted: int) -> None:
         full = (
             not wanted
-            and len(self._pool) + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
+            and self._running + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
         )
         if full and not self._saturated and self._node.telemetry.active:
             self._node.telemetry.emit(
-                QueueSaturated(queue=self._queue, running=len(self._pool), buffered=len(self._buffer))
+                QueueSaturated(queue=self._queue, running=self._running, buffered=len(self._buffer))
             )
         self._saturated = full
 

@@ -45,6 +45,10 @@ class Leases:
         """Keep it alive no longer: its outcome is committed, it was released, or it is lost."""
         self._held.pop(held.claim.claim_id, None)
 
+    def everything(self) -> list[Held]:
+        """Every claim, also those known to be lost whose task or thread has not exited."""
+        return list(self._held.values())
+
     def all(self) -> list[Held]:
         """Every claim that is not known to be lost."""
         return [held for held in self._held.values() if held.lost is None]

@@ -1,0 +1,78 @@
+"""Before an engine runs: which machines it knows, which queues it serves, who it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.node import Known, Node, logger
+from durable_actors._engine.port import EnginePort
+from durable_actors._postgres.lane import Lane
+from durable_actors._postgres.pool import Pool
+from durable_actors._store.claim import Owner
+from durable_actors.config import Config, Queue
+from durable_actors.errors import ConfigError
+from durable_actors.machine import MachineSpec, current_registry
+from durable_actors.telemetry import Telemetry
+
+
+def load_machines(config: Config) -> dict[tuple[str, int], MachineSpec]:
+    """Import the configured modules; return every machine that this node knows."""
+    if os.getcwd() not in sys.path and config.modules:  # noqa: PTH109 - as `python -m` does
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    for name in config.modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            raise ConfigError(
+                f"modules: cannot import {name!r}: {exc}", option="modules", value=name
+            ) from exc
+    registry = current_registry()
+    specs = dict(registry.specs)
+    for machine in config.machines:
+        spec = registry.find(machine)
+        specs[spec.key] = spec
+    for spec in specs.values():
+        spec.codec.prepare()
+    return specs
+
+
+def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) -> dict[str, QueueLimits]:
+    """Which queues to serve, with all their settings. Warns of machines whose queue nobody here serves."""
+    wanted = config.queues
+    if wanted is None:
+        wanted = {name: Queue() for name in sorted({"default", *(spec.queue for spec in specs.values())})}
+    for spec in specs.values():
+        if wanted and spec.queue not in wanted:
+            logger.warning("%s goes to queue %r, which this node does not serve", spec, spec.queue)
+    found: dict[str, QueueLimits] = {}
+    for name, queue in wanted.items():
+        poll = config.poll_interval if queue.poll_interval is None else queue.poll_interval
+        most = config.max_poll_interval if queue.max_poll_interval is None else queue.max_poll_interval
+        found[name] = QueueLimits(
+            concurrency=queue.concurrency,
+            prefetch=config.prefetch if queue.prefetch is None else queue.prefetch,
+            min_demand=config.min_demand if queue.min_demand is None else queue.min_demand,
+            poll_interval=poll,
+            max_poll_interval=max(most, poll),
+        )
+    return found
+
+
+def make_node(
+    config: Config, pool: Pool, roles: Mapping[str, Lane], specs: Mapping[tuple[str, int], MachineSpec]
+) -> Node:
+    """Make what the actors of this engine share. Each start is a new incarnation."""
+    token = secrets.token_bytes(32)  # stays here; the database gets its hash
+    owner = Owner(
+        schema=config.schema,
+        name=f"{config.node}:{secrets.token_hex(6)}",
+        token_hash=hashlib.sha256(token).digest()[:16],
+        lease_ttl=config.lease_ttl,
+    )
+    return Node(config, owner, pool, roles, Known(specs), Telemetry(), EnginePort())

@@ -1,0 +1,123 @@
+"""START HERE: the supervision tree of an engine, as one literal.
+
+rest_for_one, in start order: what comes later depends on what comes before. Stopping runs it backwards, and the
+graceful drain falls out of the order: the gate closes (nothing is claimed any more, no step runs ahead), the feeders
+give their buffers back, the step tasks drain while their leases are still renewed and their outcomes committed, and
+the flusher is last. Maintenance stands aside: its crash restarts nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import attrs
+import trio
+
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.feeder import Feeder
+from durable_actors._engine.flusher import Commits, Flusher
+from durable_actors._engine.heartbeat import Heartbeat
+from durable_actors._engine.keeper import Keeper, Keys
+from durable_actors._engine.leases import Held
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.reaper import Reaper
+from durable_actors._engine.step_task import StepTasks
+from durable_actors.otp import (
+    ActorChild,
+    Address,
+    ChildSpec,
+    Error,
+    ExitReason,
+    Pool,
+    PoolChild,
+    PoolTask,
+    Supervisor,
+    TaskChild,
+)
+from durable_actors.telemetry import DrainStarted
+
+FLUSH_TIME = 10.0
+"""Seconds that the last outcomes and releases have at a stop; then their leases end them."""
+
+
+@attrs.frozen
+class Parts:
+    """What an engine's tree is made of, beside the tree itself."""
+
+    root: Supervisor
+    commits: Commits
+    keys: Keys
+    pool: Pool | None
+    """None on a client-only node."""
+
+
+def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec) -> Parts:
+    """Make the tree of one engine; `extra` children (signals, the embedded server) come first and stop last."""
+    flush: Address[object] = Address("flusher", capacity=1)
+    lock: Address[object] = Address("keeper", capacity=1)
+    commits, keys = Commits(flush), Keys(lock)
+    tasks = StepTasks(node, commits, keys)
+    slots = sum(limits.concurrency for limits in queues.values())
+    pool = Pool("steps", slots=slots, on_exit=partial(_step_exited, node)) if slots else None
+    node.wakes = {queue: Address(f"feeder {queue}", capacity=1) for queue in queues}
+
+    def feeder(queue: str, limits: QueueLimits, steps: Pool) -> ActorChild[object]:
+        make = partial(
+            Feeder, node, queue, limits=limits, pool=steps, tasks=tasks, commits=commits, keys=keys
+        )
+        return ActorChild(node.wakes[queue], make)
+
+    work = [] if pool is None else [
+        # Outcomes first: whoever has one must be able to commit it.
+        ActorChild(flush, partial(Flusher, node, commits), shutdown=FLUSH_TIME),
+        ActorChild(Address[object]("heartbeat", capacity=1), partial(Heartbeat, node)),
+        # Keys before tasks: a step task frees its key when it ends.
+        ActorChild(lock, partial(Keeper, node, keys)),
+        PoolChild(pool, shutdown=node.config.drain_timeout),
+        # Feeders last: they claim only when everything that a claim needs is there.
+        *(feeder(queue, limits, pool) for queue, limits in queues.items()),
+    ]  # fmt: skip
+    maintenance = (
+        [] if pool is None else [ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node))]
+    )
+    root = Supervisor(
+        f"engine {node.config.name}".replace("/", "_"),
+        [
+            *extra,
+            Supervisor("work", work, strategy="rest_for_one", intensity=10, period=10.0),
+            Supervisor("maintenance", maintenance, intensity=10, period=10.0),
+            # Started last, so stopped first.
+            TaskChild("gate", partial(_gate, node), handshake=True),
+        ],
+        intensity=3,
+        period=60.0,
+    )
+    return Parts(root, commits, keys, pool)
+
+
+async def _gate(node: Node, *, task_status: trio.TaskStatus[None]) -> None:
+    """Open while the engine runs; closes when it is asked to stop, by whatever way, before anything else stops."""
+    task_status.started()
+    try:
+        await trio.sleep_forever()
+    finally:
+        node.draining = True
+        running = sum(feeder.running for feeder in node.feeders.values())
+        buffered = sum(feeder.buffered for feeder in node.feeders.values())
+        logger.info("draining: %d steps run, %d claimed rows go back", running, buffered)
+        if node.telemetry.active:
+            node.telemetry.emit(DrainStarted(node=node.owner.name, running=running, buffered=buffered))
+        for wake in node.wakes.values():
+            wake.cast(None)
+
+
+def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
+    """Free the queue's slot. An error here is a bug of ours: users' errors go through `handle`."""
+    held = task.key
+    assert isinstance(held, Held)
+    if isinstance(reason, Error):
+        logger.error("the task of instance %d failed", held.claim.id, exc_info=reason.error)
+    feeder = node.feeders.get(held.claim.queue)
+    if feeder is not None:
+        feeder.exited()

@@ -1,0 +1,25 @@
+"""Our statements on connections of the caller's: psycopg's, synchronous or not. Pure.
+
+psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from durable_actors._postgres.statement import Row
+from durable_actors._store.insert import insert_params
+from durable_actors._store.sql import statement
+from durable_actors.machine import InsertPlan
+
+
+def insert_call(plans: Sequence[InsertPlan], schema: str) -> tuple[bytes, list[str | None]]:
+    """The statement and parameters that insert these plans."""
+    sql = statement("insert_instances", schema).sql
+    return sql.encode(), [param.decode() for param in insert_params(plans)]
+
+
+def foreign_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
+    """Rows that psycopg has adapted, in the driver's own form."""
+    return [[None if value is None else str(value).encode() for value in row] for row in rows]

@@ -1,0 +1,78 @@
+"""New instances: many in one statement. The parameters are made by a pure function, for every kind of client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Row
+from durable_actors._store.sql import statement
+from durable_actors.errors import Duplicate
+from durable_actors.machine import InsertPlan
+
+MAX_ROWS = 50_000
+"""Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
+
+
+def insert_params(plans: Sequence[InsertPlan], *, parent_id: int | None = None) -> list[bytes]:
+    """The parameters of insert_instances.sql. Pure."""
+    return [
+        encode.text_array([plan.machine for plan in plans]),
+        encode.int_array([plan.version for plan in plans]),
+        encode.text_array([plan.step for plan in plans]),
+        encode.json_array([plan.state for plan in plans]),
+        encode.text_array([plan.queue for plan in plans]),
+        encode.int_array([plan.priority for plan in plans]),
+        encode.text_array([plan.partition_key for plan in plans]),
+        encode.bytea_array([plan.unique_key for plan in plans]),
+        encode.text_array(["{" + ",".join(plan.unique_scope) + "}" for plan in plans]),
+        encode.text_array(
+            [None if plan.eligible_at is None else plan.eligible_at.isoformat() for plan in plans]
+        ),
+        encode.float_array([plan.delay for plan in plans]),
+        encode.int_array([parent_id] * len(plans)),
+    ]
+
+
+async def insert_instances(
+    conn: PgConn, schema: str, plans: Sequence[InsertPlan], *, parent_id: int | None = None
+) -> list[int | None]:
+    """Insert instances; ids in input order, None where deduplicated.
+
+    A plan with `on_duplicate="return"` gives the existing id instead; with "raise", `Duplicate` is raised for the
+    first one. The others are inserted all the same: one statement, one transaction.
+    """
+    if not plans:
+        return []
+    result = await conn.run(statement("insert_instances", schema), insert_params(plans, parent_id=parent_id))
+    return read_inserted(plans, result.rows)
+
+
+def read_inserted(plans: Sequence[InsertPlan], rows: Sequence[Row]) -> list[int | None]:
+    """Make ids of the statement's rows. Pure."""
+    inserted = [None if row[0] is None else int(row[0]) for row in rows]
+    first: dict[bytes, int] = {}
+    for plan, number in zip(plans, inserted, strict=True):
+        if number is not None and plan.unique_key is not None:
+            first.setdefault(plan.unique_key, number)
+    ids: list[int | None] = []
+    for plan, number, row in zip(plans, inserted, rows, strict=True):
+        if number is None and plan.on_duplicate is not None:
+            assert plan.unique_key is not None
+            # The statement's snapshot does not see its own rows: an equal key earlier in the batch is ours.
+            existing = int(row[1]) if row[1] is not None else first.get(plan.unique_key)
+            if plan.on_duplicate == "raise":
+                raise Duplicate(_shown(plan.unique_key), existing)
+            ids.append(existing)
+        else:
+            ids.append(number)
+    return ids
+
+
+def _shown(key: bytes) -> str | bytes:
+    """The key as the caller gave it, as far as can be told."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return key

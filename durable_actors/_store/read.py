@@ -1,0 +1,136 @@
+"""Reading instances: one, by id or key, for `result` and `inspect`; many, for lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import cast
+
+import attrs
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Row
+from durable_actors._store.rows import Status
+from durable_actors._store.sql import statement
+from durable_actors.machine import decode_json
+
+
+@attrs.frozen(kw_only=True)
+class Instance:
+    """An instance as its row shows it."""
+
+    id: int
+    machine: str
+    version: int
+    step: str
+    status: Status
+    queue: str
+    priority: int
+    attempt: int
+    crashes: int
+    visit: int
+    state: object
+    """The stored JSON, not decoded to the machine's type."""
+    result: object
+    """Of `Done(result)`; None before."""
+    last_error: str | None
+    partition_key: str | None
+    unique_key: bytes | None
+    parent_id: int | None
+    locked_by: str | None
+    """Who runs it now."""
+    eligible_at: datetime
+    lease_expires_at: datetime | None
+    inserted_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    hold: int
+    """Why a runnable row waits: 0 it does not · 1 behind a sibling of its key · 2 its machine is unknown."""
+
+
+def _instant(value: bytes | None) -> datetime | None:
+    if value is None:
+        return None
+    text = value.decode()
+    return datetime.fromisoformat(text + ":00" if text[-3] in "+-" else text)
+
+
+def read_instance(row: Row) -> Instance:
+    """Make an `Instance` of a row of read_instances.sql. Pure."""
+
+    def text(index: int) -> str:
+        return (row[index] or b"").decode()
+
+    def number(index: int) -> int:
+        return int(row[index] or 0)
+
+    def json(index: int) -> object:
+        value = row[index]
+        return None if value is None else decode_json(value, what=f"instance {text(0)}")
+
+    eligible, inserted, updated = _instant(row[17]), _instant(row[19]), _instant(row[20])
+    assert eligible is not None
+    assert inserted is not None
+    assert updated is not None
+    return Instance(
+        id=number(0),
+        machine=text(1),
+        version=number(2),
+        step=text(3),
+        status=cast("Status", text(4)),
+        queue=text(5),
+        priority=number(6),
+        attempt=number(7),
+        crashes=number(8),
+        visit=number(9),
+        state=json(10),
+        result=json(11),
+        last_error=None if row[12] is None else text(12),
+        partition_key=None if row[13] is None else text(13),
+        unique_key=None if row[14] is None else bytes.fromhex(text(14)[2:]),
+        parent_id=None if row[15] is None else number(15),
+        locked_by=None if row[16] is None else text(16),
+        eligible_at=eligible,
+        lease_expires_at=_instant(row[18]),
+        inserted_at=inserted,
+        updated_at=updated,
+        finished_at=_instant(row[21]),
+        hold=number(22),
+    )
+
+
+async def read_by_ids(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, Instance]:
+    """Read instances; missing ones are left out."""
+    result = await conn.run(statement("read_instances", schema, read_only=True), [encode.int_array(ids)])
+    return {instance.id: instance for instance in map(read_instance, result.rows)}
+
+
+async def find_by_key(conn: PgConn, schema: str, key: bytes) -> int | None:
+    """The instance that occupies a unique key, else the newest one that had it; None when none did."""
+    result = await conn.run(statement("find_by_key", schema, read_only=True), [encode.bytea(key)])
+    return int(result.rows[0][0] or 0) if result.rows else None
+
+
+@attrs.frozen
+class Final:
+    """How an instance ended."""
+
+    id: int
+    status: Status
+    result: bytes | None
+    last_error: str | None
+
+
+async def read_finals(conn: PgConn, schema: str, ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
+    """Of these instances: how those that ended did, and which of them do not exist."""
+    result = await conn.run(statement("read_finals", schema, read_only=True), [encode.int_array(ids)])
+    finals: dict[int, Final] = {}
+    found: set[int] = set()
+    for row in result.rows:
+        number, status = int(row[0] or 0), (row[1] or b"").decode()
+        found.add(number)
+        if status in {"done", "failed"}:
+            error = None if row[3] is None else row[3].decode()
+            finals[number] = Final(number, cast("Status", status), row[2], error)
+    return finals, set(ids) - found

@@ -1,0 +1,48 @@
+"""Insert in your own transaction on an asyncio `psycopg.AsyncConnection`: FastAPI, Starlette, aiohttp.
+
+::
+
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        await conn.execute("insert into orders ...")
+        await durable_actors.aio.insert(conn, Checkout, state=Order(42))
+
+The instance exists when your transaction commits, and only then. Workers find it at their next poll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import psycopg
+
+from durable_actors._option_checks import check_schema_name
+from durable_actors.client import insert_on
+from durable_actors.machine import InsertOptions, MachineRef, current_registry, plan_insert
+
+__all__ = ["insert", "insert_many"]
+
+
+async def insert(
+    conn: psycopg.AsyncConnection[Any],
+    machine: MachineRef,
+    *,
+    schema: str = "durable",
+    **options: Unpack[InsertOptions],
+) -> int | None:
+    """Insert an instance; return its id, or None when its unique key is occupied (see `on_duplicate`)."""
+    return (await insert_many(conn, machine, [options], schema=schema))[0]
+
+
+async def insert_many(
+    conn: psycopg.AsyncConnection[Any],
+    machine: MachineRef,
+    rows: Iterable[InsertOptions],
+    *,
+    schema: str = "durable",
+) -> list[int | None]:
+    """Insert many instances in one statement; ids in input order, None where deduplicated."""
+    check_schema_name(schema)
+    spec = current_registry().find(machine)
+    plans = [plan_insert(spec, options) for options in rows]
+    return await insert_on(conn, plans, schema=schema) if plans else []

@@ -1,0 +1,294 @@
+"""Running: `serve`, `start_engine`, `open_engine`. Wires config, connections and the tree together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from durable_actors import client as clients
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.node import Node, lanes, logger
+from durable_actors._engine.setup import load_machines, make_node, plan_queues
+from durable_actors._engine.tree import build_tree
+from durable_actors._postgres.embedded import keep_up
+from durable_actors._postgres.pool import Pool, PoolStatistics, open_pool
+from durable_actors._postgres.target import Target, open_target
+from durable_actors._store.migrate import migrate, require_schema
+from durable_actors._store.node import register_node, stop_node
+from durable_actors._version import __version__
+from durable_actors.client import Client
+from durable_actors.config import Config
+from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.machine import InsertPlan
+from durable_actors.otp import ChildSpec, Node as TreeNode, TaskChild, Tree, run_tree
+from durable_actors.telemetry import NodeStarted, NodeStopped
+
+FAREWELL: Final = 1.0
+"""Seconds to note the stop in the database."""
+
+
+class Engine:
+    """A running engine."""
+
+    def __init__(self, config: Config, node: Node, client: Client) -> None:
+        self.config: Final = config
+        """Its settings."""
+        self.client: Final = client
+        """Inserts, signals and waits through this engine."""
+        self.telemetry: Final = node.telemetry
+        """Its events."""
+        self._node = node
+        self._tree: Tree | None = None
+        self._fatal: BaseException | None = None
+
+    @property
+    def name(self) -> str:
+        """What `engine=` calls it."""
+        return self.config.name
+
+    @property
+    def incarnation(self) -> str:
+        """`locked_by` of its claims: the node's name and what this start added to it."""
+        return self._node.owner.name
+
+    def request_stop(self) -> None:
+        """Begin to drain; `stop` does so and waits."""
+        if self._tree is not None:
+            self._node.draining = True
+            self._tree.request_stop("asked to stop")
+
+    async def stop(self) -> None:
+        """Drain and stop: nothing new is claimed, buffered rows go back, running steps have `drain_timeout` seconds.
+
+        Returns when all is done. Cancelled: the stop goes on.
+        """
+        self.request_stop()
+        await self.wait_stopped()
+
+    def hurry(self) -> None:
+        """While it drains: cancel what still runs now. Threads of `def` steps cannot be cancelled."""
+        for held in self._node.leases.everything():
+            if held.task is not None:
+                held.task.cancel("told to stop at once")
+
+    async def wait_stopped(self) -> None:
+        """Wait until the engine has stopped, for whatever reason."""
+        if self._tree is not None:
+            await self._tree.wait_stopped()
+
+    def snapshot(self, *, tasks: int = 0) -> TreeNode:
+        """Its live tree; `.render()` gives a text. Of the step tasks at most `tasks` are listed."""
+        if self._tree is None:
+            raise ConfigError("the engine has not started")
+        return self._tree.snapshot(tasks=tasks)
+
+    def connections(self) -> PoolStatistics:
+        """Its connections, per lane."""
+        return self._node.pool.statistics()
+
+    def _attach(self, tree: Tree) -> None:
+        self._tree = tree
+
+    def _fail(self, error: BaseException) -> None:
+        """A step raised KeyboardInterrupt or SystemExit: stop, then raise it where the engine was started."""
+        self._fatal = self._fatal or error
+        self.request_stop()
+        self.hurry()
+
+
+def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
+    if config is None:
+        try:
+            return Config(**options)
+        except TypeError as exc:  # an unknown option: say so in our words
+            raise ConfigError(f"{exc}; see durable_actors.Config for the options") from None
+    if options:
+        raise ConfigError(
+            f"give a config or options, not both: {', '.join(options)}", option=next(iter(options))
+        )
+    if not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"config must be a durable_actors.Config, not {config!r}", option="config", value=config
+        )
+    return config
+
+
+async def _prepare_schema(config: Config, target: Target, pool: Pool, lane: str) -> None:
+    if config.migrate:
+        await migrate(target.dsn, schema=config.schema)
+    async with pool.acquire(lane) as conn:
+        await require_schema(conn, schema=config.schema)
+
+
+async def run_engine(
+    config: Config, *, signals: bool = False, task_status: trio.TaskStatus[Engine] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run an engine until it is asked to stop. `task_status` gets it when it is ready.
+
+    The body of `serve` and of the other ways to start one.
+    """
+    specs = load_machines(config)
+    queues = plan_queues(config, specs)
+    roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(open_target(config.dsn))
+        distinct = {lane.name: lane for lane in roles.values()}
+        pool = await stack.enter_async_context(open_pool(target.dsn, lanes=distinct.values()))
+        node = make_node(config, pool, roles, specs)
+        client = Client(config.name, pool, node.lane("client"), config.schema)
+        stack.enter_context(clients.opened(client))
+        await _prepare_schema(config, target, pool, node.lane("client"))
+        engine = Engine(config, node, client)
+        _connect(engine, node, client)
+        await _register(node, queues)
+        await _run_tree(engine, node, queues, target, signals=signals, task_status=task_status)
+        if engine._fatal is not None:  # noqa: SLF001 - same module
+            raise engine._fatal  # noqa: SLF001
+
+
+def _connect(engine: Engine, node: Node, client: Client) -> None:
+    """Let the parts find each other."""
+
+    def poke(plan: InsertPlan, number: int) -> None:  # noqa: ARG001 - by priority is enough: new rows lie ahead
+        node.poke(plan.queue, priority=plan.priority)
+
+    client.poke = poke
+    node.on_final = client.results.hint
+    node.on_fatal = engine._fail  # noqa: SLF001 - same module
+    clients.use(client)
+
+
+async def _run_tree(
+    engine: Engine,
+    node: Node,
+    queues: dict[str, QueueLimits],
+    target: Target,
+    *,
+    signals: bool,
+    task_status: trio.TaskStatus[Engine],
+) -> None:
+    extra: list[ChildSpec] = []
+    if target.server is not None:
+        extra.append(TaskChild("embedded Postgres", partial(keep_up, target.server)))
+    if signals:
+        extra.append(TaskChild("signals", partial(_obey_signals, engine), handshake=True))
+    parts = build_tree(node, queues, *extra)
+
+    class Started:
+        def started(self, value: Tree | None = None) -> None:
+            assert value is not None
+            engine._attach(value)  # noqa: SLF001 - same module
+            logger.info(
+                "engine %s: %s serves %s", engine.name, node.owner.name, ", ".join(queues) or "no queue"
+            )
+            if node.telemetry.active:
+                node.telemetry.emit(NodeStarted(node=node.owner.name, queues=tuple(queues)))
+            task_status.started(engine)
+
+    try:
+        await run_tree(parts.root, drain_on_cancel=node.config.drain_on_cancel, task_status=Started())
+    finally:
+        await _farewell(node)
+
+
+async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
+    about = {
+        "queues": {name: limits.concurrency for name, limits in queues.items()},
+        "machines": sorted(node.known.names),
+        "pid": os.getpid(),
+        "version": __version__,
+    }
+    async with node.pool.acquire(node.lane("client")) as conn:
+        await register_node(
+            conn, node.owner.schema, incarnation=node.owner.name, node=node.config.node, about=about
+        )
+
+
+async def _farewell(node: Node) -> None:
+    """Note the stop, for people; the claims are back already."""
+    with trio.move_on_after(FAREWELL, shield=True):
+        try:
+            async with node.pool.acquire(node.lane("client")) as conn:
+                await stop_node(conn, node.owner.schema, node.owner.name)
+        except StoreUnavailable as exc:
+            logger.debug("the stop of %s could not be noted: %s", node.owner.name, exc)
+    if node.telemetry.active:
+        node.telemetry.emit(NodeStopped(node=node.owner.name))
+
+
+async def _obey_signals(engine: Engine, *, task_status: trio.TaskStatus[None]) -> None:
+    """First SIGINT or SIGTERM: drain. Second: cancel what runs. Third: as if nobody caught it."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        task_status.started()
+        count = 0
+        async for number in received:
+            count += 1
+            name = signal.Signals(number).name
+            if count == 1:
+                logger.warning("%s: draining, for at most %g s", name, engine.config.drain_timeout)
+                engine.request_stop()
+            elif count == 2:
+                logger.warning("%s again: cancelling the steps that still run", name)
+                engine.hurry()
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+
+
+async def serve(
+    config: Config | None = None,
+    *,
+    task_status: trio.TaskStatus[Engine] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Run an engine until SIGINT or SIGTERM, then drain: `trio.run(da.serve, da.Config(...))`.
+
+    Inside a Trio program: `engine = await nursery.start(da.serve, config)`. A second signal cancels what still runs.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    await run_engine(_make_config(config, options), signals=main, task_status=task_status)
+
+
+async def start_engine(nursery: trio.Nursery, config: Config | None = None, **options: Any) -> Engine:
+    """Start an engine in a nursery of yours: `engine = await da.start_engine(nursery, queues={"mail": 5})`.
+
+    Stop it with `await engine.stop()`; cancelling the nursery drains it, too.
+    """
+    checked = _make_config(config, options)
+    engine: Engine = await nursery.start(partial(run_engine, checked))
+    return engine
+
+
+@asynccontextmanager
+async def open_engine(config: Config | None = None, **options: Any) -> AsyncGenerator[Engine, None]:
+    """Run an engine around a block; it drains when the block ends.
+
+    An error raised in the block leaves it as it is. If the engine fails, the block is cancelled and the engine's error
+    raised.
+    """
+    checked = _make_config(config, options)
+    body: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            engine: Engine = await nursery.start(partial(run_engine, checked))
+            try:
+                clients.use(engine.client)
+                yield engine
+            except trio.Cancelled:
+                raise
+            except BaseException as exc:  # noqa: BLE001 - raised again below, outside the nursery's group
+                body = exc
+            await engine.stop()
+    except BaseExceptionGroup as group:
+        if body is None and len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+    if body is not None:
+        raise body

@@ -1,0 +1,55 @@
+"""Insert in your own transaction on a plain `psycopg.Connection`: Django, Flask, scripts.
+
+::
+
+    with psycopg.connect(dsn) as conn:
+        conn.execute("insert into orders ...")
+        durable_actors.sync.insert(conn, Checkout, state=Order(42))
+
+The instance exists when your transaction commits, and only then. Workers find it at their next poll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from durable_actors._option_checks import check_schema_name
+from durable_actors._store.foreign import foreign_rows, insert_call
+from durable_actors._store.insert import read_inserted
+from durable_actors.machine import InsertOptions, MachineRef, current_registry, plan_insert
+
+__all__ = ["insert", "insert_many"]
+
+
+def insert(
+    conn: psycopg.Connection[Any],
+    machine: MachineRef,
+    *,
+    schema: str = "durable",
+    **options: Unpack[InsertOptions],
+) -> int | None:
+    """Insert an instance; return its id, or None when its unique key is occupied (see `on_duplicate`)."""
+    return insert_many(conn, machine, [options], schema=schema)[0]
+
+
+def insert_many(
+    conn: psycopg.Connection[Any],
+    machine: MachineRef,
+    rows: Iterable[InsertOptions],
+    *,
+    schema: str = "durable",
+) -> list[int | None]:
+    """Insert many instances in one statement; ids in input order, None where deduplicated."""
+    check_schema_name(schema)
+    spec = current_registry().find(machine)
+    plans = [plan_insert(spec, options) for options in rows]
+    if not plans:
+        return []
+    sql, params = insert_call(plans, schema)
+    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+        cursor.execute(sql, params)
+        return read_inserted(plans, foreign_rows(cursor.fetchall()))
