@@ -103,6 +103,8 @@ class Feeder(Actor[object]):
             wait = trio.current_time() + 3600.0 if not wanted else await self._refill(wanted)
             with trio.move_on_at(wait):
                 await self.mailbox.receive()
+        while True:  # the gate is closed: nothing more to do until this actor is asked to stop
+            await self.mailbox.receive()
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """Give the buffer back at once, attempt unchanged: nothing of it has run."""

@@ -157,6 +157,7 @@ class ClaimState:
     claim_id: str | None
     visit: int
     status: str
+    state: bytes
 
 
 async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, ClaimState]:
@@ -164,7 +165,10 @@ async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int
     result = await conn.run(statement("read_claims", schema, read_only=True), [encode.int_array(ids)])
     return {
         int(row[0] or 0): ClaimState(
-            None if row[1] is None else row[1].decode(), int(row[2] or 0), (row[3] or b"").decode()
+            None if row[1] is None else row[1].decode(),
+            int(row[2] or 0),
+            (row[3] or b"").decode(),
+            row[4] or b"",
         )
         for row in result.rows
     }

@@ -48,7 +48,7 @@ async def commit_outcomes(
         done, freed = await conn.batch([(commit, params), (promote, [encode.text_array(keys)])])
         rows, promoted = done.rows, read_promoted(freed.rows)
     committed = {
-        int(row[0] or 0): Committed(int(row[1] or 0), cast("Status", (row[2] or b"").decode()))
+        int(row[0] or 0): Committed(int(row[1] or 0), cast("Status", (row[2] or b"").decode()), row[3])
         for row in rows
     }
     return committed, promoted
@@ -63,5 +63,5 @@ def was_committed(transition: Transition, now: ClaimState | None) -> Committed |
     if now is None or now.claim_id != transition.claim.claim_id:
         return None
     if now.visit > transition.claim.visit or now.status != "executing":
-        return Committed(now.visit, cast("Status", now.status))
+        return Committed(now.visit, cast("Status", now.status), now.state)
     return None
