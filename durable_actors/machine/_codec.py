@@ -13,7 +13,7 @@ float                                exact; from 1e16 on a plain dict gets an in
 NaN, inf                             refused (the encoder would write null)
 text with NUL or a lone surrogate    refused (jsonb cannot store it)
 contains itself, or nested deeply    refused (the limit is Python's recursion limit, about 1,000 levels)
-any other object                     refused
+any other object, msgspec.Raw        refused
 ===================================  =====================================================================
 
 A state is verified when it is *written*: it must read back as the machine's type. One that does not would be
@@ -41,7 +41,7 @@ _refuse_nan = json.JSONEncoder(allow_nan=False).encode
 _NUL = re.compile(
     rb"(?<!\\)(?:\\\\)*\\u0000"
 )  # an odd number of backslashes: \u0000, and not the text "\\u0000"
-_WHERE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
+_PLACE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
 
 
 class StateCodec:
@@ -75,21 +75,26 @@ class StateCodec:
     def encode(self, state: object, *, step: str) -> bytes:
         """Return the state as JSON; raise `StateError` unless it can be stored and read back as its type."""
         facts, decoder = self._ready()
-        where = f"{self._subject}, step {step!r}: the state"
-        data = _checked(state, where, may_hide_nan=facts.may_hide_nan)
+        try:
+            data = _checked(state, may_hide_nan=facts.may_hide_nan)
+        except _Refused as refused:
+            refused.explain(state, f"{self._where(step)}: the state")
         if facts.is_free:
             if facts.is_object and data[:1] != b"{":
-                raise StateError(f"{where} must be a dict, not {type(state).__name__}: {shown(state)}")
+                raise StateError(
+                    f"{self._where(step)}: the state must be a dict, not {type(state).__name__}: {shown(state)}"
+                )
             return data
         if facts.record is not None and type(state) is not facts.record and isinstance(state, facts.record):
             raise StateError(
-                f"{where} is a {type_name(type(state))} and would come back as a {type_name(self.type)}, "
-                "without what the subclass adds"
+                f"{self._where(step)}: the state is a {type_name(type(state))} and would come back as a "
+                f"{type_name(self.type)}, without what the subclass adds"
             )
         try:
             decoder.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            _explain(error, state, f"{where} would not read back as {type_name(self.type)}")
+            what = f"{self._where(step)}: the state would not read back as {type_name(self.type)}"
+            _Refused(error).explain(state, what)
         return data
 
     def decode(self, data: bytes | str, *, step: str) -> Any:
@@ -98,8 +103,11 @@ class StateCodec:
         try:
             return decoder.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            where = f"{self._subject}, step {step!r}: the stored state"
-            _explain(error, None, f"{where} does not fit {type_name(self.type)}")
+            what = f"{self._where(step)}: the stored state does not fit {type_name(self.type)}"
+            _Refused(error).explain(None, what)
+
+    def _where(self, step: str) -> str:
+        return f"{self._subject}, step {step!r}"
 
     def _ready(self) -> tuple[TypeFacts, msgspec.json.Decoder[Any]]:
         if self._facts is None or self._decoder is None:
@@ -116,7 +124,10 @@ class StateCodec:
 
 def encode_json(value: object, *, what: str) -> bytes:
     """Return a result or payload as JSON; raise `StateError` that begins with `what`."""
-    return _checked(value, what, may_hide_nan=True)
+    try:
+        return _checked(value, may_hide_nan=True)
+    except _Refused as refused:
+        refused.explain(value, what)
 
 
 def decode_json(data: bytes | str, *, what: str, type: Any = Any) -> Any:  # noqa: A002 - as in result(type=T)
@@ -124,10 +135,10 @@ def decode_json(data: bytes | str, *, what: str, type: Any = Any) -> Any:  # noq
     try:
         return _decode_any(data) if type is Any else msgspec.json.decode(data, type=type)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        _explain(error, None, f"{what} does not fit {type_name(type)}")
+        _Refused(error).explain(None, f"{what} does not fit {type_name(type)}")
 
 
-def _checked(value: object, where: str, *, may_hide_nan: bool) -> bytes:
+def _checked(value: object, *, may_hide_nan: bool) -> bytes:
     """Encode, and refuse what the encoder lets through: NUL escapes, and NaN as null."""
     try:
         data = _encode(value)
@@ -135,22 +146,29 @@ def _checked(value: object, where: str, *, may_hide_nan: bool) -> bytes:
         if may_hide_nan and b"null" in data:
             _refuse_nan(msgspec.to_builtins(value))
     except (TypeError, ValueError, RecursionError) as error:
-        _explain(error, value, where)
+        raise _Refused(error) from error
     if b"\\u0000" in data and _NUL.search(data):
-        _explain(None, value, where)
+        raise _Refused(None)
     return data
 
 
-def _explain(error: Exception | None, value: object, where: str) -> NoReturn:
-    """Raise `StateError` with the path of the offending place."""
-    problem = None if value is None else find_problem(value)
-    if problem is not None:
-        path, text = problem
-    elif isinstance(error, RecursionError):
-        path, text = "$", "it is nested too deeply"
-    else:
-        text = str(error)
-        place = _WHERE.search(text)
-        path = place.group(1) if place else "$"
-        text = _WHERE.sub("", text)
-    raise StateError(f"{where}: at {path}: {text}") from error
+class _Refused(Exception):  # noqa: N818 - never leaves this module
+    """Something cannot be stored or read; the text is made by whoever knows what it is for."""
+
+    def __init__(self, cause: Exception | None) -> None:
+        super().__init__()
+        self.cause = cause
+
+    def explain(self, value: object, what: str) -> NoReturn:
+        """Raise `StateError` with the place of the mistake in `value`, or the one that the decoder told."""
+        problem = None if value is None else find_problem(value)
+        if problem is not None:
+            path, text = problem
+        elif isinstance(self.cause, RecursionError):
+            path, text = "$", "it is nested too deeply"
+        else:
+            text = "it contains \\u0000" if self.cause is None else str(self.cause)
+            place = _PLACE.search(text)
+            path = place.group(1) if place else "$"
+            text = _PLACE.sub("", text)
+        raise StateError(f"{what}: at {path}: {text}") from self.cause

@@ -100,6 +100,8 @@ def _key_problem(key: object) -> str | None:
     if isinstance(key, str):
         problem = _text_problem(key)
         return None if problem is None else f"the key {shown(key)} {problem}"
+    if isinstance(key, float) and not isfinite(key):
+        return f"the key {key!r} is not JSON"
     if isinstance(key, bool) or _encode_error({key: None}) is not None:
         return (
             f"the key {shown(key)} is a {type(key).__name__}; JSON keys are strings (numbers become strings)"
@@ -115,7 +117,7 @@ def _leaf_problem(item: object) -> str | None:
     if isinstance(item, str) and type(item) is str:
         problem = _text_problem(item)
         return None if problem is None else f"the text {problem}"
-    error = _encode_error(item)
+    error = "what is in it is not checked" if isinstance(item, msgspec.Raw) else _encode_error(item)
     return None if error is None else f"{_article(type(item).__name__)} cannot be stored: {error}"
 
 

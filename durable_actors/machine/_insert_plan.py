@@ -52,13 +52,15 @@ def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
         raise ConfigError(f'on_duplicate must be "raise" or "return"; it is {shown(on_duplicate)}')
     state = options["args"] if "args" in options else options.get("state", {})
     instant = _instant(options)
-    queue = options.get("queue", spec.queue)
+    queue = spec.queue
+    if "queue" in options:
+        queue = text(options["queue"], what="queue", error=ConfigError, maximum=MAX_NAME)
     priority = options.get("priority", 0)
     return InsertPlan(
         machine=spec.name,
         version=spec.version,
         step=step,
-        queue=text(queue, what="queue", error=ConfigError, maximum=MAX_NAME),
+        queue=queue,
         state=spec.codec.encode(state, step=step),
         priority=whole(priority, what="priority", error=ConfigError, minimum=-32768, maximum=32767),
         partition_key=partition_key,

@@ -40,14 +40,15 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
         ) from error
     may_hide_nan = False
     for path, node in _walk(root):
-        if isinstance(node, types.CustomType):
+        if isinstance(node, types.CustomType | types.RawType):
+            cls = getattr(node, "cls", msgspec.Raw)
             raise DefinitionError(
-                f"{subject}: {type_name(node.cls)} at {path} of the state type {type_name(state_type)} "
+                f"{subject}: {type_name(cls)} at {path} of the state type {type_name(state_type)} "
                 "cannot be stored; use attrs, a dataclass, a TypedDict, msgspec.Struct, dict, or a type that JSON has"
             )
         if isinstance(node, types.DataclassType) and attrs.has(node.cls):
             _refuse_private_fields(node, subject)
-        if isinstance(node, types.FloatType | types.AnyType | types.RawType):
+        if isinstance(node, types.FloatType | types.AnyType):
             may_hide_nan = True
     record = root.cls if isinstance(root, types.DataclassType | types.StructType) else None
     return TypeFacts(

@@ -194,6 +194,9 @@ SHARED = [1]
         ({"a": DEEP}, "$", "it is nested too deeply"),
         ({"a": 10**5000}, "$.a", "an int cannot be stored"),
         ({"a": Order}, "$.a", "a type cannot be stored"),
+        ({"a": {nan: None}}, "$.a", "the key nan is not JSON"),
+        ({"a": msgspec.Raw(b"null")}, "$.a", "a Raw cannot be stored"),
+        ({"a": msgspec.Raw(b'"\\u0000"')}, "$.a", "a Raw cannot be stored"),
         ({"a": SHARED, "b": SHARED, "c": nan}, "$.c", "nan is not JSON"),
     ],
 )

@@ -4,6 +4,7 @@ import functools
 
 import attrs
 import durable_actors.machine as da
+import msgspec
 import pytest
 from durable_actors.errors import ConfigError, DefinitionError
 
@@ -345,6 +346,7 @@ class Private:
         (Plain, r"Plain at \$ of the state type Plain cannot be stored; use attrs"),
         (Deep, r"Plain at \$\.items\[...\]\[...\] of the state type Deep cannot be stored"),
         (complex, "complex at"),
+        (dict[str, msgspec.Raw], r"Raw at \$\[...\]"),
         (Private, "the field _secret of Private would not be stored .* call it secret"),
         (Order | Deep, "cannot be stored: Type unions"),
         (5, "cannot be stored"),
