@@ -17,7 +17,7 @@ import trio
 
 from durable_actors.otp._address import Address
 from durable_actors.otp._child_spec import ChildSpec, Description, Incarnation, Place
-from durable_actors.otp._errors import MailboxClosed, TerminateTimeout
+from durable_actors.otp._errors import ActorDown, MailboxClosed, TerminateTimeout
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Shutdown, contains_cancelled, sole_error
 from durable_actors.otp._mailbox import NOTHING, Mailbox
 from durable_actors.otp._snapshot import NodeKind
@@ -105,8 +105,10 @@ class Actor(Generic[M]):
                     await self._send_self(msg)
 
     async def _send_self(self, msg: M) -> None:
-        if self.address._open:  # stopping: nobody would read it
+        try:
             await self.address.send(msg)
+        except ActorDown:
+            await trio.sleep_forever()  # we are stopping: nobody reads it, and the nursery ends us
 
 
 def _name_of(spec: ActorChild[Any]) -> str:
@@ -137,6 +139,10 @@ class ActorChild(ChildSpec, Generic[M]):
         """A new actor behind the same address."""
         return _ActorRun(self)
 
+    def describe(self) -> Description:
+        """The mailbox, which is there with and without an incarnation."""
+        return Description(mailbox=self.address.statistics())
+
     def close(self) -> None:
         """Tell everybody who waits for the actor that it is down."""
         self.address._close()
@@ -161,7 +167,7 @@ class _ActorRun:
         return True
 
     def describe(self, *, tasks: int) -> Description:  # noqa: ARG002 - the protocol's
-        return Description(mailbox=self._address.statistics())
+        return self._spec.describe()
 
     async def run(self, ready: Callable[[], None]) -> None:
         self._address._begin(trio.lowlevel.current_task())

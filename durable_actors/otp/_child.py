@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import trio
 
-from durable_actors.otp._child_spec import ChildSpec, Description, Incarnation, Place
+from durable_actors.otp._child_spec import ChildSpec, Incarnation, Place
 from durable_actors.otp._errors import OtpError, StartTimeout
 from durable_actors.otp._events import ChildExited, ChildStarted
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Shutdown, contains_cancelled
@@ -197,7 +197,7 @@ class Child:
 
     def node(self, *, tasks: int) -> Node:
         """This child and what is below it, now."""
-        about = Description() if self._run is None else self._run.describe(tasks=tasks)
+        about = self.spec.describe() if self._run is None else self._run.describe(tasks=tasks)
         return Node(
             name=self.spec.name,
             kind=self.spec.kind,

@@ -94,6 +94,10 @@ class ChildSpec(abc.ABC):
     def incarnate(self, place: Place) -> Incarnation:
         """A new life. Must not fail or block: that belongs into `Incarnation.run`."""
 
+    def describe(self) -> Description:
+        """For the snapshot, while there is no incarnation."""
+        return Description()
+
     @abc.abstractmethod
     def close(self) -> None:
         """No further incarnation will come from this tree: whoever waits for one must be told."""

@@ -223,7 +223,7 @@ class Mailbox(Generic[M]):
         """Ask the reader to end: when all is read, or (`leave`) at once."""
         self._stopping = True
         self._leave = self._leave or leave
-        if self._in.statistics().tasks_waiting_receive:
+        for _ in range(self._in.statistics().tasks_waiting_receive):
             self._send_nowait(NOTHING)
 
     def clear(self) -> None:

@@ -106,6 +106,7 @@ class Pool:
         self._on_exit = on_exit
         self._nursery: trio.Nursery | None = None
         self._accepting = False
+        self._ending = False  # asked to stop: no resume
         self._tasks: dict[Hashable, PoolTask] = {}
         self._idle: list[_Worker] = []
         self._lot = trio.lowlevel.ParkingLot()  # wait_free, drain
@@ -183,8 +184,8 @@ class Pool:
         await self._wait_empty()
 
     def resume(self) -> None:
-        """Take tasks again after a `drain`."""
-        self._accepting = self._nursery is not None
+        """Take tasks again after a `drain`. Does nothing while the pool is being stopped."""
+        self._accepting = self._nursery is not None and not self._ending
 
     def statistics(self) -> PoolStatistics:
         """Slots taken, and what became of the tasks so far."""
@@ -240,6 +241,14 @@ class Pool:
         except (KeyboardInterrupt, SystemExit) as exc:
             reason = Error(exc)
             raise
+        except BaseExceptionGroup as group:
+            # Cancelled and something else, from a nursery in the task: the scope takes only the former.
+            cancelled, rest = group.split(trio.Cancelled)
+            if rest is not None:
+                reason = Error(rest)
+            if cancelled is None or self._on_exit is None or not isinstance(rest, Exception):
+                raise
+            raise cancelled from None
         finally:
             # None: Cancelled passes through here, from `cancel`, its deadline, or the pool's end.
             self._reap(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001
@@ -264,11 +273,13 @@ class Pool:
         self._nursery = nursery
         self._now = trio.lowlevel.current_clock().current_time
         self._accepting = True
+        self._ending = False
         self._lot.unpark_all()
 
     def _shut(self) -> None:
         """Take nothing new; let idle workers go. Busy ones go when they are done."""
         self._accepting = False
+        self._ending = True
         self._lot.unpark_all()
         while self._idle:
             task = self._idle.pop().task

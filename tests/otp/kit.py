@@ -155,6 +155,6 @@ def states(node: otp.Node) -> dict[str, str]:
 
 async def wait_until(condition: Callable[[], bool], *, poll: float = 0.01) -> None:
     """For tests with the autojump clock: virtual time passes until it holds."""
-    with trio.fail_after(1000):
+    with trio.fail_after(100):
         while not condition():
             await trio.sleep(poll)

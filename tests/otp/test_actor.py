@@ -268,3 +268,35 @@ async def test_an_actor_without_handle_says_so(autojump_clock):
             a.send_nowait("x")
             await trio.sleep_forever()
     assert "overrides neither" in str(info.value.exceptions[0])
+
+
+async def test_a_tick_that_waits_for_room_does_not_fail_a_stop(autojump_clock):
+    class Busy(otp.Actor[str]):
+        async def init(self):
+            self.send_every(1, "tick")
+
+        async def handle(self, msg):
+            await trio.sleep(10)
+
+    a = otp.Address[str]("a", capacity=1)
+    async with otp.open_tree(root(otp.ActorChild(a, Busy, shutdown=60))):
+        await trio.sleep(5)
+        assert a.statistics().waiting_senders == 1
+
+
+async def test_a_stop_reaches_every_reader(autojump_clock):
+    class Two(otp.Actor[str]):
+        async def run(self):
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(self.read)
+
+        async def read(self):
+            async for _ in self.mailbox:
+                pass
+
+    a = otp.Address[str]("a")
+    async with otp.open_tree(root(otp.ActorChild(a, Two, shutdown=60))):
+        await wait_all_tasks_blocked()
+        begin = trio.current_time()
+    assert trio.current_time() == begin

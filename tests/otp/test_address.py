@@ -205,7 +205,7 @@ async def test_queued_calls_when_the_actor_dies(kit, autojump_clock, keep):
 @pytest.mark.parametrize("keep", [True, False])
 async def test_messages_across_a_restart(kit, autojump_clock, keep):
     backoff = otp.Backoff(initial=5)
-    async with otp.open_tree(root(kit.actor("a", keep=keep), backoff=backoff), observe=kit.observe):
+    async with otp.open_tree(root(kit.actor("a", keep=keep), backoff=backoff), observe=kit.observe) as tree:
         a = kit["a"]
         a.send_nowait(Crash())
         await wait_until(lambda: kit.starts("a") == 2)
@@ -220,6 +220,10 @@ async def test_messages_across_a_restart(kit, autojump_clock, keep):
             with pytest.raises(otp.ActorDown):
                 await a.send(Note("sent while down"))
             assert not a.cast(Note("sent while down"))
+        [node] = tree.snapshot().children
+        assert node.state == "waiting"
+        assert node.mailbox is not None
+        assert node.mailbox.depth == (2 if keep else 0)
         with pytest.raises(otp.ActorDown):
             await a.call(Ask())
         assert await a.call(Ask("back"), on_down="wait", timeout=10) == "a:back"

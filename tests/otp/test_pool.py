@@ -265,3 +265,30 @@ async def test_snapshot_lists_tasks_on_demand(pool, autojump_clock):
 def test_slots_are_checked():
     with pytest.raises(otp.SpecError, match="slots"):
         otp.Pool("pool", slots=0)
+
+
+async def test_an_error_during_a_cancellation_is_reported_and_spares_the_pool(pool, exits, autojump_clock):
+    async def messy():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise LookupError("clean-up")
+
+    async with otp.open_tree(root(pool, shutdown=60)):
+        pool.start_nowait(trio.sleep, 5, key="other")
+        pool.start_nowait(messy, key="messy").cancel("enough")
+        await wait_until(lambda: len(pool) == 1)
+        assert pool.statistics().failed == 1
+        assert "LookupError" in exits[0][1]
+    assert exits[1] == ("other", "normal")
+
+
+async def test_a_stopping_pool_cannot_be_resumed(pool, autojump_clock):
+    async with otp.open_tree(root(pool)) as tree:
+        pool.start_nowait(trio.sleep, 1)
+        tree.request_stop()
+        await wait_all_tasks_blocked()
+        pool.resume()
+        assert pool.free == 0
