@@ -40,6 +40,13 @@ from durable_actors._postgres.waiting import discard, open_pgconn
 _TUPLES: Final = cast("AsyncRowFactory[Any]", tuple_row)
 
 
+class _Opener(psycopg.Connection[Any]):
+    """What connects in the thread. The libpq connection outlives it."""
+
+    def __del__(self, _warn: object = None, /) -> None:
+        """Say nothing of an open connection: that is the TrioConnection's, which warns itself."""
+
+
 class TrioConnection(TrioWaiter[Row]):
     """A psycopg connection for Trio. Make one with `await TrioConnection.connect(...)`.
 
@@ -56,7 +63,6 @@ class TrioConnection(TrioWaiter[Row]):
         self._take_over()
         self.cursor_factory = cast("type[AsyncCursor[Row]]", TrioCursor)
         self.server_cursor_factory = cast("type[AsyncServerCursor[Row]]", TrioServerCursor)
-        self._opener: object = None
 
     @classmethod
     async def connect(
@@ -75,13 +81,12 @@ class TrioConnection(TrioWaiter[Row]):
         Raises `psycopg.OperationalError` when no server of the DSN lets us in, after `connect_timeout`
         (10 seconds unless the DSN says otherwise) at the latest. Cancelled: nothing is left open.
         """
-        pgconn, opener = await open_pgconn(make_conninfo(conninfo, **kwargs))
+        pgconn, _ = await open_pgconn(make_conninfo(conninfo, **kwargs), opener=_Opener)
         try:
             self = cls(pgconn)
         except BaseException:
             discard(pgconn)
             raise
-        self._opener = opener
         self._autocommit = bool(autocommit)
         if row_factory:
             self.row_factory = row_factory

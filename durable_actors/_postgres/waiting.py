@@ -116,13 +116,14 @@ def is_readable(fd: int) -> bool:
 class _Handover:
     """A connection on its way from the connecting thread to the task; nobody leaks it if the task is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, opener: type[psycopg.Connection[tuple[object, ...]]]) -> None:
+        self._opener = opener
         self._lock = threading.Lock()
         self._abandoned = False
         self._connection: psycopg.Connection[tuple[object, ...]] | None = None
 
     def connect(self, conninfo: str) -> psycopg.Connection[tuple[object, ...]]:
-        connection = psycopg.Connection.connect(conninfo, autocommit=True)
+        connection = self._opener.connect(conninfo, autocommit=True)
         with self._lock:
             if self._abandoned:
                 connection.close()
@@ -136,7 +137,9 @@ class _Handover:
                 self._connection.close()
 
 
-async def open_pgconn(conninfo: str) -> tuple[pq.abc.PGconn, object]:
+async def open_pgconn(
+    conninfo: str, *, opener: type[psycopg.Connection[tuple[object, ...]]] = psycopg.Connection
+) -> tuple[pq.abc.PGconn, object]:
     """Connect in a worker thread; return the libpq connection, non-blocking, and what keeps it alive.
 
     The thread runs psycopg's own synchronous connect: names are resolved, timeouts and multi-host DSNs with
@@ -144,6 +147,7 @@ async def open_pgconn(conninfo: str) -> tuple[pq.abc.PGconn, object]:
     psycopg calls it with the GIL held: a deaf server would freeze the process for `connect_timeout`
     (seen: 2.0 s). SCRAM costs about 4 ms of CPU, which therefore is not spent in the event loop's thread.
 
+    `opener` warns when it is collected with the connection open; a subclass may leave that to somebody else.
     Cancelled: the thread goes on until it is connected or `connect_timeout` is over, then closes what it got.
     Raises `psycopg.OperationalError` when no server of the DSN lets us in.
     """
@@ -151,7 +155,7 @@ async def open_pgconn(conninfo: str) -> tuple[pq.abc.PGconn, object]:
     defaults = {option.keyword: option.val for option in pq.Conninfo.get_defaults()}
     if not (conninfo_to_dict(conninfo).get("connect_timeout") or defaults[b"connect_timeout"]):
         conninfo = make_conninfo(conninfo, connect_timeout=CONNECT_TIMEOUT)
-    handover = _Handover()
+    handover = _Handover(opener)
     try:
         connection = await trio.to_thread.run_sync(
             handover.connect, conninfo, abandon_on_cancel=True, limiter=_limiter()

@@ -282,6 +282,21 @@ async def test_long_work_lets_other_tasks_run(conn, scratch, what):
     assert len(turns) > 10
 
 
+async def test_an_open_connection_that_is_forgotten_warns_once(pg_dsn):
+    async def forget():
+        conn = await TrioConnection.connect(pg_dsn)
+        await conn.execute("select 1")
+        pgconn = conn.pgconn
+        del conn
+        gc.collect()
+        return pgconn
+
+    with pytest.warns(ResourceWarning, match="TrioConnection") as caught:
+        pgconn = await forget()
+    assert len(caught) == 1
+    pgconn.finish()
+
+
 async def test_a_closed_connection_is_collected(pg_dsn):
     async def use():
         async with await TrioConnection.connect(pg_dsn) as conn:
