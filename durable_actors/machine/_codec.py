@@ -51,7 +51,7 @@ class StateCodec:
 
     def __init__(self, state_type: Any, *, machine: str, version: int) -> None:
         """Refuse a type that cannot be stored with `DefinitionError`."""
-        self.type = state_type
+        self.type: Any = state_type
         """The declared type."""
         self._subject = f"{machine} v{version}"
         self._decoder: msgspec.json.Decoder[Any] | None = None

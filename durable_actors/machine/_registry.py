@@ -22,7 +22,7 @@ class Registry:
 
     def __init__(self, specs: Mapping[tuple[str, int], MachineSpec] | None = None) -> None:
         self._specs: dict[tuple[str, int], MachineSpec] = dict(specs or {})
-        self.generation = 0
+        self.generation: int = 0
         """Counts up on every change, so that a reader notices one without comparing."""
 
     def register(self, spec: MachineSpec) -> None:

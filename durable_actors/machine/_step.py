@@ -62,8 +62,8 @@ class Step(StepRef[S], Generic[M, S, R]):
     def __set_name__(self, owner: type[Any], name: str) -> None:
         # Errors raised here are wrapped in RuntimeError before Python 3.12: only note, the machine checks.
         if self.owner is None or identity_of(self.owner) == identity_of(owner):
-            self.owner = owner
-            self.name = name
+            self.owner: type[Any] | None = owner
+            self.name: str = name
             self.aliases.add(name)
 
     @overload
