@@ -38,7 +38,7 @@ class Gate:
         self._probe: trio.Event | None = None
         self._verdicts = 0
         self.last: StoreUnavailable | None = None
-        """Why the last failed attempt failed."""
+        """Why the last attempt failed, if it did."""
         self.failures = 0
         """Failed attempts in a row."""
         self.retry_at = 0.0
@@ -87,6 +87,7 @@ class Gate:
                 self.fail(exc)
             raise
         self.failures = 0
+        self.last = None
         self._verdicts += 1
         return conn
 

@@ -127,7 +127,7 @@ class Desk:
         """Take an empty place in order to connect. The caller ends it with `fill` or `vacate`."""
         if self._closed:
             raise StoreUnavailable("the pool is closed")
-        if len(self._idle) + len(self._lent) + self._opening >= self.lane.size:
+        if not self._has_room():
             return False
         self._opening += 1
         return True
@@ -159,19 +159,25 @@ class Desk:
         self._opened += 1
         held = Held(conn, expires_at=expires_at, generation=generation)
         self._lent.add(held)
+        while self._line and self._has_room():  # places that an outage had left empty
+            self._pass_place()
         return held
 
     def vacate(self, failure: BaseException | None = None) -> None:
         """Give a place up that could not be filled.
 
-        After a cancellation it goes to the first in line. When Postgres let nobody in, the line is better
-        served by the connections that are out (too_many_connections), and if there are none, by the news.
+        After a cancellation it goes to the first in line. When Postgres let nobody in, the line is served by
+        the connections that are out (too_many_connections) and one of it tries again; when there are none,
+        it hears the news.
         """
         self._opening -= 1
         if not isinstance(failure, StoreUnavailable):
             self._pass_place()
-        elif not (self._lent or self._opening):
-            self._turn_away(failure)
+        elif not self._opening:
+            if self._lent:
+                self._pass_place()
+            else:
+                self._turn_away(failure)
 
     def count_failed_connect(self) -> None:
         """For the statistics."""
@@ -209,6 +215,8 @@ class Desk:
         """Count and make the error for a caller who gets no connection."""
         self._timeouts += 1
         lane = self.lane
+        if self.gate.failures:
+            why += f"; {self.gate.last}"
         return PoolTimeout(
             f"lane {lane.name!r} has no connection for this call: {why} ({len(self._lent)} of {lane.size} in "
             f"use, {self._opening} connecting, {len(self._line)} waiting); raise {lane.option}, or hold "
@@ -230,6 +238,9 @@ class Desk:
             timeouts=self._timeouts,
             longest_wait=self._longest_wait,
         )
+
+    def _has_room(self) -> bool:
+        return len(self._idle) + len(self._lent) + self._opening < self.lane.size
 
     def _discard(self, held: Held) -> None:
         self._discarded += 1

@@ -19,7 +19,7 @@ Session state (SET, temporary tables, session locks) outlives a lease: a lane th
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final
@@ -131,37 +131,38 @@ class Pool:
 
     async def obtain(self, desk: Desk) -> Held:
         """Get a connection where none is idle (`Lease` calls this): open one, or wait in line."""
-        connecting = False
+        has_place = knocked = False
+
+        async def attempt() -> PgConn:
+            nonlocal knocked
+            knocked = True
+            try:
+                return await PgConn.open(desk.lane.dsn or self._dsn, settings=desk.lane.settings)
+            except StoreUnavailable:
+                desk.count_failed_connect()
+                raise
+
         with trio.move_on_after(self._acquire_timeout):
             if not desk.take_place():
                 held = await desk.wait_turn()
                 if held is not None:
                     return held
-            connecting = True
-            return await self._open(desk)
+            has_place = True
+            return await self._open(desk, attempt)
         limit = f"within acquire_timeout={self._acquire_timeout:g} s"
-        if not connecting:
+        if not has_place:
             raise desk.timed_out(f"none became free {limit}")
-        slow = StoreUnavailable(f"cannot connect to Postgres {limit}")
-        slow.__cause__ = desk.gate.last
-        desk.gate.fail(slow)  # a deaf server: without this, every caller would start a connect of its own
-        raise slow
+        error = StoreUnavailable(f"cannot connect to Postgres {limit}: {desk.gate.last or 'no answer'}")
+        if knocked:
+            desk.gate.fail(error)  # a deaf server: without this, every caller would knock at once
+        raise error
 
-    async def _open(self, desk: Desk) -> Held:
+    async def _open(self, desk: Desk, attempt: Callable[[], Awaitable[PgConn]]) -> Held:
         """Connect in a place that this task has taken."""
-        gate, lane = desk.gate, desk.lane
-
-        async def attempt() -> PgConn:
-            try:
-                return await PgConn.open(lane.dsn or self._dsn, settings=lane.settings)
-            except StoreUnavailable:
-                desk.count_failed_connect()
-                raise
-
         # If the server changes while we connect, we may have reached the old one: good for one lease at most.
-        generation = gate.generation
+        generation = desk.gate.generation
         try:
-            conn = await gate.connect(attempt)
+            conn = await desk.gate.connect(attempt)
         except BaseException as exc:
             desk.vacate(exc)
             raise

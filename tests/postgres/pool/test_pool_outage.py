@@ -96,7 +96,7 @@ async def test_callers_in_line_hear_that_there_is_nothing_to_wait_for(server):
 
 
 async def test_a_full_server_leaves_the_line_to_the_connections_that_are_out(server):
-    """A connect is refused while one connection works: the others in line wait for that one."""
+    """A connect is refused while one connection works: it serves the line, and one of the line tries again."""
     async with open_proxy(server.dsn) as proxy, open_pool(proxy.dsn, lanes=[Lane("a", 2)]) as pool:
         answers = []
 
@@ -119,9 +119,39 @@ async def test_a_full_server_leaves_the_line_to_the_connections_that_are_out(ser
             proxy.connections[1].reset()
             await proxy.wait_connections(1)
             await trio.testing.wait_all_tasks_blocked(0.01)
-            assert pool.statistics().lanes[0].waiting == 3
+            [lane] = pool.statistics().lanes
+            assert (lane.waiting, lane.opening) == (2, 1)
             proxy.heal()
         assert answers == [[[b"1"]]] * 3
+
+
+async def test_places_left_empty_by_an_outage_are_filled_again(server):
+    """One connection is held for long, the line waits; Postgres is back: nobody must wait for that one."""
+    async with open_proxy(server.dsn) as proxy, open_pool(proxy.dsn, lanes=[Lane("a", 3)]) as pool:
+        answers = []
+
+        async def caller():
+            with trio.fail_after(5):
+                answers.append(await ask(pool))
+
+        async def refused():
+            with pytest.raises(StoreUnavailable):
+                await ask(pool)
+
+        async with pool.acquire("a"), trio.open_nursery() as nursery:
+            proxy.blackhole(direction="to_client")
+            for _ in range(2):
+                nursery.start_soon(refused)
+            await proxy.wait_connections(3)
+            for _ in range(4):
+                nursery.start_soon(caller)
+            await trio.testing.wait_all_tasks_blocked()
+            proxy.refuse()
+            for connection in proxy.connections[1:]:
+                connection.reset()
+            await proxy.wait_connections(1)
+            proxy.heal()
+        assert answers == [[[b"1"]]] * 4
 
 
 async def test_half_open_connections_are_replaced_after_the_first(server, monkeypatch):
