@@ -38,12 +38,14 @@ def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(chosen).expanduser().absolute()
     if os.geteuid() == 0:  # root's home is closed to every other user, and must stay so
         return Path("/var/lib/durable_actors")
-    if sys.platform == "darwin":
-        return Path("~/Library/Application Support/durable_actors").expanduser()
-    base = environ.get("XDG_DATA_HOME")
-    return (
-        Path(base) if base and Path(base).is_absolute() else Path("~/.local/share").expanduser()
-    ) / "durable_actors"
+    if (base := environ.get("XDG_DATA_HOME")) and Path(base).is_absolute():
+        return Path(base, "durable_actors")
+    try:
+        home = Path.home()
+    except RuntimeError as exc:
+        raise ConfigError("this user has no home directory; set DURABLE_DATA", option="DURABLE_DATA") from exc
+    folder = "Library/Application Support" if sys.platform == "darwin" else ".local/share"
+    return home / folder / "durable_actors"
 
 
 @attrs.frozen

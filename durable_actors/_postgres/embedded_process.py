@@ -54,10 +54,10 @@ def retire_server(pgdata: Path, *, timeout: float) -> None:
         waited = time.monotonic() - started
         if waited > timeout:
             raise TimeoutError(f"processes {pids} of {pgdata} do not end")
-        if pids[0] == server_status(pgdata)[0] and waited < 10.0:
+        if pids[0] == server_status(pgdata)[0] and waited < 13.0:
             # The server of a supervisor that was killed: most often it is stopping already, by the kernel's
-            # signal. A second SIGINT is harmless.
-            _signal(pids[0], signal.SIGINT)
+            # signal. A second SIGINT is harmless; after a while it must be an immediate shutdown.
+            _signal(pids[0], signal.SIGINT if waited < 10.0 else signal.SIGQUIT)
         else:
             # Backends without a postmaster leave on their own unless they are busy computing.
             for pid in pids:

@@ -47,6 +47,7 @@ CLUSTER = "pgdata"
 NEW_CLUSTER = "pgdata.new"
 
 TICK = 0.2
+START_ATTEMPTS = 3
 LOG_LIMIT = 10_000_000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -167,7 +168,8 @@ class Supervisor:
         while child.poll() is None:
             if time.monotonic() > deadline or self.stop_requested:
                 child.kill()
-                raise StartFailed("initdb did not end in time" + self._log_tail())
+                why = "was stopped on request" if self.stop_requested else "did not end in time"
+                raise StartFailed(f"initdb {why}" + self._log_tail())
             self._sleep(0.05)
         if child.returncode:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -194,7 +196,23 @@ class Supervisor:
     # -- server --------------------------------------------------------------------------------------------
 
     def _launch(self) -> None:
-        """Start postgres and return when it accepts connections."""
+        """Start postgres and return when it accepts connections.
+
+        One that is killed or told to stop while it starts (the system is short of memory, somebody signals
+        by name) is started again; one that refuses to start (exit code 1 and a reason in the log) is not.
+        """
+        deadline = time.monotonic() + self.order.start_timeout
+        code: int | None = 0
+        for _ in range(START_ATTEMPTS):
+            code = self._try_launch(deadline)
+            if code is None:
+                return
+            if code > 0:
+                break
+        raise StartFailed(f"postgres ended with code {code}" + self._log_tail())
+
+    def _try_launch(self, deadline: float) -> int | None:
+        """None when the server is ready or no longer wanted, else its exit code."""
         retire_server(self.pgdata, timeout=self.order.start_timeout)
         self._own_directory(self.socket_dir)
         for stale in self.socket_dir.glob(".s.PGSQL.*"):
@@ -203,22 +221,24 @@ class Supervisor:
         places = ["-D", str(self.pgdata), "-k", str(self.socket_dir)]
         # SIGINT is a fast shutdown: sessions are cut, a checkpoint is written, the next start is quick.
         self.child = self._spawn("postgres", *places, *settings, death_signal=signal.SIGINT)
-        deadline = time.monotonic() + self.order.start_timeout
         while server_status(self.pgdata) != (self.child.pid, "ready"):
             if self.child.poll() is not None:
-                raise StartFailed(f"postgres ended with code {self.child.returncode}" + self._log_tail())
+                return self.child.returncode
             if time.monotonic() > deadline:
                 raise StartFailed("postgres did not become ready in time" + self._log_tail())
             if self.stop_requested:
-                return
+                return None
             self._sleep(0.01)
         self._write_state("ready", postmaster=self.child.pid)
+        return None
 
     def _stop_child(self) -> None:
         """Stop the server, gently first; return when it is gone."""
         if self.child is None:
             return
-        signals = [(signal.SIGINT, 30.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)]
+        # Postgres 18.6 was seen to hang for ever in a fast shutdown that came during crash recovery, so patience
+        # ends. An immediate shutdown (SIGQUIT) loses nothing: the next start recovers.
+        signals = [(signal.SIGINT, 10.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)]
         for number, patience in signals[1:] if self.order.throwaway else signals:
             if self.child.poll() is not None:
                 break

@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import os
 import queue
+import re
 import shutil
 import socket
 import tempfile
@@ -127,8 +128,8 @@ class DatabaseServer:
             "select datname from pg_database where datname like %s", [PREFIX + "%"]
         ).fetchall()
         for (name,) in rows:
-            stamp = str(name).removeprefix(PREFIX).partition("_")[0]
-            if time.time() - int(stamp, 16) > STALE_AFTER:
+            stamp = re.match(rf"{PREFIX}([0-9a-f]{{8}})_", str(name))
+            if stamp is not None and time.time() - int(stamp[1], 16) > STALE_AFTER:
                 self._doomed.put(str(name))
 
     def close(self) -> None:

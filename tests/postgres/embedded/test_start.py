@@ -230,6 +230,16 @@ def test_default_data_dir_of_a_user(monkeypatch, environ, expected):
     assert default_data_dir(environ) == Path(expected).expanduser()
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigError, match="set DURABLE_DATA"):
+        default_data_dir({})
+
+
 def test_default_data_dir_of_root_is_not_in_its_home(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert str(default_data_dir({})) == "/var/lib/durable_actors"
