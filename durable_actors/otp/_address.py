@@ -42,9 +42,9 @@ class Address(Accepts[M], Generic[M]):
     __slots__ = ("_changed", "_mailbox", "_open", "_reason", "_status", "_task", "keep", "name")
 
     def __init__(self, name: str, *, capacity: float = 1000, keep: bool = False) -> None:
-        self.name = name
+        self.name: str = name
         """The actor's name in errors, logs and the tree."""
-        self.keep = keep
+        self.keep: bool = keep
         """Whether messages survive a restart of the actor."""
         self._mailbox: Mailbox[M] = Mailbox(name, capacity)
         self._status: Status = "new"

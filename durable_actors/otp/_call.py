@@ -33,8 +33,8 @@ class ReplyCounts:
 
     def __init__(self) -> None:
         self.pending: dict[Slot, None] = {}  # in order, so that a death answers oldest first
-        self.late = 0
-        self.withdrawn = 0
+        self.late: int = 0
+        self.withdrawn: int = 0
 
 
 class NotTaken:
@@ -50,9 +50,9 @@ class Slot:
     __slots__ = ("book", "message", "state", "task")
 
     def __init__(self, book: ReplyCounts, task: trio.lowlevel.Task, message: type[object]) -> None:
-        self.book = book
-        self.message = message  # for error texts
-        self.task = task
+        self.book: ReplyCounts = book
+        self.message: type[object] = message  # for error texts
+        self.task: trio.lowlevel.Task = task
         self.state: SlotState = "queued"
 
     async def wait(self) -> Any:

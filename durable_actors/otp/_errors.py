@@ -45,11 +45,11 @@ class ActorDown(OtpError):  # noqa: N818 - a state of the other side, not a faul
 
     def __init__(self, actor: str, status: str, reason: object = None) -> None:
         super().__init__(actor, status, reason)
-        self.actor = actor
+        self.actor: str = actor
         """The address's name."""
-        self.status = status
+        self.status: str = status
         """What it was doing: new, starting, stopping, restarting or down."""
-        self.reason = reason
+        self.reason: object = reason
         """The exit reason of its last incarnation, if it had one."""
 
     def __str__(self) -> str:
@@ -65,11 +65,11 @@ class ActorDied(OtpError):  # noqa: N818 - a state of the other side, not a faul
 
     def __init__(self, actor: str, message: str, reason: object) -> None:
         super().__init__(actor, message, reason)
-        self.actor = actor
+        self.actor: str = actor
         """The address's name."""
-        self.message = message
+        self.message: str = message
         """The type of the call's message."""
-        self.reason = reason
+        self.reason: object = reason
         """The actor's exit reason."""
 
     def __str__(self) -> str:
@@ -85,11 +85,11 @@ class CallTimeout(OtpError, trio.TooSlowError):  # noqa: N818 - reads like trio.
 
     def __init__(self, actor: str, message: str, timeout: float) -> None:
         super().__init__(actor, message, timeout)
-        self.actor = actor
+        self.actor: str = actor
         """The address's name."""
-        self.message = message
+        self.message: str = message
         """The type of the call's message."""
-        self.timeout = timeout
+        self.timeout: float = timeout
         """The seconds that were allowed."""
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ class StartFailed(OtpError):  # noqa: N818 - says what happened
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.path = path
+        self.path: str = path
         """The child, from the root: ``engine/queues/mail``."""
 
     def __str__(self) -> str:

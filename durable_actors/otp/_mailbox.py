@@ -84,7 +84,7 @@ class Mailbox(Generic[M]):
         if not (capacity == math.inf or (capacity >= 1 and capacity == int(capacity))):
             raise SpecError(f"address {owner!r}: capacity must be an int >= 1 or inf, not {capacity!r}")
         self._owner = owner
-        self.capacity = capacity
+        self.capacity: float = capacity
         """How many messages may wait."""
         self._out, self._in = trio.open_memory_channel[M | Nothing](capacity)
         # Bound once: attribute chains are a fifth of a cast's cost.
@@ -95,9 +95,9 @@ class Mailbox(Generic[M]):
         self._now = trio.current_time
         self._stopping = False  # nothing new; end when empty
         self._leave = False  # end now, what is queued is for the next incarnation
-        self.book = ReplyCounts()
-        self.dropped = 0
-        self.processed = 0
+        self.book: ReplyCounts = ReplyCounts()
+        self.dropped: int = 0
+        self.processed: int = 0
         """Messages taken out so far."""
 
     @property

@@ -50,9 +50,9 @@ class PoolTask:
         self._args = args
         self._worker: _Worker | None = None
         self._why: str | None = None
-        self.key = self if key is None else key
+        self.key: Hashable = self if key is None else key
         """What it is known by; itself when it got no key."""
-        self.since = since
+        self.since: float = since
         """When it was started, on Trio's clock."""
 
     def __repr__(self) -> str:
@@ -99,9 +99,9 @@ class Pool:
     def __init__(self, name: str, *, slots: int, on_exit: OnExit | None = None) -> None:
         if slots < 1:
             raise SpecError(f"pool {name!r}: slots must be at least 1, not {slots!r}")
-        self.name = name
+        self.name: str = name
         """Its name in errors and the tree."""
-        self.slots = slots
+        self.slots: int = slots
         """How many tasks may run at a time."""
         self._on_exit = on_exit
         self._nursery: trio.Nursery | None = None
