@@ -69,11 +69,8 @@ def server_error(result: pq.abc.PGresult, *, doing: str) -> Exception:
     """Make the exception for a statement that the server refused. Nothing of it was done."""
     code = sqlstate(result)
     text = _text(result)
-    error: psycopg.Error
-    if code is None:
-        error = psycopg.OperationalError(text)
-    else:
-        error = _error_class(code)(text, info=result, encoding="utf-8")
+    kind = psycopg.OperationalError if code is None else _error_class(code)
+    error = kind(text, info=result, encoding="utf-8")
     if _is_unavailable(code):
         unavailable = StoreUnavailable(f"Postgres cannot serve now ({code}): {text}; {doing} was not done")
         unavailable.__cause__ = error
@@ -127,8 +124,10 @@ def loss(
     why = " ".join(str(cause).split())
     if refusals:
         why = f"the server said {_text(refusals[-1])!r} ({sqlstate(refusals[-1])})"
+    # Class 08 is not the backend's word: PgBouncer says so when it lost the server, whatever that had done.
+    proof = any(not str(sqlstate(result)).startswith("08") for result in refusals)
     done = sum(is_done(result) for result in results)
-    if expected == NO_COMMIT or (expected > 0 and refusals and done < expected):
+    if expected == NO_COMMIT or (expected > 0 and proof and done < expected):
         return StoreUnavailable(f"the connection was lost while running {doing}, nothing was done: {why}")
     return CommitUnknown(
         f"the connection was lost while running {doing}, after its commit was sent: "

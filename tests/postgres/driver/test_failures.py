@@ -32,6 +32,7 @@ class FakeResult:
 
 DONE = FakeResult(status=ExecStatus.TUPLES_OK)
 FATAL = FakeResult(code="57P01", text="terminating connection due to administrator command")
+POOLER = FakeResult(code="08P01", text="server conn crashed?")
 SILENCE = FakeResult(text="server closed the connection unexpectedly\n\tThis probably means...")
 CAUSE = psycopg.OperationalError("consuming input failed:\n  gone")
 
@@ -45,6 +46,8 @@ CAUSE = psycopg.OperationalError("consuming input failed:\n  gone")
         (1, [], CommitUnknown),  # sent, and then silence
         (1, [SILENCE], CommitUnknown),  # libpq's own words prove nothing
         (1, [FATAL], StoreUnavailable),  # refused before it was completed
+        (1, [POOLER], CommitUnknown),  # the pooler does not know either
+        (NO_COMMIT, [POOLER], StoreUnavailable),
         (1, [DONE], CommitUnknown),
         (1, [DONE, FATAL], CommitUnknown),  # completed, killed in the commit
         (3, [DONE, DONE, FATAL], StoreUnavailable),

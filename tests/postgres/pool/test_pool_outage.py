@@ -1,9 +1,15 @@
 """The server is down, deaf, full or back again: clear errors, no storm, no hanging."""
 
+import os
+import signal
+import tempfile
+import uuid
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres import waiting
+from durable_actors._postgres import embedded, waiting
 from durable_actors._postgres.pool import Lane, open_pool
 from durable_actors._postgres.statement import Statement
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
@@ -184,3 +190,25 @@ async def test_a_lane_with_its_own_dsn_has_its_own_gate(server):
         with pytest.raises(StoreUnavailable):
             await ask(pool)
         assert await ask(pool, "direct") == [[b"1"]]
+
+
+async def test_a_server_that_crashes_and_comes_back():
+    """A server of its own, started again by its supervisor; the pool only sees errors for a while."""
+    directory = Path(tempfile.gettempdir()) / f"durable-crash-{uuid.uuid4().hex[:8]}"
+    with await trio.to_thread.run_sync(lambda: embedded.start(directory, throwaway=True)) as server:
+        async with open_pool(server.dsn(), lanes=[Lane("a", 3)]) as pool:
+            async with pool.acquire("a"), pool.acquire("a"), pool.acquire("a") as held:
+                postmaster = embedded.status(server.data_dir).postmaster
+                assert postmaster
+                os.kill(postmaster, signal.SIGQUIT)
+                with trio.fail_after(20):
+                    while held.alive():
+                        await trio.sleep(0.005)
+            with trio.fail_after(30):
+                while True:
+                    try:
+                        assert await ask(pool) == [[b"1"]]
+                        break
+                    except StoreUnavailable:
+                        pass  # the gate paces this loop
+            assert pool.statistics().connect_failures == 0
