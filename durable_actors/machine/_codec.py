@@ -33,14 +33,14 @@ import msgspec
 from durable_actors.errors import DefinitionError, StateError
 from durable_actors.machine._checks import shown
 from durable_actors.machine._diagnosis import find_problem
+from durable_actors.machine._reason import reason_text
 from durable_actors.machine._state_type import TypeFacts, inspect_type, type_name
 
 _encode = msgspec.json.Encoder().encode
 _decode_any = msgspec.json.Decoder().decode
 _refuse_nan = json.JSONEncoder(allow_nan=False).encode
-_NUL = re.compile(
-    rb"(?<!\\)(?:\\\\)*\\u0000"
-)  # an odd number of backslashes: \u0000, and not the text "\\u0000"
+# An odd number of backslashes: the escape \u0000, and not the text backslash-u0000.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _PLACE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
 
 
@@ -92,7 +92,7 @@ class StateCodec:
             )
         try:
             decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except Exception as error:  # noqa: BLE001 - __post_init__ and validators of the user's class run here
             what = f"{self._where(step)}: the state would not read back as {type_name(self.type)}"
             _Refused(error).explain(state, what)
         return data
@@ -102,7 +102,7 @@ class StateCodec:
         _, decoder = self._ready()
         try:
             return decoder.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        except Exception as error:  # noqa: BLE001 - __post_init__ and validators of the user's class run here
             what = f"{self._where(step)}: the stored state does not fit {type_name(self.type)}"
             _Refused(error).explain(None, what)
 
@@ -134,7 +134,7 @@ def decode_json(data: bytes | str, *, what: str, type: Any = Any) -> Any:  # noq
     """Return a result or payload from JSON, as `type`; raise `StateError` that begins with `what`."""
     try:
         return _decode_any(data) if type is Any else msgspec.json.decode(data, type=type)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except Exception as error:  # noqa: BLE001 - __post_init__ and validators of the user's class run here
         _Refused(error).explain(None, f"{what} does not fit {type_name(type)}")
 
 
@@ -167,8 +167,12 @@ class _Refused(Exception):  # noqa: N818 - never leaves this module
         elif isinstance(self.cause, RecursionError):
             path, text = "$", "it is nested too deeply"
         else:
-            text = "it contains \\u0000" if self.cause is None else str(self.cause)
+            text = "it contains \\u0000" if self.cause is None else _told(self.cause)
             place = _PLACE.search(text)
             path = place.group(1) if place else "$"
             text = _PLACE.sub("", text)
         raise StateError(f"{what}: at {path}: {text}") from self.cause
+
+
+def _told(cause: Exception) -> str:
+    return str(cause) if isinstance(cause, ValueError | TypeError) else reason_text(cause)

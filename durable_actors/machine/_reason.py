@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import reprlib
 import traceback
 from typing import cast
+
+from durable_actors.machine._checks import SafeRepr
 
 MAX_TEXT = 10_000
 """Characters. Enough to see what happened; the log has the rest."""
 
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = 1_000
+_repr = SafeRepr(2_000)
+_repr.maxdict = _repr.maxlist = _repr.maxtuple = 50
 
 
 def reason_text(reason: object) -> str:

@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import attrs
 
-from durable_actors.errors import DefinitionError
 from durable_actors.machine._checks import Duration
 from durable_actors.machine._codec import StateCodec
 
@@ -86,16 +85,6 @@ class MachineSpec:
     def key(self) -> tuple[str, int]:
         """The registry's key: name and version."""
         return (self.name, self.version)
-
-    def find_step(self, name: str) -> StepSpec:
-        """Return the step in which a row is; raise `DefinitionError` when the code no longer has it."""
-        found = self.steps.get(name)
-        if found is None:
-            raise DefinitionError(
-                f"{self} has no step {name!r}, in which this instance is; its steps are {', '.join(self.steps)}. "
-                "Keep a step until no instance is in it, or define the changed machine with a new version="
-            )
-        return found
 
     def __str__(self) -> str:
         return f"{self.name} v{self.version}"

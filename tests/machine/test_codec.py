@@ -298,6 +298,21 @@ def test_validators_and_post_init_of_the_state_are_heard():
         codec(Positive).decode(b'{"n":-1}', step="s")
 
 
+def test_a_state_whose_constructor_raises_anything_is_a_state_error():
+    @attrs.define
+    class Picky:
+        n: int = 0
+
+        def __attrs_post_init__(self):
+            if self.n < 0:
+                raise KeyError("negative")
+
+    with pytest.raises(StateError, match=r"does not fit .*Picky: at \$: KeyError: 'negative'"):
+        codec(Picky).decode(b'{"n":-1}', step="s")
+    with pytest.raises(StateError, match="would not read back"):
+        codec(Picky).encode({"n": -1}, step="s")
+
+
 def test_a_class_further_down_is_resolved_at_first_use():
     @attrs.define
     class Early:

@@ -278,13 +278,6 @@ def test_keywords_of_an_abstract_base_are_inherited():
     assert {spec.codec.type for spec in specs} == {Order}
 
 
-def test_a_row_in_a_step_that_is_gone():
-    spec = checkout().__durable__
-    assert spec.find_step("ship") is spec.steps["ship"]
-    with pytest.raises(DefinitionError, match=r"has no step 'gone', in which this instance is.*version="):
-        spec.find_step("gone")
-
-
 def test_a_generic_base_is_no_machine_until_its_state_is_known(registry):
     S = TypeVar("S")
 

@@ -120,6 +120,17 @@ def test_a_forgotten_await_is_closed_and_named(recwarn):
             normalize(work(), spec)
 
 
+def test_an_object_that_cannot_be_printed():
+    class Rude:
+        def __repr__(self):
+            raise RuntimeError
+
+    with pytest.raises(InvalidOutcome, match="returned <Rude instance at"):
+        normalize(Rude(), machine().__durable__)
+    with pytest.raises(InvalidOutcome, match="returned <int of"):
+        normalize(10**5000, machine().__durable__)
+
+
 def test_another_awaitable():
     class Future:
         def __await__(self):
