@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, Hold, Kit, Note, wait_until
+from tests.otp.kit import Ask, Crash, Hold, Kit, Note, ScriptError, wait_until
 from trio.testing import wait_all_tasks_blocked
 
 
@@ -74,6 +74,32 @@ async def test_errors_of_a_stop_by_cancellation_are_not_lost(kit, autojump_clock
         with pytest.RaisesGroup(KeyError, flatten_subgroups=True), trio.CancelScope() as scope:
             async with otp.open_tree(spec, observe=kit.observe, drain_on_cancel=drain):
                 scope.cancel()
+
+
+async def test_giving_up_is_not_lost_when_its_stop_is_cancelled(kit, autojump_clock):
+    spec = tree_of(kit, "ab", intensity=0)
+    kit.scripts["b"].slow_terminate = 3
+    with pytest.RaisesGroup(ScriptError, flatten_subgroups=True), trio.move_on_after(1):
+        async with otp.open_tree(spec, observe=kit.observe, drain_on_cancel=False):
+            kit["a"].send_nowait(Crash())
+            await trio.sleep_forever()
+    assert kit.log[-1] == "down b"
+
+
+@pytest.mark.parametrize("drain", [True, False])
+async def test_an_interrupt_during_a_cancellation_is_not_lost(kit, autojump_clock, drain):
+    async def interrupted():
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise KeyboardInterrupt
+
+    spec = otp.Supervisor("root", [kit.actor("a"), otp.TaskChild("task", interrupted)])
+    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True), trio.CancelScope() as scope:
+        async with otp.open_tree(spec, observe=kit.observe, drain_on_cancel=drain):
+            scope.cancel()
+            await trio.sleep_forever()
+    assert kit.log[-1] == "down a"
 
 
 async def test_cancelled_before_the_start_starts_nothing(kit, autojump_clock):
