@@ -97,6 +97,7 @@ class Feeder(Actor[object]):
     async def run(self) -> None:
         """Refill whenever there is free capacity; sleep when there is none, or no work."""
         while not self._node.draining:
+            await self._take_keys()
             self._start_buffered()
             wanted = min(demand(self._limits, running=self._running, buffered=len(self._buffer)), MAX_PICK)
             self._tell_saturation(wanted)
@@ -123,7 +124,7 @@ class Feeder(Actor[object]):
         now = trio.current_time()
         if picked.claims:
             self._empty = 0
-            await self._accept(picked.claims)
+            await self._accept()
         if picked.window >= wanted:
             return now  # a full window: there may be more behind it, also when all of it was held or shelved
         if picked.claims and self._running + len(self._buffer) < self._limits.concurrency:
@@ -162,19 +163,23 @@ class Feeder(Actor[object]):
             self._tell_pick(picked, wanted, now - asked)
         return picked
 
-    async def _accept(self, claims: list[Claim]) -> None:
+    async def _accept(self) -> None:
         """Start what can start; take the keys of what needs one."""
-        if any(claim.partition_key is not None for claim in claims):
-            await self._take_keys()
+        await self._take_keys()
         self._start_buffered()
 
     async def _take_keys(self) -> None:
-        """Keep only the claims whose key is ours now; the others go back and keep their place."""
+        """Keep only the claims whose key is ours now; the others go back and keep their place.
+
+        Those that lack it were picked just now, or before a failure, or have lost it with the keeper's session.
+        """
         wanting = [
             held
             for held in self._buffer
             if held.claim.partition_key is not None and not self._keys.owns(held.claim)
         ]
+        if not wanting:
+            return
         granted = await self._keys.take([held.claim for held in wanting])
         for held in wanting:
             if held.claim.claim_id not in granted:

@@ -15,7 +15,7 @@ from durable_actors.otp import PoolTask
 class Held:
     """One claim in this node's hands."""
 
-    __slots__ = ("claim", "lost", "task")
+    __slots__ = ("claim", "interrupted", "lost", "task")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -23,6 +23,8 @@ class Held:
         """The step task that runs it; None while it waits in a buffer."""
         self.lost: str | None = None
         """Why it is no longer ours; nothing of it may be committed."""
+        self.interrupted: str | None = None
+        """Why its step was cancelled although the claim is ours: it goes back, attempt + 1."""
 
 
 class Leases:
@@ -66,3 +68,9 @@ class Leases:
             held.lost = why
             if held.task is not None:
                 held.task.cancel(why)
+
+    def interrupt(self, held: Held, why: str) -> None:
+        """This claim is ours, but its step must not go on: cancel it. Its task gives the row back as it exits."""
+        if held.task is not None and held.lost is None and held.interrupted is None:
+            held.interrupted = why
+            held.task.cancel(why)

@@ -153,9 +153,9 @@ class StepTasks:
             self._node.telemetry.emit(OutcomeStale(**_facts(claim)))
 
     def _interrupted(self, held: Held) -> None:
-        """Cancelled: lost, no longer trusted, or drained. What is ours still goes back; the fence decides."""
+        """Cancelled: lost, without its key, no longer trusted, or drained. What is ours still goes back, fenced."""
         node, claim = self._node, held.claim
-        reason = held.lost
+        reason = held.lost or held.interrupted
         if reason is None and trio.current_time() >= claim.trusted_until:
             reason = "its lease could not be renewed in time"
         if held.lost is None:

@@ -34,10 +34,14 @@ class OwnerState:
     claims: int
     soonest_expiry: float
     """Seconds until its first lease is over; negative when it is."""
+    latest_expiry: float
+    """When its last lease is over, on the server's clock: it moves when the node claims or renews anything."""
     alive: bool
     """A session holds the owner's lock. Without it the node is gone, or its session was cut."""
     server_up: float
     """Seconds since the server started: a restart frees every lock and proves nothing."""
+    backend: int
+    """The server process that looked."""
 
 
 async def read_owners(conn: PgConn, schema: str) -> list[OwnerState]:
@@ -45,7 +49,13 @@ async def read_owners(conn: PgConn, schema: str) -> list[OwnerState]:
     result = await conn.run(statement("read_owners", schema, read_only=True), [schema.encode()])
     return [
         OwnerState(
-            (row[0] or b"").decode(), int(row[1] or 0), float(row[2] or 0), row[3] == b"t", float(row[4] or 0)
+            owner=(row[0] or b"").decode(),
+            claims=int(row[1] or 0),
+            soonest_expiry=float(row[2] or 0),
+            latest_expiry=float(row[3] or 0),
+            alive=row[4] == b"t",
+            server_up=float(row[5] or 0),
+            backend=int(row[6] or 0),
         )
         for row in result.rows
     ]

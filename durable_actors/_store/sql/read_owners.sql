@@ -1,16 +1,22 @@
--- read_owners: who holds claims now, until when at the latest and at the soonest, and whether its session lock is held.
+-- read_owners: who holds claims now, until when, and whether its session lock is held.
 -- params   $1 schema text
--- returns  locked_by, claims, soonest end of a lease in seconds from now, alive (a session holds the owner's lock),
---          seconds since the server started
+-- returns  locked_by, claims, soonest end of a lease in seconds from now, latest end as seconds since the epoch (moves when
+--          the owner claims or renews anything), alive (a session holds the owner's lock), seconds since the server
+--          started, pg_backend_pid() of who looks
 -- locks    none: pg_locks is read, nothing is tried
 -- index    gen_durable_executing
-select g.locked_by, count(*), extract(epoch from min(g.lease_expires_at) - now())::float8,
-       exists (select 1 from pg_locks l
-                where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
-                  and l.database = (select d.oid from pg_database d where d.datname = current_database())
-                  and (l.classid::bigint << 32 | l.objid::bigint)
-                      = hashtextextended($1::text || chr(2) || g.locked_by, 0)),
-       extract(epoch from now() - pg_postmaster_start_time())::float8
-  from durable.gen_durable g
- where g.status = 'executing'
- group by g.locked_by
+with owners as materialized (
+    select g.locked_by, count(*) as claims, min(g.lease_expires_at) as soonest, max(g.lease_expires_at) as latest
+      from durable.gen_durable g
+     where g.status = 'executing'
+     group by g.locked_by
+), locks as materialized (
+    select l.classid::bigint << 32 | l.objid::bigint as hash
+      from pg_locks l
+     where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+       and l.database = (select d.oid from pg_database d where d.datname = current_database())
+)
+select o.locked_by, o.claims, extract(epoch from o.soonest - now())::float8, extract(epoch from o.latest)::float8,
+       hashtextextended($1::text || chr(2) || o.locked_by, 0) in (select l.hash from locks l),
+       extract(epoch from now() - pg_postmaster_start_time())::float8, pg_backend_pid()
+  from owners o
