@@ -37,8 +37,11 @@ async def test_last_in_first_out(server):
 
 
 async def test_a_full_lane_does_not_touch_another(server):
-    async with open_pool(server.dsn, lanes=[Lane("a", 1), Lane("b", 1)], acquire_timeout=0.05) as pool:
+    async with open_pool(server.dsn, lanes=[Lane("a", 1), Lane("b", 1)]) as pool:
+        async with pool.acquire("b"):
+            pass
         async with pool.acquire("a"):
+            pool._acquire_timeout = 0.02  # not earlier: connecting takes as long as it takes
             with pytest.raises(PoolTimeout):
                 async with pool.acquire("a"):
                     raise AssertionError("unreachable")
@@ -49,8 +52,9 @@ async def test_a_full_lane_does_not_touch_another(server):
 
 async def test_timeout_names_lane_size_waiters_and_option(server):
     lanes = [Lane("claim", 1, option="claim_connections")]
-    async with open_pool(server.dsn, lanes=lanes, acquire_timeout=0.05) as pool:
+    async with open_pool(server.dsn, lanes=lanes) as pool:
         async with pool.acquire("claim"):
+            pool._acquire_timeout = 0.05
             with pytest.raises(PoolTimeout) as caught:
                 async with pool.acquire("claim"):
                     raise AssertionError("unreachable")
