@@ -25,7 +25,7 @@ from durable_actors.testing.database import IN_MEMORY, MEMORY_NEEDED
 
 # Says "ready" with what it knows, then obeys one word per line until it is killed or its input ends.
 CLIENT = """
-import json, sys
+import json, os, signal, sys
 from durable_actors._postgres import embedded, embedded_launch
 embedded_launch.GRACE = 0.3
 server = embedded.start(sys.argv[1])
@@ -35,7 +35,10 @@ for line in sys.stdin:
         server.close()
     elif line.strip() == "ensure":
         server.ensure()
-    print(json.dumps({"dsn": server.dsn()}), flush=True)
+    child = os.fork() if line.strip() == "fork" else None
+    if child == 0:
+        signal.pause()
+    print(json.dumps({"dsn": server.dsn(), "child": child}), flush=True)
 """
 
 

@@ -137,18 +137,12 @@ def test_directory_removed_under_the_server(client, new_dir, query, until):
     until(lambda: server_processes(new_dir.with_name("removed") / "pgdata") == [], "the old server leaves")
 
 
-def test_fork_of_a_client_keeps_the_lease(data_dir, gone, locked):
+def test_fork_of_a_client_keeps_the_lease(client, data_dir, gone, locked):
     """A child that inherits the descriptor uses the server, too: the parent's close must not stop it."""
-    server = embedded.start(data_dir)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    os.close(read)
-    server.close()
+    parent = client(data_dir)
+    parent.ready()
+    child = parent.tell("fork")["child"]
+    parent.tell("close")
     assert locked(data_dir / "lease")
-    os.close(write)
-    os.waitpid(child, 0)
+    kill(child)
     gone(data_dir)
