@@ -14,7 +14,7 @@ What psycopg is overridden in, and why: `trio_hooks`. How waiting and cancelling
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, cast
 
@@ -37,6 +37,7 @@ from durable_actors._postgres.trio_transaction import (
 from durable_actors._postgres.trio_wait import TrioWaiter, log
 from durable_actors._postgres.waiting import discard, open_pgconn
 
+_MAY_COMMIT: Final = (TransactionStatus.INTRANS, TransactionStatus.ACTIVE)  # active: in a pipeline
 _TUPLES: Final = cast("AsyncRowFactory[Any]", tuple_row)
 
 
@@ -134,8 +135,8 @@ class TrioConnection(TrioWaiter[Row]):
                 check_alive(self)
             try:
                 await self.wait(self._commit_gen())
-            except psycopg.OperationalError as exc:
-                if status == TransactionStatus.INTRANS and self.pgconn.status == ConnStatus.BAD:
+            except psycopg.Error as exc:
+                if status in _MAY_COMMIT and self.pgconn.status == ConnStatus.BAD:
                     raise commit_unknown(exc) from exc
                 raise
         if status == TransactionStatus.INERROR:
@@ -173,16 +174,15 @@ class TrioConnection(TrioWaiter[Row]):
         Cancelled inside a call that talks to the server, the connection is closed. Cancelled elsewhere in the
         block, it is synchronised and fit for use.
         """
-        async with self.lock:
-            self._check_connection_ok()
-            pipeline = cast("TrioPipeline | None", self._pipeline) or TrioPipeline(self)
-            self._pipeline = pipeline
-        try:
-            async with pipeline:
-                yield pipeline
-        finally:
-            if pipeline.level == 0 and self._pipeline is pipeline:
-                self._pipeline = None
+        async with AsyncExitStack() as stack:
+            async with self.lock:
+                # Look, enter and make it known under one lock, else another task's statement comes between.
+                self._check_connection_ok()
+                pipeline = cast("TrioPipeline | None", self._pipeline) or TrioPipeline(self)
+                await self.wait(pipeline._enter_gen())  # noqa: SLF001 - see trio_hooks
+                self._pipeline = pipeline
+            stack.push_async_exit(pipeline)
+            yield pipeline
 
     @asynccontextmanager
     async def _pipeline_nolock(self) -> AsyncGenerator[TrioPipeline, None]:

@@ -141,14 +141,9 @@ HOOKS: Final = (
         if_changed="see AsyncConnection._pipeline_nolock",
     ),
     Hook(
-        owner=_PIPE, name="_lock", use="read", since="3.2",
-        why="the connection's lock, or a dummy for executemany",
-        if_changed="see AsyncPipeline.__aenter__",
-    ),
-    Hook(
         owner=_PIPE, name="_enter_gen", params="self", use="call", since="3.1",
         why="enters pipeline mode and counts levels",
-        if_changed="compare AsyncPipeline.__aenter__ with TrioPipeline.__aenter__",
+        if_changed="compare AsyncPipeline.__aenter__ with TrioConnection.pipeline",
     ),
     Hook(
         owner=_PIPE, name="_exit", params="self exc", use="call", since="3.1",

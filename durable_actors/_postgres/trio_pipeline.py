@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+import trio
 from psycopg import AsyncPipeline
 from psycopg.pq import ConnStatus
 from trio.lowlevel import checkpoint_if_cancelled
@@ -18,13 +19,6 @@ class TrioPipeline(AsyncPipeline):
 
     _conn: TrioWaiter[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    async def __aenter__(self) -> Self:
-        async with self._lock:
-            await self._conn.wait(self._enter_gen())
-            # Another task may have left the outermost block, and forgotten the pipeline, while we waited.
-            self._conn._pipeline = self
-        return self
-
     async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
@@ -34,16 +28,24 @@ class TrioPipeline(AsyncPipeline):
         try:
             if not is_cancelled():
                 await super().__aexit__(exc_type, exc_val, exc_tb)
-                return
-            if self.pgconn.status == ConnStatus.OK:
-                async with self._conn.unwinding():
-                    if self.result_queue:
-                        await self._conn._try_cancel()  # a statement of the block may run for long
-                    await super().__aexit__(exc_type, exc_val, exc_tb)
+            elif exc_val is not None:
+                await self._unwind(exc_val)
             else:
-                self._exit(exc_val)  # closed when it was interrupted: nothing to synchronise
-            if exc_val is None:
-                await checkpoint_if_cancelled()
+                try:
+                    await checkpoint_if_cancelled()
+                except trio.Cancelled as cancelled:
+                    await self._unwind(cancelled)
+                    raise
         finally:
-            if self.level == 0 and self._conn._pipeline is self:
+            if self.level == 0:
                 self._conn._pipeline = None
+
+    async def _unwind(self, exc: BaseException) -> None:
+        """Leave the pipeline in a cancelled scope; psycopg logs an error of it, as `exc` is on its way."""
+        if self.pgconn.status != ConnStatus.OK:
+            self._exit(exc)  # closed when it was interrupted: nothing to synchronise
+            return
+        async with self._conn.unwinding():
+            if self.result_queue:
+                await self._conn._try_cancel()  # a statement of the block may run for long
+            await super().__aexit__(type(exc), exc, None)

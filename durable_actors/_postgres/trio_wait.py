@@ -120,11 +120,14 @@ class TrioWaiter(AsyncConnection[Row]):
         except (trio.ClosedResourceError, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno != errno.EBADF:
                 raise  # out of the caller's own iterator, in executemany
+            discard(self.pgconn)
+            self._drop(gen)
             raise psycopg.OperationalError("the connection was closed while waiting for it") from exc
         except (KeyboardInterrupt, SystemExit):
             # Raised in the midst of anything: no time, and no trust, for a conversation with the server.
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 discard(self.pgconn)
+            self._drop(gen)
             raise
 
     async def _interrupted(self, gen: PQGen[Any], *, started: bool) -> None:
@@ -137,6 +140,10 @@ class TrioWaiter(AsyncConnection[Row]):
             unfit = pgconn.transaction_status == TransactionStatus.ACTIVE
         if unfit and (current_task() in self._unwinders or not await self._settle()):
             discard(pgconn)
+        self._drop(gen)
+
+    def _drop(self, gen: PQGen[Any]) -> None:
+        """Close a generator here and now; left to the garbage collector, its errors would be printed."""
         try:
             gen.close()
         except psycopg.Error as exc:

@@ -45,6 +45,7 @@ def run_pytest(root: Path, dsn: str, runner: str, options: list[str]) -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         environment = os.environ | {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),  # pproxy
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent.parent)]),
             "PSYCOPG_SUITE_RUNNER": runner,
             "PSYCOPG_SUITE_RESULTS": str(results),
