@@ -5,6 +5,7 @@ Pure: reads the class, returns a value or raises `DefinitionError` with the reme
 
 from __future__ import annotations
 
+import abc
 import inspect
 from collections.abc import Callable, Iterable
 from types import FunctionType
@@ -82,6 +83,7 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
     if given.journal is not None:
         raise ConfigError(f"{subject}: journal= is not available yet", option="journal", value=given.journal)
     parent = _parent(cls)
+    _check_complete(cls)
     steps = collect_steps(cls, base)
     perform = inspect.getattr_static(cls, "perform", None)
     if steps and perform is not None:
@@ -172,6 +174,17 @@ def _check_flag(value: object, subject: str) -> bool:
     if not isinstance(value, bool):
         raise DefinitionError(f"{subject}: run_ahead= must be True or False; it is {shown(value)}")
     return value
+
+
+def _check_complete(cls: type[Any]) -> None:
+    """`abc` itself complains only when an object is made, which is when the first step runs."""
+    if isinstance(cls, abc.ABCMeta):
+        static = inspect.getattr_static
+        names = [name for name in dir(cls) if getattr(static(cls, name), "__isabstractmethod__", False)]
+        if names:
+            raise DefinitionError(
+                f"{cls.__qualname__} leaves {', '.join(names)} abstract: define it, or inherit from abc.ABC"
+            )
 
 
 def _check_constructor(cls: type[Any]) -> None:

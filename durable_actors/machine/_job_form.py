@@ -58,9 +58,12 @@ def job_form(
             raise DefinitionError(
                 f"{func.__qualname__}: nobody gives the keyword argument {each.name}; {write}"
             )
-    return _form(
-        func, [each for each in parameters if each.kind in _POSITIONAL], write, names or {}, typed=typed
-    )
+    positional = [each for each in parameters if each.kind in _POSITIONAL]
+    if parameters and not positional:
+        raise DefinitionError(
+            f"{func.__qualname__}: a job is given one value, not *args or **kwargs; {write}"
+        )
+    return _form(func, positional, write, names or {}, typed=typed)
 
 
 def job_call(func: Callable[..., Any], form: JobForm) -> Callable[[Any], Any]:

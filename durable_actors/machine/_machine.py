@@ -67,6 +67,8 @@ class Machine(Generic[StateT]):
         super().__init_subclass__()
         cls.__durable__ = None
         own = ClassKeywords(name, version, queue, initial, state, journal, run_ahead, max_attempts)
+        # A decorator that makes the class again from its body (attrs, dataclass with slots) drops the keywords.
+        own = cls.__dict__.get("__durable_keywords__", own)
         bases = (each.__durable_keywords__ for each in cls.__mro__[1:] if issubclass(each, Machine))
         given = own.over(bases)
         cls.__durable_keywords__ = given

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from threading import Lock
 from types import MappingProxyType
 
 from durable_actors.errors import DefinitionError, UnknownMachine
@@ -22,31 +23,33 @@ class Registry:
 
     def __init__(self, specs: Mapping[tuple[str, int], MachineSpec] | None = None) -> None:
         self._specs: dict[tuple[str, int], MachineSpec] = dict(specs or {})
+        self._lock = Lock()  # several threads may import modules; readers need no lock
         self.generation: int = 0
         """Counts up on every change, so that a reader notices one without comparing."""
 
     def register(self, spec: MachineSpec) -> None:
         """Add a definition. The same source text may come again (a reload replaces); another one may not."""
-        known = self._specs.get(spec.key)
-        if known is not None and known.identity != spec.identity:
-            theirs, ours = (":".join(each.identity) for each in (known, spec))
-            raise DefinitionError(
-                f"{spec} is defined twice, by {theirs} and by {ours}; "
-                "give one of them another name= or version= (old versions stay, each with its own number)"
-            )
-        # A new dict: a reader that iterates over the old one in another thread is not disturbed.
-        self._specs = {**self._specs, spec.key: spec}
-        self.generation += 1
+        with self._lock:
+            known = self._specs.get(spec.key)
+            if known is not None and known.identity != spec.identity:
+                theirs, ours = (":".join(each.identity) for each in (known, spec))
+                raise DefinitionError(
+                    f"{spec} is defined twice, by {theirs} and by {ours}; "
+                    "give one of them another name= or version= (old versions stay, each with its own number)"
+                )
+            # A new dict: a reader that iterates over the old one in another thread is not disturbed.
+            self._specs = {**self._specs, spec.key: spec}
+            self.generation += 1
 
     def unregister(self, machine: MachineRef, version: int | None = None) -> None:
         """Forget a definition, for tests. One that is not there is no error."""
         spec = spec_of(machine)
         name = spec.name if spec is not None else machine
         number = spec.version if spec is not None else version
-        self._specs = {
-            key: each for key, each in self._specs.items() if key[0] != name or number not in {None, key[1]}
-        }
-        self.generation += 1
+        with self._lock:
+            kept = {k: v for k, v in self._specs.items() if k[0] != name or number not in {None, k[1]}}
+            self._specs = kept
+            self.generation += 1
 
     def get(self, name: str, version: int) -> MachineSpec | None:
         """Look a row's machine up."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import attrs
 import msgspec
@@ -50,7 +50,9 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
             _refuse_private_fields(node, subject)
         if isinstance(node, types.FloatType | types.AnyType):
             may_hide_nan = True
-    record = root.cls if isinstance(root, types.DataclassType | types.StructType) else None
+    record = None
+    if isinstance(root, types.DataclassType | types.StructType):
+        record = get_origin(root.cls) or root.cls  # Box[int]: isinstance wants Box
     return TypeFacts(
         is_free=isinstance(root, types.AnyType) or _is_any_object(root),
         is_object=not isinstance(root, types.AnyType),
@@ -104,4 +106,4 @@ def _parts(path: str, node: types.Type) -> Iterator[tuple[str, types.Type]]:
 
 def type_name(value: Any) -> str:
     """A type as people write it."""
-    return getattr(value, "__qualname__", None) or repr(value)
+    return value.__qualname__ if isinstance(value, type) and not get_args(value) else str(value)

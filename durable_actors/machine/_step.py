@@ -59,6 +59,10 @@ class Step(StepRef[S], Generic[M, S, R]):
         self.aliases: set[str] = set()
         """Every name to which the owner's body bound it; more than one is a mistake."""
 
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return getattr(self.func, "__isabstractmethod__", False)
+
     def __set_name__(self, owner: type[Any], name: str) -> None:
         # Errors raised here are wrapped in RuntimeError before Python 3.12: only note, the machine checks.
         if self.owner is None or identity_of(self.owner) == identity_of(owner):

@@ -6,7 +6,7 @@ import decimal
 import enum
 import uuid
 from math import inf, nan
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import attrs
 import durable_actors.machine as da
@@ -296,6 +296,20 @@ def test_validators_and_post_init_of_the_state_are_heard():
 
     with pytest.raises(StateError, match="'n' must be > 0: -1"):
         codec(Positive).decode(b'{"n":-1}', step="s")
+
+
+def test_a_generic_state():
+    T = TypeVar("T")
+
+    @attrs.frozen
+    class Box(Generic[T]):
+        value: T
+
+    assert there_and_back(Box[int], Box(5)) == Box(5)
+    with pytest.raises(
+        StateError, match=r"read back as .*Box\[int\]: at \$\.value: Expected `int`, got `str`"
+    ):
+        codec(Box[int]).encode(Box("x"), step="s")
 
 
 def test_a_state_whose_constructor_raises_anything_is_a_state_error():

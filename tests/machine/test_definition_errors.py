@@ -1,5 +1,6 @@
 """Every mistake in a definition is found when the class is made, and the text tells the remedy."""
 
+import abc
 import functools
 
 import attrs
@@ -308,6 +309,30 @@ def test_a_constructor_with_arguments():
     ):
         make(body(__init__=init))
     make(body(__init__=lambda self, client=None: None))
+
+
+def test_a_step_that_is_left_abstract():
+    class Base(da.Machine, abc.ABC):
+        @da.step
+        @abc.abstractmethod
+        async def start(self, ctx): ...
+
+        @abc.abstractmethod
+        def url(self): ...
+
+    with pytest.raises(
+        DefinitionError, match="Partial leaves start, url abstract: define it, or inherit from"
+    ):
+
+        class Partial(Base): ...
+
+    class Complete(Base):
+        @da.step
+        async def start(self, ctx): ...
+
+        def url(self): ...
+
+    Complete()
 
 
 def test_two_state_types():

@@ -185,6 +185,8 @@ def test_an_annotation_that_is_no_type():
         (lambda to, subject: None, "'subject' does not look like one; write <lambda>"),
         (lambda args, ctx, more: None, "too many arguments"),
         (lambda args, *, more: None, "keyword argument more"),
+        (lambda *args: None, r"one value, not \*args"),
+        (lambda **kwargs: None, r"one value, not \*args or \*\*kwargs"),
         (lambda self, args: None, "is a method; @da.job decorates functions"),
     ],
 )

@@ -278,6 +278,19 @@ def test_keywords_of_an_abstract_base_are_inherited():
     assert {spec.codec.type for spec in specs} == {Order}
 
 
+def test_a_decorator_that_makes_the_class_again(registry):
+    @attrs.define
+    class Slotted(da.Machine, queue="fast", name="slotted", version=2):
+        @da.step
+        async def start(self, ctx):
+            return da.Next(self.start)
+
+    spec = Slotted.__durable__
+    assert (spec.name, spec.version, spec.queue) == ("slotted", 2, "fast")
+    assert spec.definition is Slotted
+    assert list(registry.specs.values()) == [spec]
+
+
 def test_a_generic_base_is_no_machine_until_its_state_is_known(registry):
     S = TypeVar("S")
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import durable_actors.machine as da
 import pytest
@@ -104,6 +105,22 @@ def test_iterating_while_another_registers(registry):
     for index, _ in enumerate(registry.specs):
         define(name=f"b{index}", qualname=f"B{index}")
     assert len(registry) == 2
+
+
+def test_threads_that_register_at_once(registry):
+    ready = threading.Barrier(4)
+
+    def work(number):
+        ready.wait()
+        for index in range(100):
+            da.job(name=f"{number}-{index}")(lambda args: None)
+
+    threads = [threading.Thread(target=work, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(registry) == 400
 
 
 @pytest.mark.parametrize(
