@@ -285,12 +285,17 @@ def test_shared(n, durable_server, empty_dsn, tmp_path_factory):
 def test_all_workers_of_a_run_share_one_server(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(WORKERS.format(out=str(tmp_path / "out")))
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-c", "pytest.ini"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "xdist", "-p", "no:cacheprovider"]
     environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "DURABLE_TEST"))
+        name: os.environ[name] for name in os.environ if not name.startswith(("PYTEST", "DURABLE_TEST"))
     }
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half the time: only xdist matters here
     done = subprocess.run(
-        [*command, str(tmp_path)], capture_output=True, text=True, env=environ, cwd=tmp_path
+        [*command, "-c", "pytest.ini", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environ,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout
     servers = (tmp_path / "out").read_text().split("\n")
