@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,6 @@ import psycopg
 import pytest
 import trio
 from psycopg.conninfo import make_conninfo
-
-_numbers = itertools.count()
 
 
 @attrs.frozen
@@ -40,7 +38,7 @@ class Server:
 
 @pytest.fixture
 def server(pg_dsn: str):
-    name = f"pool_test_{next(_numbers)}"
+    name = f"pool_test_{uuid.uuid4().hex[:12]}"  # other workers use the same server: never end their sessions
     with psycopg.connect(pg_dsn, autocommit=True) as conn:
         yield Server(conn, make_conninfo(pg_dsn, application_name=name), name)
 
