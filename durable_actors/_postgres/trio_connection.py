@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self, cast
+from typing import Any, Final, NoReturn, Self, TypeVar, cast, overload
 
 import psycopg
 from psycopg import AsyncCursor, AsyncServerCursor, Notify, pq
@@ -36,6 +36,8 @@ from durable_actors._postgres.trio_transaction import (
 )
 from durable_actors._postgres.trio_wait import TrioWaiter, log
 from durable_actors._postgres.waiting import discard, open_pgconn
+
+_R = TypeVar("_R")
 
 _MAY_COMMIT: Final = (TransactionStatus.INTRANS, TransactionStatus.ACTIVE)  # active: in a pipeline
 _TUPLES: Final = cast("AsyncRowFactory[Any]", tuple_row)
@@ -65,6 +67,8 @@ class TrioConnection(TrioWaiter[Row]):
         self.cursor_factory = cast("type[AsyncCursor[Row]]", TrioCursor)
         self.server_cursor_factory = cast("type[AsyncServerCursor[Row]]", TrioServerCursor)
 
+    # psycopg has one signature, with `row_factory: AsyncRowFactory[Row]`; pyright then insists on tuples.
+    @overload  # type: ignore[override]
     @classmethod
     async def connect(
         cls,
@@ -73,10 +77,37 @@ class TrioConnection(TrioWaiter[Row]):
         autocommit: bool = False,
         prepare_threshold: int | None = 5,
         context: AdaptContext | None = None,
-        row_factory: AsyncRowFactory[Row] | None = None,
-        cursor_factory: type[AsyncCursor[Row]] | None = None,
+        row_factory: AsyncRowFactory[_R],
+        cursor_factory: type[AsyncCursor[Any]] | None = None,
         **kwargs: ConnParam,
-    ) -> Self:
+    ) -> TrioConnection[_R]: ...
+
+    @overload
+    @classmethod
+    async def connect(
+        cls,
+        conninfo: str = "",
+        *,
+        autocommit: bool = False,
+        prepare_threshold: int | None = 5,
+        context: AdaptContext | None = None,
+        row_factory: None = None,
+        cursor_factory: type[AsyncCursor[Any]] | None = None,
+        **kwargs: ConnParam,
+    ) -> Self: ...
+
+    @classmethod
+    async def connect(
+        cls,
+        conninfo: str = "",
+        *,
+        autocommit: bool = False,
+        prepare_threshold: int | None = 5,
+        context: AdaptContext | None = None,
+        row_factory: AsyncRowFactory[Any] | None = None,
+        cursor_factory: type[AsyncCursor[Any]] | None = None,
+        **kwargs: ConnParam,
+    ) -> TrioConnection[Any]:
         """Connect, in a worker thread, and return the connection. The options are psycopg's.
 
         Raises `psycopg.OperationalError` when no server of the DSN lets us in, after `connect_timeout`
