@@ -43,7 +43,7 @@ JSON = st.recursive(
     max_leaves=10,
 )
 round_trip = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

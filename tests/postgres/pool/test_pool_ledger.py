@@ -96,7 +96,7 @@ async def test_nobody_is_told_a_lie(server, monkeypatch, seed):
     monkeypatch.setattr(waiting, "CANCEL_TIMEOUT", 0.1)
     server.conn.execute("drop table if exists pool_ledger")
     server.conn.execute("create table pool_ledger (id int primary key)")
-    ledger = Ledger(seed, operations=500)
+    ledger = Ledger(seed, operations=300)
     async with open_proxy(server.dsn) as proxy:
         async with open_pool(proxy.dsn, lanes=[Lane("a", 4)]) as pool, trio.open_nursery() as nursery:
             nursery.start_soon(ledger.chaos, proxy, server)
@@ -109,4 +109,4 @@ async def test_nobody_is_told_a_lie(server, monkeypatch, seed):
         there = {row[0] for row in conn.execute("select id from pool_ledger")}
     assert not ledger.told["done"] - there, "reported as done and lost"
     assert not ledger.told["not done"] & there, "reported as not done, and done"
-    assert len(ledger.told["done"]) > 50
+    assert len(ledger.told["done"]) > 30
