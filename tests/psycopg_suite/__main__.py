@@ -35,7 +35,7 @@ def reason_for(test: str) -> str | None:
     """Why this test may fail; None when it may not."""
     name = test.removeprefix("tests/")
     for reason, patterns in EXPECTED.items():
-        if any(fnmatch.fnmatchcase(name.split("[")[0], p.rstrip("*") + "*") for p in patterns):
+        if any(fnmatch.fnmatchcase(name.split("[")[0], pattern) for pattern in patterns):
             return reason
     return None
 
