@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, Hold, Kit, Note, Quit, ScriptError, wait_until
+from tests.otp.kit import Ask, Crash, Hold, Ignore, Kit, Note, Quit, ScriptError, wait_until
 from trio.testing import wait_all_tasks_blocked
 
 
@@ -55,6 +57,29 @@ async def test_a_call_queued_before_the_stop_is_answered(kit, autojump_clock):
             await wait_all_tasks_blocked()
             tree.request_stop()
             go.set()
+
+
+async def test_a_stop_answers_the_calls_that_nobody_will(kit, autojump_clock):
+    async with otp.open_tree(root(kit.actor("a")), observe=kit.observe) as tree, trio.open_nursery() as nursery:
+
+        async def caller():
+            with pytest.raises(otp.ActorDied, match="shutdown: asked to stop"):
+                await kit["a"].call(Ignore(), timeout=math.inf)
+
+        nursery.start_soon(caller)
+        await wait_all_tasks_blocked()
+        tree.request_stop()
+
+
+async def test_nothing_is_accepted_between_crash_and_exit(kit, autojump_clock):
+    async with otp.open_tree(root(kit.actor("a")), observe=kit.observe):
+        kit.scripts["a"].slow_terminate = 3
+        kit["a"].send_nowait(Crash())
+        await wait_all_tasks_blocked()
+        assert "end a Error" in kit.log
+        with pytest.raises(otp.ActorDown, match="stopping"):
+            kit["a"].send_nowait(Note("would be lost"))
+        await wait_until(lambda: kit.starts("a") == 2)
 
 
 async def test_shutdown_time_then_cancelled_then_terminate(kit, autojump_clock):

@@ -292,3 +292,14 @@ async def test_a_stopping_pool_cannot_be_resumed(pool, autojump_clock):
         await wait_all_tasks_blocked()
         pool.resume()
         assert pool.free == 0
+
+
+async def test_a_worker_that_was_cancelled_in_vain_takes_no_other_task(pool, exits, autojump_clock):
+    async def deaf():
+        pass  # no checkpoint: it never learns that it was cancelled
+
+    async with otp.open_tree(root(pool)):
+        pool.start_nowait(deaf, key=1).cancel("in vain")
+        await wait_all_tasks_blocked()
+        pool.start_nowait(trio.sleep, 1, key=2)
+    assert exits == [(1, "normal"), (2, "normal")]

@@ -269,3 +269,10 @@ async def test_log_event(kit, autojump_clock, caplog):
     assert ("WARNING", "root/a: restarting a in 0 s") in texts
     assert any(level == "ERROR" and text.startswith("root: gave up") for level, text in texts)
     assert sum(r.exc_info is not None for r in caplog.records) == 3  # twice a, once root
+
+
+async def test_the_start_timeout_ends_with_the_start(kit, autojump_clock):
+    async with otp.open_tree(otp.Supervisor("root", [kit.actor("a", start_timeout=2)]), observe=kit.observe):
+        await trio.sleep(10)
+        assert await kit["a"].call(Ask()) == "a:?"
+        assert kit.starts("/a") == 1

@@ -192,6 +192,30 @@ async def test_a_stop_interrupts_a_restart(kit, autojump_clock):
         assert {a.status for a in kit.addresses.values()} == {"down"}
 
 
+async def test_asking_twice_gains_no_time(kit, autojump_clock):
+    spec = otp.Supervisor("root", [kit.actor("a", shutdown=100)], shutdown=5)
+    async with otp.open_tree(spec, observe=kit.observe) as tree:
+        kit["a"].send_nowait(Hold(trio.Event()))
+        begin = trio.current_time()
+        tree.request_stop()
+        await trio.sleep(4)
+        tree.request_stop()
+        await tree.wait_stopped()
+        assert trio.current_time() - begin == 5
+
+
+async def test_a_child_in_init_is_not_waited_for(kit, autojump_clock):
+    spec = tree_of(kit, "ab")
+    kit.scripts["b"].slow_init = 100
+    begin = trio.current_time()
+    with trio.move_on_after(1) as scope:
+        async with otp.open_tree(spec, observe=kit.observe):
+            raise AssertionError("must not be ready")
+    assert scope.cancelled_caught
+    assert trio.current_time() - begin == 1
+    assert kit.log == ["init a", "up a", "init b", "end a Shutdown", "down a"]
+
+
 async def test_snapshot(kit, autojump_clock):
     inner = otp.Supervisor("inner", [kit.actor("b"), otp.TaskChild("t", trio.sleep_forever)])
     spec = otp.Supervisor("root", [kit.actor("a"), inner])
