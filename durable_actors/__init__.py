@@ -3,11 +3,126 @@
 Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 
     cli, testing                leaves: nothing imports them
+    engine                      serve, start_engine, open_engine: config, connections and tree wired together
+    _engine, client, sync, aio  the actors · callers on Trio, plain psycopg, asyncio
     _store                      every SQL statement, one function each; migrations
     otp, machine, _postgres     three islands: actors · the state-machine language · psycopg on Trio
-    config, errors              values
+    config, telemetry, errors   values
 """
 
+from durable_actors import aio, otp, sync, telemetry
+from durable_actors._client import Client
+from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._store.migrate import migrate
+from durable_actors._store.read import Instance
 from durable_actors._version import __version__
+from durable_actors.client import (
+    insert,
+    insert_many,
+    inspect,
+    open_client,
+    result,
+    signal,
+    signal_many,
+    signal_with_start,
+)
+from durable_actors.config import Config, Queue
+from durable_actors.engine import Engine, open_engine, serve, start_engine
+from durable_actors.errors import (
+    CommitUnknown,
+    ConfigError,
+    DefinitionError,
+    Duplicate,
+    DurableError,
+    InstanceFailed,
+    InvalidOutcome,
+    LeaseLost,
+    NoTarget,
+    PoolTimeout,
+    SchemaError,
+    StateError,
+    StepTimeout,
+    StoreUnavailable,
+    UnknownMachine,
+)
+from durable_actors.machine import (
+    KEEP,
+    Await,
+    Cancel,
+    Child,
+    ChildView,
+    Context,
+    Done,
+    Error,
+    InsertOptions,
+    Machine,
+    Next,
+    Outcome,
+    Replay,
+    Retry,
+    ScheduleChildren,
+    Signal,
+    Stop,
+    job,
+    step,
+)
 
-__all__ = ["__version__"]
+__all__ = [
+    "KEEP",
+    "Await",
+    "Cancel",
+    "Child",
+    "ChildView",
+    "Client",
+    "CommitUnknown",
+    "Config",
+    "ConfigError",
+    "Context",
+    "DefinitionError",
+    "Done",
+    "Duplicate",
+    "DurableError",
+    "Engine",
+    "Error",
+    "InsertOptions",
+    "Instance",
+    "InstanceFailed",
+    "InvalidOutcome",
+    "LeaseLost",
+    "Machine",
+    "Next",
+    "NoTarget",
+    "Outcome",
+    "PoolTimeout",
+    "Queue",
+    "Replay",
+    "Retry",
+    "ScheduleChildren",
+    "SchemaError",
+    "Signal",
+    "StateError",
+    "StepTimeout",
+    "Stop",
+    "StoreUnavailable",
+    "TrioConnection",
+    "UnknownMachine",
+    "__version__",
+    "aio",
+    "insert",
+    "insert_many",
+    "inspect",
+    "job",
+    "migrate",
+    "open_client",
+    "open_engine",
+    "otp",
+    "result",
+    "serve",
+    "signal",
+    "signal_many",
+    "signal_with_start",
+    "start_engine",
+    "step",
+    "sync",
+    "telemetry",
+]

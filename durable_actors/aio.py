@@ -16,11 +16,13 @@ from typing import Any, Unpack
 
 import psycopg
 
+from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import check_schema_name
-from durable_actors.client import insert_on
+from durable_actors._store.signal import plan_signal
+from durable_actors.errors import NoTarget
 from durable_actors.machine import InsertOptions, MachineRef, current_registry, plan_insert
 
-__all__ = ["insert", "insert_many"]
+__all__ = ["insert", "insert_many", "signal"]
 
 
 async def insert(
@@ -46,3 +48,22 @@ async def insert_many(
     spec = current_registry().find(machine)
     plans = [plan_insert(spec, options) for options in rows]
     return await insert_on(conn, plans, schema=schema) if plans else []
+
+
+async def signal(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    name: str,
+    payload: object = None,
+    *,
+    dedup_key: str | None = None,
+    schema: str = "durable",
+) -> None:
+    """Send a signal to an instance, by id or unique key; it wakes when your transaction commits.
+
+    Raises `NoTarget` when the instance has ended or does not exist. Its row stays locked until you commit.
+    """
+    check_schema_name(schema)
+    [sent] = await signal_on(conn, [plan_signal(target, name, payload, dedup_key)], schema=schema)
+    if sent.outcome == "no_target":
+        raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")

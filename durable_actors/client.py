@@ -6,122 +6,22 @@ Each call uses the client (or engine) of the current step, else the only open on
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
-import psycopg
-import trio
-from psycopg.rows import tuple_row
-
+from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
 from durable_actors._postgres.lane import Lane
-from durable_actors._postgres.pool import Pool, open_pool
+from durable_actors._postgres.pool import open_pool
 from durable_actors._postgres.target import open_target
-from durable_actors._results import ResultWatch
-from durable_actors._store.foreign import foreign_rows, insert_call
-from durable_actors._store.insert import MAX_ROWS, insert_instances, read_inserted
 from durable_actors._store.migrate import require_schema
-from durable_actors._store.read import Instance, find_by_key, read_by_ids
+from durable_actors._store.read import Instance
 from durable_actors.config import Config
-from durable_actors.errors import ConfigError, DurableError, InstanceFailed, NoTarget
-from durable_actors.machine import (
-    InsertOptions,
-    InsertPlan,
-    MachineRef,
-    current_registry,
-    decode_json,
-    plan_insert,
-)
+from durable_actors.errors import ConfigError, DurableError
+from durable_actors.machine import InsertOptions, MachineRef
 
 T = TypeVar("T")
-
-TrioConn = psycopg.AsyncConnection[Any]
-"""A `TrioConnection`, or what behaves like one."""
-
-
-class Client:
-    """Calls on one schema of one database. `open_client` makes one; every engine has one."""
-
-    def __init__(self, name: str, pool: Pool, lane: str, schema: str) -> None:
-        self.name = name
-        """What `engine=` calls it."""
-        self._pool = pool
-        self._lane = lane
-        self._schema = schema
-        self.results: Final = ResultWatch(pool, lane, schema)
-        """Who waits for results here."""
-        self.poke: Callable[[InsertPlan, int], None] = lambda _plan, _number: None
-        """Called after a new instance was committed; an engine of this process starts it at once."""
-
-    async def insert(
-        self, machine: MachineRef, *, conn: TrioConn | None = None, **options: Unpack[InsertOptions]
-    ) -> int | None:
-        """Insert one instance; see `durable_actors.insert`."""
-        return (await self.insert_many(machine, [options], conn=conn))[0]
-
-    async def insert_many(
-        self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
-    ) -> list[int | None]:
-        """Insert many instances in one statement; see `durable_actors.insert_many`."""
-        spec = current_registry().find(machine)
-        plans = [plan_insert(spec, options) for options in rows]
-        if len(plans) > MAX_ROWS:
-            raise ConfigError(
-                f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
-            )
-        if conn is not None:
-            ids = await insert_on(conn, plans, schema=self._schema)
-        else:
-            async with self._pool.acquire(self._lane) as own:
-                ids = await insert_instances(own, self._schema, plans)
-        for plan, number in zip(plans, ids, strict=True):
-            if number is not None and not plan.delay and plan.eligible_at is None:
-                self.poke(plan, number)
-        return ids
-
-    async def result(
-        self, target: int | str | bytes, *, timeout: float | None = None, type: Any = Any
-    ) -> Any:
-        """Wait until an instance has ended; see `durable_actors.result`."""
-        with trio.fail_after(float("inf") if timeout is None else timeout):
-            number = await self._resolve(target)
-            final = await self.results.wait(number)
-        if final.status == "failed":
-            raise InstanceFailed(number, final.last_error or "no reason was stored")
-        return (
-            None
-            if final.result is None
-            else decode_json(final.result, what=f"result of instance {number}", type=type)
-        )
-
-    async def inspect(self, target: int | str | bytes) -> Instance:
-        """Read an instance; see `durable_actors.inspect`."""
-        number = await self._resolve(target)
-        async with self._pool.acquire(self._lane) as conn:
-            found = (await read_by_ids(conn, self._schema, [number])).get(number)
-        if found is None:
-            raise NoTarget(f"there is no instance {number}")
-        return found
-
-    async def _resolve(self, target: int | str | bytes) -> int:
-        if isinstance(target, int):
-            return target
-        key = target.encode() if isinstance(target, str) else target
-        async with self._pool.acquire(self._lane) as conn:
-            number = await find_by_key(conn, self._schema, key)
-        if number is None:
-            raise NoTarget(f"no instance has or had the unique key {target!r}")
-        return number
-
-
-async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> list[int | None]:
-    """Insert in the caller's transaction, on the caller's connection."""
-    sql, params = insert_call(plans, schema)
-    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-        await cursor.execute(sql, params)
-        return read_inserted(plans, foreign_rows(await cursor.fetchall()))
-
 
 # -- which client a call means
 
@@ -261,6 +161,52 @@ async def result(
     Raises `InstanceFailed` when it failed, `NoTarget` when there is none, `trio.TooSlowError` after `timeout` seconds.
     """
     return await find_client(engine).result(target, timeout=timeout, type=type)
+
+
+async def signal(
+    target: int | str | bytes,
+    name: str,
+    payload: object = None,
+    *,
+    dedup_key: str | None = None,
+    engine: object = None,
+    conn: TrioConn | None = None,
+) -> None:
+    """Send a durable message to an instance, by id or unique key; it wakes if it awaits that name.
+
+    `dedup_key` makes redelivery harmless, also after the first one was consumed. Raises `NoTarget` when the instance
+    has ended or does not exist; nothing is written then. With `conn` it joins the caller's transaction.
+    """
+    await find_client(engine).signal(target, name, payload, dedup_key=dedup_key, conn=conn)
+
+
+async def signal_many(
+    signals: Iterable[SignalOptions], *, engine: object = None, conn: TrioConn | None = None
+) -> list[SignalOutcome]:
+    """Send many signals in one statement: dicts with target, name, and payload and dedup_key as needed.
+
+    Returns "sent", "duplicate" or "no_target" for each, in input order; a missing target is no error here.
+    """
+    return await find_client(engine).signal_many(signals, conn=conn)
+
+
+async def signal_with_start(
+    machine: MachineRef,
+    *,
+    key: str | bytes,
+    name: str,
+    payload: object = None,
+    dedup_key: str | None = None,
+    engine: object = None,
+    **options: Unpack[InsertOptions],
+) -> int:
+    """Deliver a signal to the live instance of a unique key, or start one with the signal in its inbox; atomically.
+
+    Returns the instance's id. The options are those of `insert`, and matter only when it is started.
+    """
+    return await find_client(engine).signal_with_start(
+        machine, key=key, name=name, payload=payload, dedup_key=dedup_key, **options
+    )
 
 
 async def inspect(target: int | str | bytes, *, engine: object = None) -> Instance:

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import attrs
 
@@ -236,7 +236,7 @@ def _queues(value: Any) -> Mapping[str, Queue]:
     if not isinstance(value, Mapping):
         text = f"queues={value!r} must map names to a concurrency or a Queue"
         raise ConfigError(text, option="queues", value=value)
-    pairs: Iterable[tuple[Any, Any]] = value.items()  # pyright: ignore[reportUnknownMemberType] - checked below
+    pairs = cast("Mapping[str, Any]", value).items()
     return MappingProxyType(
         {check.name("queues", key): each if isinstance(each, Queue) else Queue(each) for key, each in pairs}
     )

@@ -13,8 +13,10 @@ from typing import Any, Final
 import trio
 
 from durable_actors import client as clients
+from durable_actors._client import Client
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.node import Node, lanes, logger
+from durable_actors._engine.port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
 from durable_actors._engine.tree import build_tree
 from durable_actors._postgres.embedded import keep_up
@@ -23,10 +25,8 @@ from durable_actors._postgres.target import Target, open_target
 from durable_actors._store.migrate import migrate, require_schema
 from durable_actors._store.node import register_node, stop_node
 from durable_actors._version import __version__
-from durable_actors.client import Client
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, StoreUnavailable
-from durable_actors.machine import InsertPlan
 from durable_actors.otp import ChildSpec, Node as TreeNode, TaskChild, Tree, run_tree
 from durable_actors.telemetry import NodeStarted, NodeStopped
 
@@ -155,11 +155,9 @@ async def run_engine(
 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Let the parts find each other."""
-
-    def poke(plan: InsertPlan, number: int) -> None:  # noqa: ARG001 - by priority is enough: new rows lie ahead
-        node.poke(plan.queue, priority=plan.priority)
-
-    client.poke = poke
+    client.poke = node.poke
+    if isinstance(node.port, EnginePort):
+        node.port.poke = node.poke
     node.on_final = client.results.hint
     node.on_fatal = engine._fail  # noqa: SLF001 - same module
     clients.use(client)

@@ -18,11 +18,13 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from durable_actors._option_checks import check_schema_name
-from durable_actors._store.foreign import foreign_rows, insert_call
+from durable_actors._store.foreign import foreign_rows, insert_call, signal_call
 from durable_actors._store.insert import read_inserted
+from durable_actors._store.signal import plan_signal, read_sent
+from durable_actors.errors import NoTarget
 from durable_actors.machine import InsertOptions, MachineRef, current_registry, plan_insert
 
-__all__ = ["insert", "insert_many"]
+__all__ = ["insert", "insert_many", "signal"]
 
 
 def insert(
@@ -53,3 +55,25 @@ def insert_many(
     with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
         cursor.execute(sql, params)
         return read_inserted(plans, foreign_rows(cursor.fetchall()))
+
+
+def signal(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    name: str,
+    payload: object = None,
+    *,
+    dedup_key: str | None = None,
+    schema: str = "durable",
+) -> None:
+    """Send a signal to an instance, by id or unique key; it wakes when your transaction commits.
+
+    Raises `NoTarget` when the instance has ended or does not exist. Its row stays locked until you commit.
+    """
+    check_schema_name(schema)
+    sql, params = signal_call([plan_signal(target, name, payload, dedup_key)], schema)
+    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+        cursor.execute(sql, params)
+        [sent] = read_sent(foreign_rows(cursor.fetchall()))
+    if sent.outcome == "no_target":
+        raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")

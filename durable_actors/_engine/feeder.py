@@ -10,6 +10,7 @@ Never      runs user code, commits, or renews.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Final
 
@@ -23,14 +24,18 @@ from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import Outage
 from durable_actors._engine.step_task import StepTasks
+from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.rows import Claim, Picked
+from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Actor, ExitReason, Pool
-from durable_actors.telemetry import PartitionContended, Picked as PickedEvent, QueueSaturated
+from durable_actors.telemetry import AwaitTimedOut, PartitionContended, Picked as PickedEvent, QueueSaturated
 
 MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred buy nothing."""
+SOONEST: Final = 0.01
+"""Seconds until a deadline is looked at at the soonest: its row may be locked by whoever signals it."""
 SHAPE_EVERY: Final = 2.0
 """Seconds between looks at which priorities a busy queue has; an idle one looks whenever it finds nothing."""
 
@@ -61,6 +66,7 @@ class Feeder(Actor[object]):
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._empty = 0
         self._next_due: float | None = None
+        self._deadline = math.inf
         self._shape_at = 0.0
         self._saturated = False
         self.cursor = PickCursor()
@@ -79,6 +85,10 @@ class Feeder(Actor[object]):
     def running(self) -> int:
         """Steps of this queue that run."""
         return self._running
+
+    def look_for_deadlines(self) -> None:
+        """A deadline was set here: read when the next one is before sleeping again."""
+        self._shape_at = 0.0
 
     def exited(self) -> None:
         """A step task of this queue has ended; called in that task, after its slot is free."""
@@ -101,7 +111,7 @@ class Feeder(Actor[object]):
             self._start_buffered()
             wanted = min(demand(self._limits, running=self._running, buffered=len(self._buffer)), MAX_PICK)
             self._tell_saturation(wanted)
-            wait = trio.current_time() + 3600.0 if not wanted else await self._refill(wanted)
+            wait = math.inf if not wanted else await self._refill(wanted)
             with trio.move_on_at(wait):
                 await self.mailbox.receive()
         while True:  # the gate is closed: nothing more to do until this actor is asked to stop
@@ -127,19 +137,19 @@ class Feeder(Actor[object]):
             await self._accept()
         if picked.window >= wanted:
             return now  # a full window: there may be more behind it, also when all of it was held or shelved
-        if picked.claims and self._running + len(self._buffer) < self._limits.concurrency:
-            return now + self._limits.poll_interval
         if not picked.claims:
             self._empty += 1
-        wait = idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
+        wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
         look = self.cursor.next_look(now)
-        return now + (wait if look is None else min(wait, look))
+        return min(wait, self._deadline, math.inf if look is None else now + look)
 
     async def _pick(self, wanted: int) -> Picked:
         node = self._node
         began = trio.current_time()
         begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
         async with node.pool.acquire(node.lane("claim")) as conn:
+            if self._deadline <= began:
+                await self._expire(conn)
             asked = trio.current_time()
             picked = await pick_instances(
                 conn,
@@ -158,10 +168,20 @@ class Feeder(Actor[object]):
                 shape = await read_queue(conn, node.owner.schema, self._queue)
                 self.cursor.learn(shape)
                 self._next_due = shape.next_due
+                self._deadline = (
+                    math.inf if shape.next_deadline is None else now + max(shape.next_deadline, SOONEST)
+                )
                 self._shape_at = now + SHAPE_EVERY
         if node.telemetry.active:
             self._tell_pick(picked, wanted, now - asked)
         return picked
+
+    async def _expire(self, conn: PgConn) -> None:
+        """Wake instances whose deadline has passed; a full batch leaves more for the next round."""
+        count = await expire_awaits(conn, self._node.owner.schema, self._queue, limit=MAX_PICK)
+        self._shape_at = 0.0
+        if count and self._node.telemetry.active:
+            self._node.telemetry.emit(AwaitTimedOut(count=count))
 
     async def _accept(self) -> None:
         """Start what can start; take the keys of what needs one."""

@@ -185,15 +185,15 @@ class Flusher(Actor[object]):
     async def _commit(self, batch: list[_Entry]) -> dict[int, Committed]:
         node = self._node
         async with node.pool.acquire(node.lane("commit")) as conn:
-            committed, promoted = await commit_outcomes(
+            flushed = await commit_outcomes(
                 conn,
                 node.owner.schema,
                 [entry.transition for entry in batch],
                 accept_late=node.config.late_commit == "accept",
             )
-        if promoted:
-            node.offer(promoted)
-        return committed
+        if flushed.offered:
+            node.offer(flushed.offered)
+        return flushed.committed
 
     async def _resolve(self, batch: list[_Entry], committed: dict[int, Committed]) -> None:
         """After an unknown commit was repeated: read the rows it did not touch, and learn what they tell."""

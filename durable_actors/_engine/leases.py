@@ -38,6 +38,10 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
+    def find(self, claim_id: object) -> Held | None:
+        """The claim of this id, if it is in our hands."""
+        return self._held.get(claim_id) if isinstance(claim_id, str) else None
+
     def hold(self, claim: Claim) -> Held:
         """Keep this claim alive from now on."""
         held = self._held[claim.claim_id] = Held(claim)
@@ -69,8 +73,13 @@ class Leases:
             if held.task is not None:
                 held.task.cancel(why)
 
-    def interrupt(self, held: Held, why: str) -> None:
-        """This claim is ours, but its step must not go on: cancel it. Its task gives the row back as it exits."""
-        if held.task is not None and held.lost is None and held.interrupted is None:
-            held.interrupted = why
-            held.task.cancel(why)
+    def interrupt(self, held: Held, why: str) -> bool:
+        """This claim is ours, but its step must not go on: cancel it. Its task gives the row back as it exits.
+
+        False: it is being cancelled already, or does not run.
+        """
+        if held.task is None or held.lost is not None or held.interrupted is not None:
+            return False
+        held.interrupted = why
+        held.task.cancel(why)
+        return True

@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from durable_actors._engine.leases import Leases
+from durable_actors._engine.surroundings import Surveyor
 from durable_actors._postgres import encode
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.pool import Pool
@@ -92,7 +93,8 @@ class Node:
     known: Known
     telemetry: Telemetry
     port: ContextPort
-    leases: Leases = attrs.field(factory=Leases)
+    surveyor: Surveyor
+    leases: Leases
     feeders: dict[str, Feeder] = attrs.field(factory=dict[str, "Feeder"])
     wakes: dict[str, Address[object]] = attrs.field(factory=dict[str, Address[object]])
     draining: bool = False
@@ -112,11 +114,18 @@ class Node:
         """The name of the lane that a role uses."""
         return self.roles[role].name
 
-    def poke(self, queue: str, *, number: int | None = None, priority: int | None = None) -> None:
+    def poke(self, queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
         """Hint that work may be there, after it was committed. Coalesced; polling is the floor."""
         feeder = self.feeders.get(queue)
         if feeder is not None:
             feeder.cursor.hint(number, priority)
+            self.wakes[queue].cast(None)
+
+    def expect_deadline(self, queue: str) -> None:
+        """An instance was parked here with a deadline: the feeder must look when its next one is."""
+        feeder = self.feeders.get(queue)
+        if feeder is not None:
+            feeder.look_for_deadlines()
             self.wakes[queue].cast(None)
 
     def offer(self, promoted: list[Promoted]) -> None:

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping
 
 from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.leases import Leases
 from durable_actors._engine.node import Known, Node, logger
 from durable_actors._engine.port import EnginePort
+from durable_actors._engine.surroundings import Surveyor
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
@@ -75,4 +77,7 @@ def make_node(
         token_hash=hashlib.sha256(token).digest()[:16],
         lease_ttl=config.lease_ttl,
     )
-    return Node(config, owner, pool, roles, Known(specs), Telemetry(), EnginePort())
+    surveyor = Surveyor(pool, roles["client"].name, config.schema)
+    leases = Leases()
+    port = EnginePort(pool, roles["client"].name, config.schema, leases)
+    return Node(config, owner, pool, roles, Known(specs), Telemetry(), port, surveyor, leases)

@@ -20,7 +20,9 @@ import msgspec
 import trio
 
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.transition import failure, transition
+from durable_actors._engine.surroundings import Surroundings
+from durable_actors._engine.transition import failure, plan_children, transition
+from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Transition
 from durable_actors.errors import InvalidOutcome, StateError, StepTimeout
 from durable_actors.machine import (
@@ -28,6 +30,7 @@ from durable_actors.machine import (
     MachineSpec,
     Next,
     Outcome,
+    ScheduleChildren,
     StepSpec,
     exhausted,
     job_failure,
@@ -44,17 +47,20 @@ class Ran:
     """Its class, for telemetry."""
     error: Exception | None
     """What went through `handle`."""
+    spawn: Spawn | None = None
+    """Children to insert with it."""
 
 
 class StepRun:
     """Runs the current step of a claim."""
 
-    __slots__ = ("_claim", "_node", "_spec")
+    __slots__ = ("_around", "_claim", "_node", "_spec")
 
-    def __init__(self, node: Node, claim: Claim, spec: MachineSpec) -> None:
+    def __init__(self, node: Node, claim: Claim, spec: MachineSpec, around: Surroundings) -> None:
         self._node = node
         self._claim = claim
         self._spec = spec
+        self._around = around
 
     async def run(self, *, ahead: bool) -> Ran:
         """Run the step; `ahead` tells whether a `Next` may stay on this claim."""
@@ -67,9 +73,7 @@ class StepRun:
         except StateError as exc:
             return await self.recover(exc, self._context(_raw(claim.state)))
         try:
-            outcome = await self._call(ctx)
-            stays = ahead and isinstance(outcome, Next)
-            return Ran(transition(claim, spec, outcome, ahead=stays), type(outcome).__name__, None)
+            return self._ran(await self._call(ctx), ahead=ahead)
         except Exception as exc:  # noqa: BLE001 - user code may raise anything; all of it goes through handle
             return await self.recover(exc, ctx)
 
@@ -82,13 +86,20 @@ class StepRun:
             "instance %d: %s, step %s, attempt %d raised %r", claim.id, spec, claim.step, claim.attempt, error
         )
         try:
-            outcome = await self._outcome_of(error, ctx)
-            after = transition(claim, spec, outcome, error=error)
+            return self._ran(await self._outcome_of(error, ctx), error=error)
         except Exception as exc:  # noqa: BLE001 - a handle that raises: failed, by contract
             exc.__context__ = error
             logger.warning("instance %d: handle of %s failed on %r", claim.id, spec, error, exc_info=exc)
             return Ran(failure(claim, exc), "Stop", error)
-        return Ran(after, type(outcome).__name__, error)
+
+    def _ran(self, outcome: Outcome, *, ahead: bool = False, error: Exception | None = None) -> Ran:
+        """What an outcome comes to; raises when it cannot be stored."""
+        stays = ahead and isinstance(outcome, Next) and self._claim.plain
+        after = transition(
+            self._claim, self._spec, outcome, handed=self._around.awaited, ahead=stays, error=error
+        )
+        spawn = plan_children(outcome) if isinstance(outcome, ScheduleChildren) else None
+        return Ran(after, type(outcome).__name__, error, spawn)
 
     async def _outcome_of(self, error: Exception, ctx: Context[Any]) -> Outcome:
         claim, spec, random = self._claim, self._spec, self._node.random
@@ -129,6 +140,7 @@ class StepRun:
 
     async def _run_timed(self, step: StepSpec, ctx: Context[Any], timeout: float) -> object:
         began = trio.current_time()
+        value: object = None
         with trio.move_on_after(timeout) as scope:
             value = await self._run_step(step, ctx)
         # A thread cannot be cancelled: it has returned too late.
@@ -154,6 +166,9 @@ class StepRun:
             step=claim.step,
             attempt=claim.attempt,
             visit=claim.visit,
+            signals=self._around.signals,
+            awaited=self._around.awaited,
+            children=self._around.children,
             parent_id=claim.parent_id,
             claim_id=claim.claim_id,
             port=self._node.port,

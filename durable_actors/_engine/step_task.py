@@ -13,13 +13,16 @@ from typing import Any, Final
 
 import trio
 
-from durable_actors._engine.flusher import Commits, Refused, Stale
+from durable_actors._engine.flusher import Commits, Refused, Stale, Verdict
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
+from durable_actors._engine.spawn import spawn_children
 from durable_actors._engine.step_run import Ran, StepRun
+from durable_actors._engine.surroundings import NOTHING, Surroundings
 from durable_actors._engine.transition import failure
 from durable_actors._store.rows import Claim, Committed
+from durable_actors.errors import StoreUnavailable
 from durable_actors.telemetry import (
     ClaimLost,
     OutcomeLate,
@@ -33,6 +36,8 @@ AHEAD_STEPS: Final = 50
 """Steps that an instance may run on one claim before others get its slot."""
 AHEAD_SECONDS: Final = 0.5
 """Seconds that it may do so."""
+LOOK_AGAIN: Final = 0.25
+"""Seconds between attempts to read an inbox while the store is away."""
 
 
 class StepTasks:
@@ -77,7 +82,8 @@ class StepTasks:
                 and trio.current_time() < until
                 and self._may_go_on(claim)
             )
-            run = StepRun(node, claim, spec)
+            around = NOTHING if claim.plain else await self._survey(claim)
+            run = StepRun(node, claim, spec, around)
             if node.telemetry.active:
                 ran = await self._observed(run, claim, ahead=ahead)
             else:
@@ -90,6 +96,14 @@ class StepTasks:
             assert committed.state is not None
             claim.state = committed.state
 
+    async def _survey(self, claim: Claim) -> Surroundings:
+        """Read what the step is shown; while the store is away, wait: the lease decides for how long."""
+        while True:
+            try:
+                return await self._node.surveyor.look(claim)
+            except StoreUnavailable:
+                await trio.sleep(LOOK_AGAIN)
+
     def _may_go_on(self, claim: Claim) -> bool:
         """Whether this instance may keep its slot for its next step."""
         if self._node.draining:
@@ -99,13 +113,13 @@ class StepTasks:
 
     async def _commit(self, run: StepRun, ran: Ran, held: Held) -> Committed | None:
         """Commit; None when the claim is gone. Data that Postgres refuses goes through `handle` once, then fails."""
-        verdict = await self._commits.commit(ran.transition, held)
+        verdict = await self._send(ran, held)
         if isinstance(verdict, Refused):
             refused = verdict.error
             logger.warning("instance %d: Postgres refused its outcome: %s", held.claim.id, refused)
             if ran.error is None:
                 ran = await run.recover(refused)
-                verdict = await self._commits.commit(ran.transition, held)
+                verdict = await self._send(ran, held)
             if isinstance(verdict, Refused):
                 verdict = await self._commits.commit(failure(held.claim, refused), held)
         match verdict:
@@ -119,6 +133,11 @@ class StepTasks:
                 # Not even a plain failure can be stored: the row itself is broken. Its lease ends the claim.
                 logger.error("instance %d cannot be written: %s", held.claim.id, verdict.error)
                 return None
+
+    async def _send(self, ran: Ran, held: Held) -> Verdict:
+        if ran.spawn is None:
+            return await self._commits.commit(ran.transition, held)
+        return await spawn_children(self._node, ran.transition, ran.spawn)
 
     # -- telling
 
@@ -135,8 +154,14 @@ class StepTasks:
         node, claim = self._node, held.claim
         if verdict.status in {"done", "failed"}:
             node.on_final(claim.id)
-        elif verdict.status == "runnable" and not ran.transition.delay:
-            node.poke(claim.queue, number=claim.id)
+        elif verdict.status == "runnable":
+            if not ran.transition.delay:
+                node.poke(claim.queue, number=claim.id)
+        elif ran.transition.timeout is not None or (ran.spawn is not None and ran.spawn.timeout is not None):
+            node.expect_deadline(claim.queue)
+        if ran.spawn is not None:
+            for queue in {plan.queue for plan in ran.spawn.plans}:
+                node.poke(queue)
         if node.telemetry.active:
             node.telemetry.emit(StepCommitted(**_facts(claim), status=verdict.status))
             if trio.current_time() > claim.trusted_until:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
+from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Transition
-from durable_actors.errors import InvalidOutcome
+from durable_actors.errors import DurableError
 from durable_actors.machine import (
     KEEP,
     Await,
     Done,
+    InsertPlan,
     MachineSpec,
     Next,
     Outcome,
     Retry,
     ScheduleChildren,
+    Signal,
     Stop,
+    current_registry,
     encode_json,
+    plan_insert,
     reason_text,
 )
 
@@ -29,13 +35,14 @@ def transition(
     spec: MachineSpec,
     outcome: Outcome,
     *,
+    handed: Sequence[Signal] = (),
     ahead: bool = False,
     error: BaseException | None = None,
 ) -> Transition:
     """Translate (claim, outcome) into the next row.
 
-    `ahead` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it.
-    Raises `StateError` when a state or result cannot be stored.
+    `handed` are the awaited signals that the step was given. `ahead` asks to stay on this claim after a `Next`. `error`
+    is what went through `handle`: a retry remembers it. Raises `StateError` when a state or result cannot be stored.
     """
     match outcome:
         case Next():
@@ -50,6 +57,7 @@ def transition(
                 state=_state(spec, outcome.state, outcome.step),
                 rekey=rekey,
                 partition_key=outcome.partition_key if isinstance(outcome.partition_key, str) else None,
+                consumed=_consumed(handed, outcome.consume),
             )
         case Retry():
             return Transition(
@@ -60,6 +68,20 @@ def transition(
                 state=_state(spec, outcome.state, claim.step),
                 delay=outcome.delay,
                 last_error=None if error is None else reason_text(error),
+                keeps_awaits=True,
+            )
+        case Await():
+            return _park(claim, spec, outcome, handed=handed, error=error)
+        case ScheduleChildren():
+            return Transition(
+                claim,
+                "awaiting_children",
+                claim.step,
+                attempt=0,
+                advance=1,
+                state=_state(spec, outcome.state, outcome.then),
+                await_step=outcome.then,
+                consumed=_consumed(handed, ()),
             )
         case Done():
             where = f"{spec}, step {claim.step!r}: the result"
@@ -69,12 +91,51 @@ def transition(
             return Transition(
                 claim, "failed", claim.step, attempt=claim.attempt, last_error=reason_text(outcome.reason)
             )
-        case Await() | ScheduleChildren():
-            raise InvalidOutcome(
-                f"{spec}, step {claim.step!r}: {type(outcome).__name__} is not available yet"
-            )
         case _:
             assert_never(outcome)
+
+
+def _park(
+    claim: Claim, spec: MachineSpec, outcome: Await, *, handed: Sequence[Signal], error: BaseException | None
+) -> Transition:
+    """Await: what was handed and is awaited again is kept (packs accumulate), the rest is consumed."""
+    kept = [
+        signal.id for signal in handed if signal.name in outcome.names and signal.id not in outcome.consume
+    ]
+    entered = outcome.then is not None
+    return Transition(
+        claim,
+        "awaiting_signal",
+        claim.step,
+        # An Await that `handle` returned must not let a failing step fail for ever at attempt 0.
+        attempt=0 if entered and error is None else claim.attempt,
+        advance=1 if entered else 0,
+        state=_state(spec, outcome.state, outcome.then or claim.step),
+        last_error=None if error is None else reason_text(error),
+        awaits=outcome.names,
+        await_step=outcome.then,
+        timeout=outcome.timeout,
+        consumed=_consumed([signal for signal in handed if signal.id not in kept], outcome.consume),
+        kept=tuple(kept),
+    )
+
+
+def plan_children(outcome: ScheduleChildren) -> Spawn:
+    """What to insert for a `ScheduleChildren`. Raises `ConfigError` or `StateError` for a child's bad options."""
+    registry = current_registry()
+    plans: list[InsertPlan] = []
+    for index, child in enumerate(outcome.children):
+        try:
+            plans.append(plan_insert(registry.find(child.machine), child.options))
+        except DurableError as exc:
+            exc.add_note(f"in child {index} of ScheduleChildren")
+            raise
+    quorum = outcome.join if isinstance(outcome.join, int) else None
+    return Spawn(plans, outcome.then, quorum, outcome.join == "any_failed", outcome.deadline)
+
+
+def _consumed(handed: Sequence[Signal], named: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys([*(signal.id for signal in handed), *named]))
 
 
 def failure(claim: Claim, error: BaseException) -> Transition:

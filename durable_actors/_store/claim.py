@@ -9,6 +9,7 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.decode import decode_text_array
 from durable_actors._postgres.statement import Row
 from durable_actors._store.rows import Claim, Picked, Promoted, Seen
 from durable_actors._store.sql import statement
@@ -93,7 +94,25 @@ def _instant(text: str) -> str:
 
 
 def _claim(row: Row, number: int, priority: int, queue: str, trusted_until: float) -> Claim:
-    _, _, _, _, claim, fsm, version, step, attempt, crashes, visit, state, key, parent = row
+    (
+        _,
+        _,
+        _,
+        _,
+        claim,
+        fsm,
+        version,
+        step,
+        attempt,
+        crashes,
+        visit,
+        state,
+        key,
+        parent,
+        awaits,
+        inbox,
+        children,
+    ) = row
     assert claim is not None
     assert fsm is not None
     assert step is not None
@@ -112,6 +131,9 @@ def _claim(row: Row, number: int, priority: int, queue: str, trusted_until: floa
         state,
         None if key is None else key.decode(),
         None if parent is None else int(parent),
+        None if awaits is None else decode_text_array(awaits),
+        inbox == b"t",
+        int(children or 0),
         trusted_until,
     )
 
@@ -184,6 +206,8 @@ class QueueShape:
     """Seconds until the soonest future row; None when there is none."""
     shelved: tuple[str, ...]
     """Machines ("fsm/version") of rows that some node did not know."""
+    next_deadline: float | None
+    """Seconds until the soonest await or barrier deadline; None when there is none."""
 
 
 async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
@@ -194,4 +218,5 @@ async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
         tuple(int(row[0]) for row in result.rows if row[0] is not None),
         min(due, default=None),
         tuple(row[2].decode() for row in result.rows if row[2] is not None),
+        min((float(row[3]) for row in result.rows if row[3] is not None), default=None),
     )

@@ -5,29 +5,78 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import attrs
+
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Params, Statement
 from durable_actors._store.claim import ClaimState, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition
 from durable_actors._store.sql import statement
 
 
+@attrs.frozen
+class Flushed:
+    """What a group commit did."""
+
+    committed: dict[int, Committed]
+    """By instance. A missing one was stale: nothing of it was written."""
+    offered: list[Promoted]
+    """Rows that are on offer now: siblings of freed keys, parents whose barrier opened."""
+
+
 async def commit_outcomes(
     conn: PgConn, schema: str, transitions: Sequence[Transition], *, accept_late: bool
-) -> tuple[dict[int, Committed], list[Promoted]]:
+) -> Flushed:
     """Commit transitions of distinct instances: all of them, but for those whose claim is no longer current.
 
-    Returns what was committed by id, and siblings of freed keys that are on offer now. One round trip and one
-    transaction. Raises `CommitUnknown` when nobody knows: repeat the same call, then see `was_committed`.
+    One round trip and one transaction; mostly one statement, and what the riders need. Raises `CommitUnknown` when
+    nobody knows: repeat the same call, then see `was_committed`.
     """
+    late = b"t" if accept_late else b"f"
+    plain = [each for each in transitions if each.plain]
+    rich = [each for each in transitions if not each.plain]
+    calls: list[tuple[Statement, Params]] = []
+    if plain:
+        calls.append((statement("commit_outcomes", schema), [*_plain_params(plain), late]))
+    if rich:
+        calls.append((statement("commit_parks", schema), [*_rich_params(rich), late]))
+    writes = len(calls)
+    riders = _riders(schema, transitions, rich)
+    results = (
+        await conn.batch([*calls, *riders.values()]) if writes > 1 or riders else [await conn.run(*calls[0])]
+    )
+    committed = {
+        int(row[0] or 0): Committed(int(row[1] or 0), cast("Status", (row[2] or b"").decode()), row[3])
+        for result in results[:writes]
+        for row in result.rows
+    }
+    offered: list[Promoted] = []
+    for name, result in zip(riders, results[writes:], strict=True):
+        if name in {"promote_siblings", "join_parents"}:
+            offered.extend(read_promoted(result.rows))
+        elif name == "recheck_awaits":
+            for row in result.rows:
+                woken = int(row[0] or 0)
+                committed[woken] = attrs.evolve(committed[woken], status="runnable")
+    return Flushed(committed, offered)
+
+
+def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:
     claims = [each.claim for each in transitions]
-    params = [
+    return [
         encode.int_array([claim.id for claim in claims]),
         encode.text_array([claim.claim_id for claim in claims]),
         encode.int_array([claim.visit for claim in claims]),
         encode.text_array([claim.partition_key for claim in claims]),
         encode.text_array([each.status for each in transitions]),
         encode.bool_array([each.ahead for each in transitions]),
+        *_row_params(transitions),
+    ]
+
+
+def _row_params(transitions: Sequence[Transition]) -> list[bytes]:
+    return [
         encode.text_array([each.step for each in transitions]),
         encode.json_array([each.state for each in transitions]),
         encode.json_array([each.result for each in transitions]),
@@ -37,21 +86,56 @@ async def commit_outcomes(
         encode.text_array([each.last_error for each in transitions]),
         encode.bool_array([each.rekey for each in transitions]),
         encode.text_array([each.partition_key for each in transitions]),
-        b"t" if accept_late else b"f",
     ]
-    commit = statement("commit_outcomes", schema)
-    keys = sorted({claim.partition_key for claim in claims if claim.partition_key is not None})
-    if not keys:
-        rows, promoted = (await conn.run(commit, params)).rows, list[Promoted]()
-    else:
-        promote = statement("promote_siblings", schema)
-        done, freed = await conn.batch([(commit, params), (promote, [encode.text_array(keys)])])
-        rows, promoted = done.rows, read_promoted(freed.rows)
-    committed = {
-        int(row[0] or 0): Committed(int(row[1] or 0), cast("Status", (row[2] or b"").decode()), row[3])
-        for row in rows
-    }
-    return committed, promoted
+
+
+def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
+    claims = [each.claim for each in transitions]
+    return [
+        encode.int_array([claim.id for claim in claims]),
+        encode.text_array([claim.claim_id for claim in claims]),
+        encode.int_array([claim.visit for claim in claims]),
+        encode.text_array([each.status for each in transitions]),
+        *_row_params(transitions),
+        encode.text_array(
+            [None if each.awaits is None else encode.text_array(each.awaits).decode() for each in transitions]
+        ),
+        encode.bool_array([each.keeps_awaits for each in transitions]),
+        encode.text_array([each.await_step for each in transitions]),
+        encode.float_array([each.timeout for each in transitions]),
+    ]
+
+
+def _riders(
+    schema: str, transitions: Sequence[Transition], rich: Sequence[Transition]
+) -> dict[str, tuple[Statement, Params]]:
+    """Further statements of the same transaction, in the order in which they must run."""
+    riders: dict[str, tuple[Statement, Params]] = {}
+    consumed = [(each.claim.id, signal) for each in rich for signal in each.consumed]
+    ended = [each.claim.id for each in rich if each.ends and each.claim.inbox]
+    if consumed or ended:
+        params = [*pair_params(consumed), encode.int_array(ended)]
+        riders["consume_signals"] = (statement("consume_signals", schema), params)
+    parked = [each for each in rich if each.status == "awaiting_signal"]
+    if parked:
+        kept = [(each.claim.id, signal) for each in parked for signal in each.kept]
+        params = [encode.int_array([each.claim.id for each in parked]), *pair_params(kept)]
+        riders["recheck_awaits"] = (statement("recheck_awaits", schema), params)
+    children = [each.claim.id for each in transitions if each.ends and each.claim.parent_id is not None]
+    if children:
+        riders["join_parents"] = (statement("join_parents", schema), [encode.int_array(children)])
+    keys = sorted({each.claim.partition_key for each in transitions if each.claim.partition_key is not None})
+    if keys:
+        riders["promote_siblings"] = (statement("promote_siblings", schema), [encode.text_array(keys)])
+    return riders
+
+
+def pair_params(pairs: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Pairs of target and signal as two parameters."""
+    return [
+        encode.int_array([target for target, _ in pairs]),
+        encode.int_array([signal for _, signal in pairs]),
+    ]
 
 
 def was_committed(transition: Transition, now: ClaimState | None) -> Committed | None:

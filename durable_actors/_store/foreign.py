@@ -10,6 +10,7 @@ from typing import Any
 
 from durable_actors._postgres.statement import Row
 from durable_actors._store.insert import insert_params
+from durable_actors._store.signal import Delivery, signal_params
 from durable_actors._store.sql import statement
 from durable_actors.machine import InsertPlan
 
@@ -23,3 +24,9 @@ def insert_call(plans: Sequence[InsertPlan], schema: str) -> tuple[bytes, list[s
 def foreign_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
     """Rows that psycopg has adapted, in the driver's own form."""
     return [[None if value is None else str(value).encode() for value in row] for row in rows]
+
+
+def signal_call(deliveries: Sequence[Delivery], schema: str) -> tuple[bytes, list[str | None]]:
+    """The statement and parameters that send these signals."""
+    sql = statement("send_signals", schema).sql
+    return sql.encode(), [param.decode() for param in signal_params(deliveries)]

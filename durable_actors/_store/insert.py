@@ -15,7 +15,9 @@ MAX_ROWS = 50_000
 """Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
 
 
-def insert_params(plans: Sequence[InsertPlan], *, parent_id: int | None = None) -> list[bytes]:
+def insert_params(
+    plans: Sequence[InsertPlan], *, parent_id: int | None = None, barrier: int | None = None
+) -> list[bytes]:
     """The parameters of insert_instances.sql. Pure."""
     return [
         encode.text_array([plan.machine for plan in plans]),
@@ -32,12 +34,11 @@ def insert_params(plans: Sequence[InsertPlan], *, parent_id: int | None = None) 
         ),
         encode.float_array([plan.delay for plan in plans]),
         encode.int_array([parent_id] * len(plans)),
+        encode.int_array([barrier] * len(plans)),
     ]
 
 
-async def insert_instances(
-    conn: PgConn, schema: str, plans: Sequence[InsertPlan], *, parent_id: int | None = None
-) -> list[int | None]:
+async def insert_instances(conn: PgConn, schema: str, plans: Sequence[InsertPlan]) -> list[int | None]:
     """Insert instances; ids in input order, None where deduplicated.
 
     A plan with `on_duplicate="return"` gives the existing id instead; with "raise", `Duplicate` is raised for the
@@ -45,7 +46,7 @@ async def insert_instances(
     """
     if not plans:
         return []
-    result = await conn.run(statement("insert_instances", schema), insert_params(plans, parent_id=parent_id))
+    result = await conn.run(statement("insert_instances", schema), insert_params(plans))
     return read_inserted(plans, result.rows)
 
 

@@ -11,6 +11,7 @@ import attrs
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Row
+from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Status
 from durable_actors._store.sql import statement
 from durable_actors.machine import decode_json
@@ -49,13 +50,6 @@ class Instance:
     """Why a runnable row waits: 0 it does not · 1 behind a sibling of its key · 2 its machine is unknown."""
 
 
-def _instant(value: bytes | None) -> datetime | None:
-    if value is None:
-        return None
-    text = value.decode()
-    return datetime.fromisoformat(text + ":00" if text[-3] in "+-" else text)
-
-
 def read_instance(row: Row) -> Instance:
     """Make an `Instance` of a row of read_instances.sql. Pure."""
 
@@ -69,7 +63,7 @@ def read_instance(row: Row) -> Instance:
         value = row[index]
         return None if value is None else decode_json(value, what=f"instance {text(0)}")
 
-    eligible, inserted, updated = _instant(row[17]), _instant(row[19]), _instant(row[20])
+    eligible, inserted, updated = read_instant(row[17]), read_instant(row[19]), read_instant(row[20])
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
@@ -92,10 +86,10 @@ def read_instance(row: Row) -> Instance:
         parent_id=None if row[15] is None else number(15),
         locked_by=None if row[16] is None else text(16),
         eligible_at=eligible,
-        lease_expires_at=_instant(row[18]),
+        lease_expires_at=read_instant(row[18]),
         inserted_at=inserted,
         updated_at=updated,
-        finished_at=_instant(row[21]),
+        finished_at=read_instant(row[21]),
         hold=number(22),
     )
 

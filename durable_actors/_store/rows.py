@@ -30,8 +30,19 @@ class Claim:
     """JSON as the database has it."""
     partition_key: str | None
     parent_id: int | None
+    awaits: tuple[str, ...] | None
+    """Names of the await that led here; kept until the outcome after it."""
+    inbox: bool
+    """A signal was sent to it at some time: its inbox is worth a look."""
+    children_total: int
+    """Children of the barrier that led here."""
     trusted_until: float
     """On Trio's clock: the lease's end, counted from before the statement that set it was sent."""
+
+    @property
+    def plain(self) -> bool:
+        """Nobody has signalled it, and it waited for nothing: its outcomes take the short way."""
+        return self.awaits is None and not self.inbox and not self.children_total
 
 
 @attrs.define(eq=False)
@@ -55,6 +66,28 @@ class Transition:
     rekey: bool = False
     """Whether `partition_key` is written."""
     partition_key: str | None = None
+    awaits: tuple[str, ...] | None = None
+    """Park until a signal of one of these names comes."""
+    await_step: str | None = None
+    """The step to enter then; None for the same one."""
+    timeout: float | None = None
+    """Seconds until it is woken anyway."""
+    keeps_awaits: bool = False
+    """A retry: the await that led here still counts."""
+    consumed: tuple[int, ...] = ()
+    """Ids of signals that this commit takes out of the inbox."""
+    kept: tuple[int, ...] = ()
+    """Ids of awaited signals that the step has seen and keeps: they do not wake it again."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the short statement can write it."""
+        return self.claim.plain and self.awaits is None and not self.consumed
+
+    @property
+    def ends(self) -> bool:
+        """Whether the instance is terminal after it."""
+        return self.status in {"done", "failed"}
 
 
 @attrs.frozen

@@ -1,8 +1,9 @@
 -- read_queue: what a feeder should look for: the priorities in use, when the next future row is due, shelved machines.
 -- params   $1 queue text
--- returns  priority smallint or null · seconds until its next future row float8 or null · shelved machine text or null
+-- returns  priority smallint or null · seconds until its next future row float8 or null · shelved machine text or null ·
+--          seconds until the next deadline of a parked row float8 or null
 -- locks    none
--- index    gen_durable_pick and gen_durable_shelf, a few probes per priority and machine, whatever the backlog
+-- index    gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and machine, whatever the backlog
 with recursive p(priority) as (
     (select g.priority from durable.gen_durable g
       where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text order by g.priority limit 1)
@@ -21,11 +22,16 @@ with recursive p(priority) as (
          where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text and (g.fsm, g.fsm_version) > (m.fsm, m.version)
          order by g.fsm, g.fsm_version limit 1) n
 )
-select p.priority, extract(epoch from f.eligible_at - now())::float8, null
+select p.priority, extract(epoch from f.eligible_at - now())::float8, null::text, null::float8
   from p left join lateral (
     select g.eligible_at from durable.gen_durable g
      where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority = p.priority and g.eligible_at > now()
      order by g.eligible_at limit 1) f on true
  where p.priority is not null
 union all
-select null, null, m.fsm || '/' || m.version from m
+select null, null, m.fsm || '/' || m.version, null::float8 from m
+union all
+select null, null, null, extract(epoch from d.await_deadline - now())::float8
+  from (select g.await_deadline from durable.gen_durable g
+         where g.queue = $1::text and g.status in ('awaiting_signal', 'awaiting_children') and g.await_deadline is not null
+         order by g.await_deadline limit 1) d

@@ -6,4 +6,8 @@ drop table if exists durable.signals;
 drop table if exists durable.nodes;
 drop table if exists durable.gen_durable;
 drop table if exists durable.migrations;
+drop function if exists durable.judge_keys;
+drop function if exists durable.signal(bigint, text, jsonb, text);
+drop function if exists durable.signal(text, text, jsonb, text);
+drop function if exists durable.send_signals;
 drop type if exists durable.durable_status;

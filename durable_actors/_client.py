@@ -1,0 +1,229 @@
+"""The client itself: insert, signal, wait and look, on one schema of one database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal, Protocol, Required, TypedDict, Unpack
+
+import psycopg
+import trio
+from psycopg.rows import tuple_row
+
+from durable_actors._postgres.pool import Pool
+from durable_actors._results import ResultWatch
+from durable_actors._store.foreign import foreign_rows, insert_call, signal_call
+from durable_actors._store.insert import MAX_ROWS, insert_instances, read_inserted
+from durable_actors._store.read import Instance, find_by_key, read_by_ids
+from durable_actors._store.signal import (
+    Delivery,
+    Sent,
+    plan_signal,
+    read_sent,
+    send_signals,
+    start_with_signal,
+)
+from durable_actors.errors import ConfigError, InstanceFailed, NoTarget
+from durable_actors.machine import (
+    InsertOptions,
+    InsertPlan,
+    MachineRef,
+    current_registry,
+    decode_json,
+    plan_insert,
+)
+
+TrioConn = psycopg.AsyncConnection[Any]
+"""A `TrioConnection`, or what behaves like one."""
+
+
+class SignalOptions(TypedDict, total=False):
+    """One signal of `signal_many`; target and name are required."""
+
+    target: Required[int | str | bytes]
+    """The instance's id or unique key."""
+    name: Required[str]
+    payload: object
+    dedup_key: str | None
+
+
+SignalOutcome = Literal["sent", "duplicate", "no_target"]
+"""What became of a signal."""
+
+
+class Poke(Protocol):
+    """A hint that work may be there."""
+
+    def __call__(self, queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
+        """Somewhere in this queue: by instance, by priority."""
+
+
+def _no_poke(queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
+    """No engine runs here; its feeders poll."""
+
+
+class Client:
+    """Calls on one schema of one database. `open_client` makes one; every engine has one."""
+
+    def __init__(self, name: str, pool: Pool, lane: str, schema: str) -> None:
+        self.name = name
+        """What `engine=` calls it."""
+        self._pool = pool
+        self._lane = lane
+        self._schema = schema
+        self.results: Final = ResultWatch(pool, lane, schema)
+        """Who waits for results here."""
+        self.poke: Poke = _no_poke
+        """Called when work was committed; an engine of this process starts it at once."""
+
+    async def insert(
+        self, machine: MachineRef, *, conn: TrioConn | None = None, **options: Unpack[InsertOptions]
+    ) -> int | None:
+        """Insert one instance; see `durable_actors.insert`."""
+        return (await self.insert_many(machine, [options], conn=conn))[0]
+
+    async def insert_many(
+        self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
+    ) -> list[int | None]:
+        """Insert many instances in one statement; see `durable_actors.insert_many`."""
+        spec = current_registry().find(machine)
+        plans = [plan_insert(spec, options) for options in rows]
+        if len(plans) > MAX_ROWS:
+            raise ConfigError(
+                f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
+            )
+        if conn is not None:
+            ids = await insert_on(conn, plans, schema=self._schema)
+        else:
+            async with self._pool.acquire(self._lane) as own:
+                ids = await insert_instances(own, self._schema, plans)
+        if conn is None:
+            for queue, priority in {
+                (plan.queue, plan.priority)
+                for plan, number in zip(plans, ids, strict=True)
+                if number is not None and not plan.delay and plan.eligible_at is None
+            }:
+                self.poke(queue, priority=priority)
+        return ids
+
+    async def signal(
+        self,
+        target: int | str | bytes,
+        name: str,
+        payload: object = None,
+        *,
+        dedup_key: str | None = None,
+        conn: TrioConn | None = None,
+    ) -> None:
+        """Send a signal; see `durable_actors.signal`."""
+        [sent] = await self._deliver([plan_signal(target, name, payload, dedup_key)], conn)
+        if sent.outcome == "no_target":
+            raise NoTarget(f"signal {name!r}: {_described(target)} does not exist or has ended")
+
+    async def signal_many(
+        self, signals: Iterable[SignalOptions], *, conn: TrioConn | None = None
+    ) -> list[SignalOutcome]:
+        """Send many signals in one statement; see `durable_actors.signal_many`."""
+        deliveries = [_delivery_of(options) for options in signals]
+        return [sent.outcome for sent in await self._deliver(deliveries, conn)]
+
+    async def signal_with_start(
+        self,
+        machine: MachineRef,
+        *,
+        key: str | bytes,
+        name: str,
+        payload: object = None,
+        dedup_key: str | None = None,
+        **options: Unpack[InsertOptions],
+    ) -> int:
+        """Deliver to the key's live instance, or start it with the signal; see `durable_actors.signal_with_start`."""
+        spec = current_registry().find(machine)
+        if "unique_key" in options:
+            raise ConfigError("signal_with_start takes key=, not unique_key=", option="unique_key")
+        plan = plan_insert(spec, {**options, "unique_key": key})
+        delivery = plan_signal(key, name, payload, dedup_key)
+        async with self._pool.acquire(self._lane) as conn:
+            sent, new = await start_with_signal(conn, self._schema, plan, delivery)
+        if sent.target is None:
+            raise NoTarget(
+                f"unique key {key!r} is occupied by an instance that has ended (its unique_scope says so)"
+            )
+        if new or sent.woken:
+            self.poke(
+                plan.queue if new else sent.queue or plan.queue, priority=plan.priority, number=sent.target
+            )
+        return sent.target
+
+    async def _deliver(self, deliveries: list[Delivery], conn: TrioConn | None) -> list[Sent]:
+        if conn is not None:
+            return await signal_on(conn, deliveries, schema=self._schema)
+        async with self._pool.acquire(self._lane) as own:
+            found = await send_signals(own, self._schema, deliveries)
+        for sent in found:
+            if sent.woken and sent.queue is not None:
+                self.poke(sent.queue, number=sent.target)
+        return found
+
+    async def result(
+        self, target: int | str | bytes, *, timeout: float | None = None, type: Any = Any
+    ) -> Any:
+        """Wait until an instance has ended; see `durable_actors.result`."""
+        with trio.fail_after(float("inf") if timeout is None else timeout):
+            number = await self._resolve(target)
+            final = await self.results.wait(number)
+        if final.status == "failed":
+            raise InstanceFailed(number, final.last_error or "no reason was stored")
+        return (
+            None
+            if final.result is None
+            else decode_json(final.result, what=f"result of instance {number}", type=type)
+        )
+
+    async def inspect(self, target: int | str | bytes) -> Instance:
+        """Read an instance; see `durable_actors.inspect`."""
+        number = await self._resolve(target)
+        async with self._pool.acquire(self._lane) as conn:
+            found = (await read_by_ids(conn, self._schema, [number])).get(number)
+        if found is None:
+            raise NoTarget(f"there is no instance {number}")
+        return found
+
+    async def _resolve(self, target: int | str | bytes) -> int:
+        if isinstance(target, int):
+            return target
+        key = target.encode() if isinstance(target, str) else target
+        async with self._pool.acquire(self._lane) as conn:
+            number = await find_by_key(conn, self._schema, key)
+        if number is None:
+            raise NoTarget(f"no instance has or had the unique key {target!r}")
+        return number
+
+
+async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> list[int | None]:
+    """Insert in the caller's transaction, on the caller's connection."""
+    sql, params = insert_call(plans, schema)
+    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+        await cursor.execute(sql, params)
+        return read_inserted(plans, foreign_rows(await cursor.fetchall()))
+
+
+async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) -> list[Sent]:
+    """Send signals in the caller's transaction: the wake becomes visible with its commit."""
+    if not deliveries:
+        return []
+    sql, params = signal_call(deliveries, schema)
+    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+        await cursor.execute(sql, params)
+        return read_sent(foreign_rows(await cursor.fetchall()))
+
+
+def _delivery_of(options: SignalOptions) -> Delivery:
+    unknown = set(options) - {"target", "name", "payload", "dedup_key"}
+    if unknown or not {"target", "name"} <= set(options):
+        text = f"a signal is a dict with target and name, and payload and dedup_key as needed; this one is {options!r}"
+        raise ConfigError(text, option="signals", value=options)
+    return plan_signal(options["target"], options["name"], options.get("payload"), options.get("dedup_key"))
+
+
+def _described(target: int | str | bytes) -> str:
+    return f"instance {target}" if isinstance(target, int) else f"the instance with unique key {target!r}"

@@ -1,0 +1,44 @@
+"""Scheduling children: a transaction of its own, on a client connection, never inside the shared flush."""
+
+from __future__ import annotations
+
+import psycopg
+import trio
+
+from durable_actors._engine.flusher import STALE, Refused, Verdict
+from durable_actors._engine.node import Node
+from durable_actors._engine.outage import Outage
+from durable_actors._postgres.failures import RETRYABLE
+from durable_actors._store.children import Spawn, schedule_children
+from durable_actors._store.claim import read_claims
+from durable_actors._store.commit import was_committed
+from durable_actors._store.rows import Transition
+from durable_actors.errors import CommitUnknown, StoreUnavailable
+
+
+async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
+    """Insert the children and park the parent, atomically. Repeats while the store is away; the lease decides how long.
+
+    Cancelled: all or nothing; if the commit was under way, the row tells later.
+    """
+    outage = Outage(node, f"spawning {len(spawn.plans)} children")
+    unknown = False
+    while True:
+        try:
+            async with node.pool.acquire(node.lane("client")) as conn:
+                done = await schedule_children(conn, node.owner.schema, transition, spawn)
+                if done is None and unknown:
+                    # The claim is gone: the row tells whether the first attempt had happened.
+                    states = await read_claims(conn, node.owner.schema, [transition.claim.id])
+                    done = was_committed(transition, states.get(transition.claim.id))
+        except CommitUnknown as exc:
+            unknown = True
+            await trio.sleep(outage.failed(exc))
+        except StoreUnavailable as exc:
+            await trio.sleep(outage.failed(exc))
+        except psycopg.Error as exc:
+            if exc.sqlstate not in RETRYABLE:
+                return Refused(exc)
+        else:
+            outage.over()
+            return STALE if done is None else done

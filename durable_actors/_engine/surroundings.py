@@ -1,0 +1,64 @@
+"""What a step is shown beside its state: its inbox, the signals it awaited, the children of its barrier.
+
+Read when the step starts, not when it was claimed: a claim may have waited in a buffer. An instance that nobody ever
+signalled, and that waited for nothing, costs no statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from durable_actors._engine.batched import Batched
+from durable_actors._postgres.pool import Pool
+from durable_actors._store.children import read_children
+from durable_actors._store.rows import Claim
+from durable_actors._store.signal import SHOWN, read_awaited, read_inboxes
+from durable_actors.machine import ChildView, Signal
+
+
+@attrs.frozen
+class Surroundings:
+    """The fields of a context that are not in the row."""
+
+    signals: tuple[Signal, ...] = ()
+    awaited: tuple[Signal, ...] = ()
+    children: tuple[ChildView, ...] = ()
+
+
+NOTHING = Surroundings()
+
+
+class Surveyor:
+    """Reads surroundings for the step tasks of one engine."""
+
+    def __init__(self, pool: Pool, lane: str, schema: str) -> None:
+        self._pool = pool
+        self._lane = lane
+        self._schema = schema
+        self._inboxes: Batched[int, list[Signal]] = Batched(self._fetch)
+
+    async def look(self, claim: Claim) -> Surroundings:
+        """What the claim's step is shown. Raises `StoreUnavailable`."""
+        signals: tuple[Signal, ...] = ()
+        awaited: tuple[Signal, ...] = ()
+        children: tuple[ChildView, ...] = ()
+        if claim.inbox:
+            signals = tuple(await self._inboxes.get(claim.id))
+            if claim.awaits is not None:
+                names = claim.awaits
+                awaited = tuple(signal for signal in signals if signal.name in names)
+                if len(signals) >= SHOWN:  # what it awaited may lie beyond what is shown
+                    async with self._pool.acquire(self._lane) as conn:
+                        awaited = tuple(await read_awaited(conn, self._schema, claim.id, names))
+        if claim.children_total:
+            async with self._pool.acquire(self._lane) as conn:
+                children = tuple(
+                    await read_children(conn, self._schema, claim.id, claim.visit, after=0, limit=SHOWN)
+                )
+        return Surroundings(signals, awaited, children)
+
+    async def _fetch(self, ids: list[int]) -> Mapping[int, list[Signal]]:
+        async with self._pool.acquire(self._lane) as conn:
+            return await read_inboxes(conn, self._schema, ids)

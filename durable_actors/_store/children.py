@@ -1,0 +1,135 @@
+"""Children: spawned together with their parent's park, started singly from inside a step, read by their barrier."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Final, cast
+
+import attrs
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._store.commit import pair_params
+from durable_actors._store.insert import insert_params
+from durable_actors._store.rows import Claim, Committed, Status, Transition
+from durable_actors._store.sql import statement
+from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
+
+CHUNK: Final = 5000
+"""Rows per insert: bounds memory, and keeps each statement under a second."""
+
+_NAMESPACE: Final = uuid.UUID("8b3c6f0e-2d0a-5b57-9a43-6c1f0a7f4e21")
+
+
+@attrs.frozen
+class Spawn:
+    """Children to insert, and how to wait for them."""
+
+    plans: Sequence[InsertPlan]
+    then: str
+    quorum: int | None
+    """So many must end; None: all."""
+    wake_on_failure: bool
+    timeout: float | None
+
+
+async def schedule_children(
+    conn: PgConn, schema: str, transition: Transition, spawn: Spawn
+) -> Committed | None:
+    """Insert the children and park the parent on their barrier, in one transaction; None when the claim is stale.
+
+    The parent's row is locked first and for the whole transaction: no reaper can take it between the insert and the
+    park, which would leave children that a re-run spawns again.
+    """
+    claim = transition.claim
+    async with conn.transaction():
+        fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit)]
+        if not (await conn.run(statement("lock_parent", schema), fence)).rows:
+            return None
+        inserted = 0
+        barrier = claim.visit + 1
+        for first in range(0, len(spawn.plans), CHUNK):
+            chunk = spawn.plans[first : first + CHUNK]
+            params = insert_params(chunk, parent_id=claim.id, barrier=barrier)
+            rows = (await conn.run(statement("insert_instances", schema), params)).rows
+            inserted += sum(row[0] is not None for row in rows)
+        needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)
+        result = await conn.run(
+            statement("park_parent", schema),
+            [
+                encode.number(claim.id),
+                spawn.then.encode(),
+                transition.state,
+                encode.number(inserted),
+                encode.number(needed),
+                b"t" if spawn.wake_on_failure else b"f",
+                encode.number(spawn.timeout),
+            ],
+        )
+        if transition.consumed:
+            pairs = pair_params([(claim.id, signal) for signal in transition.consumed])
+            await conn.run(statement("consume_signals", schema), [*pairs, encode.int_array([])])
+        if claim.partition_key is not None:
+            await conn.run(statement("promote_siblings", schema), [encode.text_array([claim.partition_key])])
+    [[_, visit, status]] = result.rows
+    return Committed(int(visit or 0), cast("Status", (status or b"").decode()))
+
+
+def child_uid(caller: int, step: str, machine: str, key: str, *, kind: str) -> uuid.UUID:
+    """The identity of what a step starts: equal for every run of the step. Pure."""
+    return uuid.uuid5(_NAMESPACE, "\x1f".join((kind, str(caller), step, machine, key)))
+
+
+async def start_child(
+    conn: PgConn, schema: str, claim: Claim, plan: InsertPlan, *, uid: uuid.UUID, as_child: bool
+) -> tuple[int | None, bool] | None:
+    """Insert an instance from inside a step, or find the one that an earlier run inserted.
+
+    Returns its id (None: its unique key is occupied by another) and whether it is new; None when the claim is stale.
+    """
+    result = await conn.run(
+        statement("start_child", schema),
+        [
+            encode.number(claim.id),
+            claim.claim_id.encode(),
+            encode.number(claim.visit),
+            str(uid).encode(),
+            plan.machine.encode(),
+            encode.number(plan.version),
+            plan.step.encode(),
+            plan.state,
+            plan.queue.encode(),
+            encode.number(plan.priority),
+            encode.text(plan.partition_key),
+            encode.bytea(plan.unique_key),
+            ("{" + ",".join(plan.unique_scope) + "}").encode(),
+            None if plan.eligible_at is None else plan.eligible_at.isoformat().encode(),
+            encode.number(plan.delay),
+            b"t" if as_child else b"f",
+        ],
+    )
+    if not result.rows:
+        return None
+    [[number, new]] = result.rows
+    return (None if number is None else int(number)), new == b"t"
+
+
+async def read_children(
+    conn: PgConn, schema: str, parent: int, barrier: int, *, after: int, limit: int
+) -> list[ChildView]:
+    """A page of a barrier's children, in spawn order."""
+    params = [encode.number(parent), encode.number(barrier), encode.number(after), encode.number(limit)]
+    rows = (await conn.run(statement("read_children", schema, read_only=True), params)).rows
+    return [
+        ChildView(
+            int(number or 0),
+            (fsm or b"").decode(),
+            cast("MachineStatus", (status or b"").decode()),
+            None
+            if result is None
+            else decode_json(result, what=f"result of child {(number or b'?').decode()}"),
+            None if error is None else error.decode(),
+        )
+        for number, fsm, status, result, error in rows
+    ]

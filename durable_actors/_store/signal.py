@@ -1,0 +1,168 @@
+"""Signals: delivered, read, and counted out of inboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, cast
+
+import attrs
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Row
+from durable_actors._store.insert import insert_params
+from durable_actors._store.instant import read_instant
+from durable_actors._store.sql import statement
+from durable_actors.errors import ConfigError, StateError
+from durable_actors.machine import InsertPlan, Signal, decode_json, encode_json
+
+MAX_NAME: Final = 500
+MAX_PAYLOAD: Final = 1_000_000
+SHOWN: Final = 1000
+"""Signals that `ctx.signals` holds at most; `iter_signals` pages through the rest."""
+
+
+@attrs.frozen
+class Delivery:
+    """One signal on its way."""
+
+    target: int | None
+    """By id; None: by key."""
+    key: bytes | None
+    name: str
+    payload: bytes
+    """JSON."""
+    dedup_key: str | None
+
+
+@attrs.frozen
+class Sent:
+    """What became of a delivery."""
+
+    target: int | None
+    outcome: Literal["sent", "duplicate", "no_target"]
+    queue: str | None
+    woken: bool
+
+
+def plan_signal(target: object, name: object, payload: object, dedup_key: object) -> Delivery:
+    """Check a signal before any SQL. Raises `ConfigError` for its address, `StateError` for its payload. Pure."""
+    if isinstance(target, bool) or not isinstance(target, int | str | bytes):
+        raise ConfigError(
+            f"a signal's target is an id or a unique key, not {target!r}", option="target", value=target
+        )
+    if isinstance(target, int) and not 0 < target < 2**63:
+        raise ConfigError(f"target={target} is not an instance id", option="target", value=target)
+    for option, value, optional in (("name", name, False), ("dedup_key", dedup_key, True)):
+        if value is None and optional:
+            continue
+        if (
+            not isinstance(value, str)
+            or not 0 < len(value.encode("utf-8", "replace")) <= MAX_NAME
+            or "\0" in value
+        ):
+            text = f"{option}={value!r} must be a text of 1 to {MAX_NAME} bytes without NUL"
+            raise ConfigError(text, option=option, value=value)
+    data = encode_json(payload, what=f"payload of signal {name!r}")
+    if len(data) > MAX_PAYLOAD:
+        raise StateError(
+            f"payload of signal {name!r} has {len(data)} bytes, at most {MAX_PAYLOAD} are taken; "
+            "store it elsewhere and send its address"
+        )
+    number = target if isinstance(target, int) else None
+    key = target.encode() if isinstance(target, str) else target if isinstance(target, bytes) else None
+    return Delivery(number, key, str(name), data, None if dedup_key is None else str(dedup_key))
+
+
+def signal_params(deliveries: Sequence[Delivery]) -> list[bytes]:
+    """The parameters of send_signals.sql. Pure."""
+    return [
+        encode.int_array([each.target for each in deliveries]),
+        encode.bytea_array([each.key for each in deliveries]),
+        encode.text_array([each.name for each in deliveries]),
+        encode.json_array([each.payload for each in deliveries]),
+        encode.text_array([each.dedup_key for each in deliveries]),
+    ]
+
+
+def read_sent(rows: Sequence[Row]) -> list[Sent]:
+    """Make values of the statement's rows. Pure."""
+    return [
+        Sent(
+            None if row[0] is None else int(row[0]),
+            cast('Literal["sent", "duplicate", "no_target"]', (row[1] or b"").decode()),
+            None if row[2] is None else row[2].decode(),
+            row[3] in {b"t", b"True"},
+        )
+        for row in rows
+    ]
+
+
+async def send_signals(conn: PgConn, schema: str, deliveries: Sequence[Delivery]) -> list[Sent]:
+    """Deliver signals; outcomes in input order. One statement, atomic."""
+    if not deliveries:
+        return []
+    return read_sent((await conn.run(statement("send_signals", schema), signal_params(deliveries))).rows)
+
+
+async def start_with_signal(
+    conn: PgConn, schema: str, plan: InsertPlan, delivery: Delivery
+) -> tuple[Sent, bool]:
+    """Start the instance unless its key is occupied, then signal whoever occupies the key; one transaction.
+
+    Returns what became of the signal, and whether the instance is new.
+    """
+    inserted, sent = await conn.batch(
+        [
+            (statement("insert_instances", schema), insert_params([plan])),
+            (statement("send_signals", schema), signal_params([delivery])),
+        ]
+    )
+    [outcome] = read_sent(sent.rows)
+    return outcome, inserted.rows[0][0] is not None
+
+
+def read_signal(row: Row) -> tuple[int, Signal]:
+    """A row of the inbox: its target and the signal."""
+    target, number, name, payload, dedup, at = row
+    assert payload is not None
+    return int(target or 0), Signal(
+        int(number or 0),
+        (name or b"").decode(),
+        decode_json(payload, what=f"payload of signal {(number or b'?').decode()}"),
+        None if dedup is None else dedup.decode(),
+        read_instant(at),
+    )
+
+
+async def read_inboxes(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, list[Signal]]:
+    """The unread signals of instances, the first `SHOWN` of each, oldest first."""
+    params = [encode.int_array(ids), encode.number(SHOWN)]
+    rows = (await conn.run(statement("read_inboxes", schema, read_only=True), params)).rows
+    found: dict[int, list[Signal]] = {number: [] for number in ids}
+    for row in rows:
+        target, signal = read_signal(row)
+        found[target].append(signal)
+    return found
+
+
+async def read_awaited(
+    conn: PgConn, schema: str, number: int, names: Sequence[str], *, limit: int = SHOWN
+) -> list[Signal]:
+    """The unread signals of these names, oldest first: for an inbox of which `read_inboxes` shows only a part."""
+    params = [encode.number(number), encode.text_array(names), encode.number(limit)]
+    rows = (await conn.run(statement("read_awaited", schema, read_only=True), params)).rows
+    return [read_signal(row)[1] for row in rows]
+
+
+async def read_signals(conn: PgConn, schema: str, number: int, *, after: int, limit: int) -> list[Signal]:
+    """A page of an inbox."""
+    params = [encode.number(number), encode.number(after), encode.number(limit)]
+    rows = (await conn.run(statement("read_signals", schema, read_only=True), params)).rows
+    return [read_signal(row)[1] for row in rows]
+
+
+async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> int:
+    """Wake instances whose await or barrier deadline has passed; return how many."""
+    params = [queue.encode(), encode.number(limit)]
+    return len((await conn.run(statement("expire_awaits", schema), params)).rows)

@@ -1,0 +1,38 @@
+-- commit_parks: like commit_outcomes, for outcomes that park, or whose instance was parked or has an inbox or children.
+-- params   $1 to $16 as there, without $6 ahead (these never run ahead): arrays $1 id · $2 claim · $3 visit · $4 status · $5 step
+--          $6 state · $7 result · $8 attempt · $9 advance · $10 delay · $11 last_error · $12 rekey · $13 new key;
+--          $14 awaits text[] (each an array literal; null: none) · $15 keeps awaits boolean[] (a retry) · $16 await_step text[]
+--          $17 timeout float8[] (seconds) · $18 accept late commits boolean
+-- returns  id, visit, status, null
+-- locks    the rows
+-- index    gen_durable_pkey
+-- keeps    I1, I3, I4, I8
+update durable.gen_durable g
+   set status = o.status::durable.durable_status,
+       step = o.step,
+       state = coalesce(o.state::jsonb, g.state),
+       result = o.result::jsonb,
+       attempt = o.attempt,
+       visit = g.visit + o.advance,
+       rev = g.rev + 1,
+       crashes = case when o.advance > 0 then 0 else g.crashes end,
+       eligible_at = now() + make_interval(secs => o.delay),
+       last_error = o.last_error,
+       partition_key = case when o.rekey then o.new_key else g.partition_key end,
+       locked_by = null,
+       lease_expires_at = null,
+       finished_at = case when o.status in ('done', 'failed') then now() end,
+       awaits = case when o.keeps then g.awaits else o.awaits::text[] end,
+       await_step = o.await_step,
+       await_deadline = case when o.timeout is not null then now() + make_interval(secs => o.timeout) end,
+       children_total = case when o.keeps then g.children_total else 0 end,
+       children_pending = 0,
+       wake_on_failure = false,
+       updated_at = now()
+  from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::int[],
+              $10::float8[], $11::text[], $12::boolean[], $13::text[], $14::text[], $15::boolean[], $16::text[], $17::float8[])
+       o(id, claim, visit, status, step, state, result, attempt, advance, delay, last_error, rekey, new_key, awaits, keeps,
+         await_step, timeout)
+ where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
+   and ($18::boolean or g.lease_expires_at > clock_timestamp())
+returning g.id, g.visit, g.status, null

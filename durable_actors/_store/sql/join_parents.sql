@@ -1,0 +1,35 @@
+-- join_parents: tell parents that children of their current barrier have ended; open barriers whose join holds.
+-- params   $1 ended children bigint[]
+-- returns  parent id, queue of those whose barrier opened
+-- locks    the parents, in id order. Counted once per parent and statement, however many children end together. Only children
+--          that this very transaction ended: a repeated or stale outcome counts nothing.
+-- index    gen_durable_pkey
+-- keeps    I11 barriers release exactly once
+with ended as materialized (
+    select c.parent_id, c.barrier, count(*)::int as n, bool_or(c.status = 'failed') as failed
+      from durable.gen_durable c
+     where c.id = any ($1::bigint[]) and c.xmin = pg_current_xact_id()::xid
+       and c.parent_id is not null and c.barrier is not null and c.status in ('done', 'failed')
+     group by c.parent_id, c.barrier
+), parents as materialized (
+    select p.id from durable.gen_durable p
+     where p.id = any (array(select e.parent_id from ended e)) order by p.id for no key update
+), counted as (
+    update durable.gen_durable p
+       set children_pending = greatest(p.children_pending - e.n, 0),
+           status = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed) then 'runnable' else p.status end,
+           eligible_at = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed) then now()
+                              else p.eligible_at end,
+           step = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed)
+                       then coalesce(p.await_step, p.step) else p.step end,
+           await_step = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed) then null else p.await_step end,
+           await_deadline = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed) then null
+                                 else p.await_deadline end,
+           updated_at = now()
+      from ended e
+     -- By id and barrier alone: the status is tested on the newest version, which the lock above has waited for.
+     where p.id = e.parent_id and p.id = any (array(select q.id from parents q)) and p.visit = e.barrier
+       and p.status::text = 'awaiting_children'
+    returning p.id, p.queue, p.status
+)
+select c.id, c.queue from counted c where c.status = 'runnable'
