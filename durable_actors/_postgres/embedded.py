@@ -74,14 +74,19 @@ class EmbeddedServer:
         """A libpq connection string; options such as ``application_name`` are added to it."""
         return make_dsn(self._state.socket_dir, dbname=dbname, **options)
 
+    @property
+    def supervised(self) -> bool:
+        """Whether somebody looks after the server. A few system calls that cannot block."""
+        return self._data.supervised()
+
     def ensure(self, *, timeout: float = TIMEOUT) -> None:
-        """Start the server again if its supervisor was killed. Two system calls when all is well.
+        """Start the server again if its supervisor was killed.
 
         A crashed postgres needs no help: the supervisor restarts it.
         """
         if self._lease is None:
             raise StoreUnavailable(f"the embedded server of {self.data_dir} was closed by this process")
-        if not self._data.supervised():
+        if not self.supervised:
             deadline = time.monotonic() + timeout
             with locked(self._data, self._data.start_lock, deadline=deadline):
                 self._state = ensure_running(self._data, self._launch, deadline=deadline)
@@ -117,7 +122,7 @@ class EmbeddedStatus:
     exists: bool
     """Whether there is a cluster at all."""
     phase: str
-    """stopped, starting, ready or stopping."""
+    """stopped, starting, ready, stopping or failed."""
     version: int | None
     """Major version of the cluster."""
     supervisor: int | None
@@ -175,6 +180,8 @@ async def keep_up(server: EmbeddedServer, *, interval: float = 1.0) -> None:
     """
     while True:
         await trio.sleep(interval)
+        if server.supervised:
+            continue
         try:
             await trio.to_thread.run_sync(server.ensure)
         except StoreUnavailable as exc:
@@ -184,18 +191,19 @@ async def keep_up(server: EmbeddedServer, *, interval: float = 1.0) -> None:
 def status(data_dir: Path | str | None = None) -> EmbeddedStatus:
     """Look, without starting anything."""
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
-    state = data.read_state() if data.supervised() else None
-    ready = state is not None and state.phase == "ready"
+    supervised = data.supervised()
+    state = data.read_state() if supervised else None
+    phase = state.phase if state is not None else "starting" if supervised else "stopped"
     clients = lock_holders(data.lease)
     return EmbeddedStatus(
         data_dir=data.path,
         exists=data.cluster.exists(),
-        phase=state.phase if state is not None else "stopped",
+        phase=phase,
         version=data.cluster_major(),
         supervisor=state.supervisor if state is not None else None,
         postmaster=state.postmaster if state is not None else None,
         clients=tuple(pid for pid in clients if state is None or pid != state.supervisor),
-        dsn=make_dsn(state.socket_dir) if state is not None and ready else None,
+        dsn=make_dsn(state.socket_dir) if state is not None and phase == "ready" else None,
         log=data.log,
     )
 

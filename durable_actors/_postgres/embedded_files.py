@@ -86,15 +86,15 @@ class DataDir:
 
     def create(self) -> None:
         """Make the directory, private but passable: as root the server's user has to get through."""
-        if self.path.is_dir():
-            return
         try:
+            if self.path.is_dir():
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir()
                 self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)  # whatever the umask says
         except OSError as exc:
-            raise self.unusable(f"cannot be created ({exc.strerror})") from exc
+            raise self.unusable(f"cannot be reached or made ({exc.strerror})") from exc
 
     def unusable(self, why: str) -> ConfigError:
         """The error for a directory that this user cannot work with."""
@@ -119,8 +119,11 @@ class DataDir:
 
     def supervised(self) -> bool:
         """Whether a supervisor lives."""
-        if not self.supervisor_lock.exists():
-            return False
+        try:
+            if not self.supervisor_lock.exists():
+                return False
+        except PermissionError as exc:
+            raise self.unusable(f"cannot be reached ({exc.strerror})") from exc
         # Shared, so that two who look do not take each other for a supervisor.
         handle = try_lock(self.supervisor_lock, exclusive=False)
         if handle is None:

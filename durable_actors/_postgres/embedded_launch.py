@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,10 +120,8 @@ def socket_directory(data: DataDir, uid: int) -> Path:
     if not too_long and not set(str(inside)) & set(",'\"\\"):
         return inside
     name = hashlib.sha256(os.fsencode(data.path.resolve())).hexdigest()[:16]
-    base = Path(tempfile.gettempdir())
-    if len(os.fsencode(base)) > 40:
-        base = Path("/tmp")  # noqa: S108 - a private directory inside it, its owner checked
-    return base / f"durable-{uid}-{name}"
+    # Not TMPDIR, which may differ by process: a DSN must outlive a restart by somebody else.
+    return Path(f"/tmp/durable-{uid}-{name}")  # noqa: S108 - made private, its owner is checked
 
 
 def _settings(how: Launch) -> dict[str, str]:

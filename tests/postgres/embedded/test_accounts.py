@@ -127,6 +127,17 @@ else:
             embedded.start("/proc/durable")
 
 
+def test_a_closed_directory_is_refused_with_a_remedy(client, person, new_dir):
+    closed = new_dir.parent / "closed"
+    closed.mkdir()
+    closed.chmod(0o700 if AS_ROOT else 0)
+    refused = client(closed / "data", person)
+    _, errors = refused.process.communicate(timeout=30)
+    closed.chmod(0o700)
+    assert "ConfigError" in errors
+    assert "DURABLE_DATA" in errors
+
+
 def test_no_unprivileged_user_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(embedded_account, "CANDIDATES", ("no-such-user",))
