@@ -47,6 +47,25 @@ class DefinitionError(DurableError, TypeError):
 class StateError(DurableError, ValueError):
     """A state, result, argument or payload cannot be encoded to, or decoded from, its type."""
 
+    def __init__(
+        self,
+        text: str,
+        *,
+        machine: str | None = None,
+        version: int | None = None,
+        step: str | None = None,
+        path: str | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.machine = machine
+        """The machine's name, where one is involved."""
+        self.version = version
+        """Its version."""
+        self.step = step
+        """The step that made, or should read, the value."""
+        self.path = path
+        """Where in the value, e.g. `$.items[3].price`."""
+
 
 class InvalidOutcome(DurableError, TypeError):  # noqa: N818 - the contract's name
     """A step or `handle` returned something that is not a valid outcome."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import msgspec
 import trio
 
 from durable_actors._engine.node import Node, logger
@@ -32,6 +31,7 @@ from durable_actors.machine import (
     Outcome,
     ScheduleChildren,
     StepSpec,
+    decode_json,
     exhausted,
     job_failure,
     normalize_outcome,
@@ -122,8 +122,8 @@ class StepRun:
         step = spec.steps.get(claim.step)
         if step is None:
             raise InvalidOutcome(
-                f"{spec} has no step {claim.step!r}; its steps are {', '.join(spec.steps)}. The row was made by other "
-                "code, or edited"
+                f"{spec} has no step {claim.step!r}; its steps are {', '.join(spec.steps)}. Keep a step until no instance "
+                "is in it, or give the changed machine a new version="
             )
         if step.timeout is None:
             value = await self._run_step(step, ctx)
@@ -176,5 +176,8 @@ class StepRun:
 
 
 def _raw(state: bytes) -> Any:
-    """The stored JSON as it is; whatever the row holds, `handle` gets something to look at."""
-    return msgspec.json.decode(state)
+    """The stored JSON as it is, or its text: whatever the row holds, `handle` gets something to look at."""
+    try:
+        return decode_json(state, what="the stored state")
+    except StateError:
+        return state.decode("utf-8", "backslashreplace")
