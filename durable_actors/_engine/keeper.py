@@ -102,8 +102,10 @@ class Keeper(Actor[object]):
 
     async def _exchange(self, session: KeySession) -> None:
         """Unlock what nobody needs and lock what is wanted, in one round trip."""
-        keys = self._keys
-        free = keys.table.take_idle(trio.current_time() - LINGER)
+        keys, now = self._keys, trio.current_time()
+        idle = keys.table.next_idle
+        # Once one is due, those that soon will be go with it: a statement for each would cost more than it frees.
+        free = keys.table.take_idle(now - LINGER / 2) if idle is not None and idle + LINGER <= now else []
         take = keys_of(keys.collect())
         if not free and not take:
             return
@@ -111,7 +113,7 @@ class Keeper(Actor[object]):
         if self._session is not session:
             raise StoreUnavailable("the session was given up meanwhile")
         keys.answer(exchanged.taken)
-        keys.table.still_locked(exchanged.kept, trio.current_time())
+        keys.table.unlocked(kept=exchanged.kept, now=trio.current_time())
 
     # -- the session
 
@@ -150,14 +152,13 @@ class Keeper(Actor[object]):
         for held in self._node.leases.all():
             if held.claim.partition_key is None:
                 continue
-            if held.task is None:
-                self._keys.free(
-                    held.claim
-                )  # buffered: nothing ran; its feeder takes the key again, or gives it back
+            if (
+                held.task is None
+            ):  # buffered: nothing ran; its feeder takes the key again, or gives the row back
+                self._keys.free(held.claim)
                 self._node.poke(held.claim.queue)
             else:
-                cancelled += 1
-                self._node.leases.interrupt(held, why)
+                cancelled += self._node.leases.interrupt(held, why)
         if cancelled:
             logger.warning("keeper: %d steps with a partition key are cancelled: %s", cancelled, why)
 

@@ -42,13 +42,14 @@ class Answer(enum.Enum):
 class KeyTable:
     """The keys of one node."""
 
-    __slots__ = ("_asked", "_idle", "_locked", "_owners")
+    __slots__ = ("_asked", "_idle", "_leaving", "_locked", "_owners")
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}
         self._locked: set[str] = set()
         self._asked: set[str] = set()  # a lock statement for it is queued or under way
         self._idle: dict[str, float] = {}  # locked without an owner, since when; oldest first
+        self._leaving = 0  # keys whose unlock statement is under way
 
     # -- asked by claims
 
@@ -92,7 +93,7 @@ class KeyTable:
             self._idle[key] = now
 
     def take_idle(self, before: float) -> list[str]:
-        """Keys to unlock now: idle since before that time. They are out of the table."""
+        """Keys to unlock now: idle since before that time. They are out of the table; `unlocked` ends it."""
         keys: list[str] = []
         for key, since in self._idle.items():
             if since > before:
@@ -101,11 +102,13 @@ class KeyTable:
         for key in keys:
             del self._idle[key]
             self._locked.discard(key)
+        self._leaving = len(keys)
         return keys
 
-    def still_locked(self, keys: Iterable[str], now: float) -> None:
-        """These were to be unlocked, and were not: unlock them later."""
-        for key in keys:
+    def unlocked(self, *, kept: Iterable[str], now: float) -> None:
+        """The server's answer to an unlock statement. Those that it kept are unlocked later."""
+        self._leaving = 0
+        for key in kept:
             self._locked.add(key)
             if key not in self._owners:
                 self._idle[key] = now
@@ -117,6 +120,7 @@ class KeyTable:
         self._asked.clear()
         self._locked.clear()
         self._idle.clear()
+        self._leaving = 0
 
     # -- for the keeper's clock and for people
 
@@ -128,12 +132,17 @@ class KeyTable:
     @property
     def locked(self) -> int:
         """Keys that the session has locked."""
-        return len(self._locked)
+        return len(self._locked) + self._leaving
 
     @property
     def owned(self) -> int:
         """Keys with an owner."""
         return len(self._owners)
+
+    @property
+    def asked(self) -> int:
+        """Keys that the server is being asked for."""
+        return len(self._asked)
 
     @property
     def idle(self) -> int:

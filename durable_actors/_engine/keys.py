@@ -36,7 +36,7 @@ class KeyStatistics:
     idle: int
     """Locked without an owner, soon to be unlocked."""
     waiting: int
-    """Claims that wait for the server's answer."""
+    """Being asked for at the server."""
     contended: int
     """Keys that a claim did not get, whose rows are offered again from time to time."""
 
@@ -124,13 +124,12 @@ class Keys:
 
     def statistics(self) -> KeyStatistics:
         """The keys now."""
-        requests = (*self._requests, *self._sent)
         return KeyStatistics(
             up=self.up,
             locked=self.table.locked,
             owned=self.table.owned,
             idle=self.table.idle,
-            waiting=sum(len(each.claims) for each in requests if each.task is not None),
+            waiting=self.table.asked,
             contended=len(self.busy),
         )
 

@@ -10,15 +10,15 @@ from typing import Any
 import attrs
 import psycopg
 import trio
+from durable_actors._engine import setup
 from durable_actors._engine.keeper import Keeper, Keys
-from durable_actors._engine.node import Known, Node, lanes
-from durable_actors._engine.port import EnginePort
+from durable_actors._engine.node import Node, lanes
 from durable_actors._postgres.pool import open_pool
-from durable_actors._store.claim import Owner, PickFrom, pick_instances
+from durable_actors._store.claim import PickFrom, pick_instances
 from durable_actors._store.rows import Claim
 from durable_actors.config import Config
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
-from durable_actors.telemetry import Event, Telemetry
+from durable_actors.telemetry import Event
 
 _numbers = itertools.count(1)
 
@@ -75,10 +75,11 @@ async def make_node(dsn: str, name: str | None = None, **options: Any) -> AsyncI
     """A node with a pool of its own and no actors."""
     config = Config(dsn=dsn, **options)
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
-    owner = Owner("durable", name or f"node-{next(_numbers)}", b"hash", config.lease_ttl)
     unique = {lane.name: lane for lane in roles.values()}
     async with open_pool(dsn, lanes=unique.values()) as pool:
-        yield Node(config, owner, pool, roles, Known({("m", 1): None}), Telemetry(), EnginePort())  # type: ignore[dict-item]
+        node = setup.make_node(config, pool, roles, {("m", 1): None})  # type: ignore[dict-item]
+        node.owner = attrs.evolve(node.owner, name=name or f"node-{next(_numbers)}")
+        yield node
 
 
 def events_of(node: Node) -> list[Event]:

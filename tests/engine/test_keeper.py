@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import trio
-from durable_actors._engine import keeper as keeper_module
+from durable_actors._engine import keeper as keeper_module, keys as keys_module
 from durable_actors._store.rows import Claim
 from durable_actors.testing.sql import count_statements
 from tests.engine.kit import Db, claim, keep, pick, until
@@ -69,8 +69,9 @@ async def test_a_thousand_keys_are_one_statement(db: Db, monkeypatch: pytest.Mon
         assert db.locks() == 2
 
 
-async def test_a_short_hand_over_between_nodes_is_waited_for(db: Db):
+async def test_a_short_hand_over_between_nodes_is_waited_for(db: Db, monkeypatch: pytest.MonkeyPatch):
     """The holder commits first and unlocks a moment later: the next node meets the lock in that moment."""
+    monkeypatch.setattr(keys_module, "RETRIES", (0.005,) * 1000)  # a slow machine is no reason to fail
     async with keep(db.dsn) as a, keep(db.dsn) as b:
         mine, theirs = claim("k", 1), claim("k", 2)
         await a.keys.take([mine])

@@ -1,0 +1,294 @@
+"""Keeper: what happens when its session is cut, silent, refused or not its own."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from durable_actors._engine import key_session
+from durable_actors._engine.key_session import KeySession, trust_window
+from durable_actors._engine.keys import PATIENCE
+from durable_actors._engine.leases import Held
+from durable_actors._engine.node import Node
+from durable_actors._postgres.connection import PgConn
+from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.testing.faults import open_proxy
+from tests.engine.kit import Db, Kept, claim, keep, make_node, until
+
+
+class Task:
+    """Stands for a step task: notes that it was cancelled."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def cancel(self, why: str) -> bool:
+        self.why = why
+        return True
+
+
+async def running(kept: Kept, key: str, number: int = 1) -> Held:
+    """A claim whose step runs under its key."""
+    held = kept.node.leases.hold(claim(key, number))
+    assert await kept.keys.take([held.claim]) == {held.claim.claim_id}
+    held.task = Task()  # type: ignore[assignment]
+    return held
+
+
+def session_pid(db: Db, owner: str) -> int:
+    query = (
+        "select pid from pg_locks where locktype = 'advisory' and objsubid = 1 and granted"
+        " and (classid::bigint << 32 | objid::bigint) = hashtextextended('durable' || chr(2) || %s, 0)"
+    )
+    return db.execute(query, owner)[0][0]
+
+
+async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: Db):
+    async with keep(db.dsn, name="a") as a, keep(db.dsn, name="b") as b:
+        held = await running(a, "k")
+        plain = a.node.leases.hold(claim(None, 2))
+        plain.task = Task()  # type: ignore[assignment]
+        first = session_pid(db, "a")
+        db.execute("select pg_terminate_backend(%s, 5000)", first)
+
+        await until(lambda: held.interrupted)
+        assert held.task.why == held.interrupted  # type: ignore[union-attr]
+        assert "session" in held.interrupted  # type: ignore[operator]
+        assert held.lost is None, "the row is still ours: it goes back at once, attempt + 1"
+        assert plain.task.why is None, "a step without a key goes on"
+        assert not a.keys.owns(held.claim)
+
+        await until(lambda: a.keys.up)
+        assert session_pid(db, "a") != first, "the new session shows that the node lives"
+        new = claim("k", 3)
+        assert await a.keys.take([new]) == set(), "its task has not exited"
+        assert await b.keys.take([claim("k", 4)]) == {"k/4"}, "the fence, not the key, keeps the old step out"
+        b.keys.free(claim("k", 4))
+        a.keys.free(held.claim)
+        await until(lambda: not b.keys.statistics().locked)
+        assert await a.keys.take([new]) == {new.claim_id}
+
+
+async def test_a_thread_that_outlives_the_session_keeps_its_key_here(db: Db):
+    async with keep(db.dsn, name="a") as a:
+        held = await running(a, "k")
+        for _ in range(2):
+            db.execute("select pg_terminate_backend(%s, 5000)", session_pid(db, "a"))
+            await until(lambda: not a.keys.up)
+            await until(lambda: a.keys.up)
+            assert await a.keys.take([claim("k", 2)]) == set()
+            assert a.keys.statistics().owned == 1
+            assert db.locks() == 1, "nothing is locked for it any more"
+        a.keys.free(held.claim)
+        assert await a.keys.take([claim("k", 2)]) == {"k/2"}
+
+
+async def test_a_buffered_claim_loses_its_key_and_may_take_it_again(db: Db):
+    """It never ran: nothing to cancel, nothing that could be still running."""
+    async with keep(db.dsn, name="a") as a:
+        held = a.node.leases.hold(claim("k"))
+        await a.keys.take([held.claim])
+        db.execute("select pg_terminate_backend(%s, 5000)", session_pid(db, "a"))
+        await until(lambda: not a.keys.up)
+        assert not a.keys.owns(held.claim)
+        assert a.keys.statistics().owned == 0
+        await until(lambda: a.keys.up)
+        assert await a.keys.take([held.claim]) == {held.claim.claim_id}
+
+
+async def test_an_outage_is_borne_and_told_once(db: Db, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING, "durable_actors")
+    async with open_proxy(db.dsn) as proxy, keep(proxy.dsn, name="a") as a:
+        held = await running(a, "k")
+        proxy.refuse()
+        proxy.reset()
+        await until(lambda: held.interrupted)
+        assert await a.keys.take([claim("x", 9)]) == set()
+        await until(lambda: a.node.pool.statistics().connect_failures > 2)
+        proxy.heal()
+        await until(lambda: a.keys.up, timeout=20)
+        assert await a.keys.take([claim("x", 9)]) == {"x/9"}
+    told = [record.message for record in caplog.records if record.message.startswith("keeper:")]
+    assert len([text for text in told if "the store fails" in text]) == 1
+    assert len([text for text in told if "works again" in text]) == 1
+    assert len([text for text in told if "1 steps with a partition key are cancelled" in text]) == 1
+
+
+async def test_silence_ends_the_trust(db: Db):
+    """No error, no answer: the server may have freed the locks of a host that it takes for gone."""
+    async with open_proxy(db.dsn) as proxy, keep(proxy.dsn, name="a", lease_ttl=1.2) as a:
+        held = await running(a, "k")
+        began = trio.current_time()
+        proxy.blackhole()
+        await until(lambda: held.interrupted)
+        waited = trio.current_time() - began
+        assert "could not be confirmed" in held.interrupted  # type: ignore[operator]
+        assert trust_window(1.2) - 0.3 < waited < trust_window(1.2) + 0.5
+        assert a.keys.statistics().locked == 0
+        proxy.heal()
+        await until(lambda: a.keys.up, timeout=20)
+
+
+async def test_a_confirmed_session_stays_trusted(db: Db, monkeypatch: pytest.MonkeyPatch):
+    """Confirmed every sixth of a lease: after seven of these its first trust is long over."""
+    checks = 0
+    check = key_session.check_session
+
+    async def count(*args: Any) -> Any:
+        nonlocal checks
+        checks += 1
+        return await check(*args)
+
+    monkeypatch.setattr(key_session, "check_session", count)
+    async with keep(db.dsn, name="a", lease_ttl=0.9) as a:
+        held = await running(a, "k")
+        first = session_pid(db, "a")
+        await until(lambda: checks > 7)
+        assert held.interrupted is None
+        assert session_pid(db, "a") == first
+
+
+async def test_take_does_not_wait_for_a_session_that_is_silent(db: Db):
+    async with open_proxy(db.dsn) as proxy, keep(proxy.dsn) as a:
+        proxy.blackhole()
+        with trio.fail_after(2 * PATIENCE):
+            assert await a.keys.take([claim("k")]) == set()
+        assert a.keys.statistics().owned == 0
+        proxy.heal()
+        with trio.fail_after(10):  # until the late answer has come: it finds no owner, the key is anybody's
+            while await a.keys.take([claim("k", 2)]) != {"k/2"}:
+                await trio.sleep(0.002)
+
+
+async def test_without_postgres_it_starts_and_goes_on_trying(db: Db):
+    async with open_proxy(db.dsn) as proxy:
+        proxy.refuse()
+        async with keep(proxy.dsn) as a:
+            assert not a.keys.up
+            assert await a.keys.take([claim("k")]) == set()
+            proxy.heal()
+            await until(lambda: a.keys.up, timeout=20)
+            assert await a.keys.take([claim("k", 2)]) == {"k/2"}
+
+
+async def test_a_refused_statement_is_settled_by_the_lock_table(db: Db, monkeypatch: pytest.MonkeyPatch):
+    """ "Out of shared memory" comes half-way through, and a rollback unlocks nothing."""
+    exchange = key_session.exchange_keys
+
+    async def half_way(conn: PgConn, schema: str, *, free: Any, take: Any):
+        taken, unknown = await exchange(conn, schema, free=free, take=take[:1])
+        if len(take) > 1:
+            raise StoreUnavailable("out of shared memory")
+        return taken, unknown
+
+    monkeypatch.setattr(key_session, "exchange_keys", half_way)
+    async with keep(db.dsn, name="a") as a:
+        first = session_pid(db, "a")
+        claims = [claim("k", 1), claim("l", 2)]
+        got = await a.keys.take(claims)
+        assert got == {"k/1", "l/2"}, "the second key came with the retry"
+        assert session_pid(db, "a") == first, "nothing was lost"
+        for each in claims:
+            a.keys.free(each)
+        await until(lambda: not a.keys.statistics().locked)
+        assert db.locks() == 1
+
+
+class Pooler:
+    """Two server processes behind one connection, as a transaction pooler may serve it."""
+
+    def __init__(self, conns: list[PgConn], pid: int, change: int) -> None:
+        self._conns = conns
+        self._change = change
+        self._calls = 0
+        self.pid = pid
+        self.closed = False
+
+    def _next(self) -> PgConn:
+        self._calls += 1
+        return self._conns[self._calls > self._change]
+
+    async def run(self, *args: Any) -> Any:
+        return await self._next().run(*args)
+
+    async def batch(self, *args: Any) -> Any:
+        return await self._next().batch(*args)
+
+    def alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("change", [1, 2], ids=["between two statements", "when another client asks"])
+async def test_a_transaction_pooler_is_noticed_at_the_start(db: Db, change: int, monkeypatch):
+    async with make_node(db.dsn) as node:
+        conns = [await PgConn.open(db.dsn) for _ in range(2)]
+        pooler = Pooler(conns, pid=1, change=change)
+        with_pooler(monkeypatch, node, pooler)
+        with pytest.raises(ConfigError, match="session_dsn") as caught:
+            await KeySession.open(node)
+        assert caught.value.option == "session_dsn"
+        assert pooler.closed
+        for conn in conns:
+            conn.close()
+
+
+async def test_a_session_pooler_does_no_harm(db: Db, monkeypatch):
+    """Another pid than we connected to, but always the same one."""
+    async with make_node(db.dsn) as node:
+        conn = await PgConn.open(db.dsn)
+        with_pooler(monkeypatch, node, Pooler([conn, conn], pid=1, change=1))
+        session = await KeySession.open(node)
+        assert session.backend == conn.pid
+        await session.end()
+        conn.close()
+
+
+async def test_a_lock_that_was_not_ours_is_a_pooler_too(db: Db, monkeypatch):
+    async with make_node(db.dsn) as node:
+        conns = [await PgConn.open(db.dsn) for _ in range(2)]
+        with_pooler(monkeypatch, node, Pooler(conns, pid=conns[0].pid, change=3))
+        session = await KeySession.open(node)
+        await session.exchange(free=[], take=["k"])
+        with pytest.raises(ConfigError, match="session_dsn"):
+            await session.exchange(free=["k"], take=[])
+        await session.end()
+        for conn in conns:
+            conn.close()
+
+
+def with_pooler(monkeypatch: pytest.MonkeyPatch, node: Node, pooler: Pooler) -> None:
+    acquire = node.pool.acquire
+
+    @asynccontextmanager
+    async def lend():
+        yield pooler
+
+    monkeypatch.setattr(node.pool, "acquire", lambda lane: lend() if lane == "session" else acquire(lane))
+
+
+async def test_the_old_sessions_lock_is_taken_over_when_the_server_has_noticed(db: Db):
+    """Cut off but not yet noticed: the old session still holds our lock, and we must not wait for it."""
+    async with make_node(db.dsn, name="a", lease_ttl=0.6) as node:
+        old = await PgConn.open(db.dsn)
+        db_lock = "select pg_advisory_lock(hashtextextended('durable' || chr(2) || 'a', 0))"
+        await old.script(db_lock)
+        session = await KeySession.open(node)
+        assert session_pid(db, "a") == old.pid
+        old.close()
+        await db.wait("select not exists (select 1 from pg_stat_activity where pid = %s)", old.pid)
+        await session.check()
+        assert session_pid(db, "a") == session.backend
+        await session.end()
+
+
+@pytest.mark.parametrize("lease", [0.3, 1, 3, 4, 6, 7.9, 8, 60, 3600])
+def test_trust_ends_before_the_server_can_take_us_for_gone(lease: float):
+    keepalive = max(1, int(lease / 4))
+    assert 0 < trust_window(lease) <= lease / 2
+    assert trust_window(lease) < 3 * keepalive

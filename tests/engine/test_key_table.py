@@ -1,0 +1,155 @@
+"""The table of keys against a model of the server, whatever the order of events; and when busy keys are offered."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from durable_actors._engine.key_table import FIRST_OFFER, LONGEST_OFFER, Answer, BusyKeys, KeyTable
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+KEYS = st.sampled_from("kl")
+CLAIMS = st.sampled_from("1234")
+
+
+class Table(RuleBasedStateMachine):
+    """A node's table, its session, and other nodes that lock keys, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = KeyTable()
+        self.now = 0.0
+        self.session: Counter[str] = Counter()
+        """How often our session has each lock: the server counts."""
+        self.elsewhere: set[str] = set()
+        self.runs: dict[str, str] = {}
+        """The claim that runs under each key here, with the lock or as a thread that outlived it."""
+        self.queued: list[tuple[str, str]] = []
+        self.gone: set[tuple[str, str]] = set()
+
+    @rule(key=KEYS, claim=CLAIMS)
+    def ask(self, key: str, claim: str) -> None:
+        if (key, claim) in self.queued or self.runs.get(key) == claim:
+            return  # a claim asks once
+        answer = self.table.ask(key, claim)
+        if answer is Answer.GRANTED:
+            assert key not in self.runs
+            assert self.session[key] == 1
+            self.runs[key] = claim
+        elif answer is Answer.ASK:
+            assert key not in self.runs
+            self.queued.append((key, claim))
+
+    @precondition(lambda self: self.queued)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        key, claim = data.draw(st.sampled_from(self.queued))
+        self.gone.add((key, claim))
+        self.table.free(key, claim, self.now)
+
+    @rule(key=KEYS, claim=CLAIMS)
+    def free(self, key: str, claim: str) -> None:
+        """Also of claims that have nothing, and twice."""
+        if (key, claim) in self.queued:
+            return
+        self.table.free(key, claim, self.now)
+        if self.runs.get(key) == claim:
+            del self.runs[key]
+
+    @rule(lingers=st.booleans())
+    def exchange(self, lingers: bool) -> None:
+        for key in self.table.take_idle(self.now - 1 if lingers else self.now):
+            assert self.session[key] == 1, "unlocked once per lock"
+            self.session[key] -= 1
+        self.table.unlocked(kept=(), now=self.now)
+        queued, self.queued = self.queued, []
+        for key, claim in queued:
+            got = key not in self.elsewhere
+            self.session[key] += got
+            self.table.answered(key, got=got, now=self.now)
+            if got and (key, claim) not in self.gone:
+                assert key not in self.runs
+                self.runs[key] = claim
+            self.gone.discard((key, claim))
+
+    @rule()
+    def lose(self) -> None:
+        self.session.clear()
+        self.table.lost()
+        self.queued.clear()
+        self.gone.clear()
+
+    @rule(key=KEYS)
+    def other_node(self, key: str) -> None:
+        if key in self.elsewhere:
+            self.elsewhere.remove(key)
+        elif not self.session[key]:
+            self.elsewhere.add(key)
+
+    @rule()
+    def tick(self) -> None:
+        self.now += 1
+
+    @invariant()
+    def it_agrees_with_the_server(self) -> None:
+        assert all(count <= 1 for count in self.session.values())
+        assert self.table.locked == self.session.total()
+        for key in "kl":
+            owners = [claim for claim in "1234" if self.table.owns(key, claim)]
+            expected = [self.runs[key]] if key in self.runs and self.session[key] else []
+            assert owners == expected
+        idle = sum(1 for key in "kl" if self.session[key] and key not in self.runs)
+        assert self.table.idle == idle
+        assert (self.table.next_idle is None) == (idle == 0)
+
+
+Table.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTable = Table.TestCase
+
+
+def test_a_busy_key_is_offered_after_a_pause_that_grows():
+    busy, now, waits = BusyKeys(), 0.0, []
+    for _ in range(5):
+        busy.note("k", now)
+        began = now
+        while not busy.due(now):
+            now += 0.25
+        waits.append(now - began)
+        busy.offered(["k"], {"k"}, now)
+        assert busy.due(now + LONGEST_OFFER) == [], "on offer: whoever meets it says so"
+    assert waits == [FIRST_OFFER, 2.0, 4.0, LONGEST_OFFER, LONGEST_OFFER]
+
+
+def test_an_offered_key_that_is_not_met_again_is_forgotten():
+    busy = BusyKeys()
+    busy.note("k", 0.0)
+    busy.offered(busy.due(1.0), {"k"}, 1.0)
+    assert "k" in busy
+    assert busy.due(100.0) == []
+    assert "k" not in busy
+
+
+def test_a_key_without_held_rows_gets_a_second_look():
+    """Its row may have been on its way back when the first offer was made."""
+    busy = BusyKeys()
+    busy.note("k", 0.0)
+    busy.offered(busy.due(1.0), set(), 1.0)
+    assert busy.due(1.5) == []
+    busy.offered(busy.due(2.0), set(), 2.0)
+    assert len(busy) == 0
+
+
+def test_when_its_holder_here_exits_it_is_offered_at_once():
+    busy = BusyKeys()
+    busy.hurry("k", 0.0)
+    assert busy.due(0.0) == []
+    busy.note("k", 0.0)
+    busy.hurry("k", 0.1)
+    assert busy.due(0.1) == ["k"]
+
+
+def test_a_key_that_was_got_is_forgotten():
+    busy = BusyKeys()
+    busy.note("k", 0.0)
+    busy.got("k")
+    assert busy.due(100.0) == []
