@@ -60,7 +60,10 @@ async def test_a_call_queued_before_the_stop_is_answered(kit, autojump_clock):
 
 
 async def test_a_stop_answers_the_calls_that_nobody_will(kit, autojump_clock):
-    async with otp.open_tree(root(kit.actor("a")), observe=kit.observe) as tree, trio.open_nursery() as nursery:
+    async with (
+        otp.open_tree(root(kit.actor("a")), observe=kit.observe) as tree,
+        trio.open_nursery() as nursery,
+    ):
 
         async def caller():
             with pytest.raises(otp.ActorDied, match="shutdown: asked to stop"):
