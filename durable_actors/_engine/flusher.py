@@ -27,7 +27,7 @@ from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import Outage
 from durable_actors._postgres.failures import RETRYABLE
-from durable_actors._store.claim import read_claims, release_claims
+from durable_actors._store.claim import probe_locks, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.rows import Claim, Committed, Transition
 from durable_actors.errors import CommitUnknown, StoreUnavailable
@@ -59,12 +59,21 @@ STALE: Final = Stale()
 class _Entry:
     """A transition on its way, and the task that waits for it (None once it has gone)."""
 
-    __slots__ = ("held", "task", "transition")
+    __slots__ = ("aside", "held", "task", "transition")
 
     def __init__(self, transition: Transition, held: Held, task: Task) -> None:
         self.transition = transition
         self.held = held
         self.task: Task | None = task
+        self.aside = False
+        """It waits for a foreign row lock, outside of the queue."""
+
+    @property
+    def rows(self) -> set[int]:
+        """The instances that its commit writes."""
+        claim = self.transition.claim
+        parent = claim.parent_id
+        return {claim.id} if parent is None or not self.transition.ends else {claim.id, parent}
 
     def answer(self, verdict: Verdict) -> None:
         task, self.task = self.task, None
@@ -128,7 +137,7 @@ class Commits:
 
 def _waiting(batch: list[_Entry]) -> list[_Entry]:
     """Those whose task still waits. One that has gone lost its lease, or its drain's time was up."""
-    return [entry for entry in batch if entry.task is not None]
+    return [entry for entry in batch if entry.task is not None and not entry.aside]
 
 
 class Flusher(Actor[object]):
@@ -174,6 +183,9 @@ class Flusher(Actor[object]):
                 if isinstance(exc, psycopg.Error) and (exc.sqlstate or "")[:2] in _DATA:
                     await self._bisect(batch, exc)
                     return
+                if isinstance(exc, psycopg.errors.LockNotAvailable):
+                    await self._set_locked_aside(batch)
+                    continue
                 unknown = unknown or isinstance(exc, CommitUnknown)
                 if not (isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE):
                     await trio.sleep(self._outage.failed(exc))
@@ -207,6 +219,34 @@ class Flusher(Actor[object]):
             found = was_committed(each, rows.get(each.claim.id))
             if found is not None:
                 committed[each.claim.id] = found
+
+    async def _set_locked_aside(self, batch: list[_Entry]) -> None:
+        """Somebody holds a row of this batch (a signal in a caller's open transaction): only that instance waits."""
+        free = await self._probe(sorted(set[int]().union(*(entry.rows for entry in batch))))
+        for entry in batch:
+            if not entry.rows <= free:
+                entry.aside = True
+                self.nursery.start_soon(self._wait_unlocked, entry)
+
+    async def _wait_unlocked(self, entry: _Entry) -> None:
+        """Queue an entry again when its rows are free; forget it when its task has gone."""
+        pause = 0.01
+        try:
+            while entry.task is not None and not entry.rows <= await self._probe(sorted(entry.rows)):
+                await trio.sleep(pause)
+                pause = min(pause * 2, 0.25)
+        finally:
+            entry.aside = False
+            self._queue.entries.append(entry)
+            self.address.cast(None)
+
+    async def _probe(self, rows: list[int]) -> set[int]:
+        node = self._node
+        try:
+            async with node.pool.acquire(node.lane("client")) as conn:
+                return await probe_locks(conn, node.owner.schema, rows)
+        except StoreUnavailable:
+            return set()
 
     async def _bisect(self, batch: list[_Entry], error: psycopg.Error) -> None:
         """Data that Postgres refuses: find the one entry that carries it; the others must not suffer."""

@@ -74,7 +74,9 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     }
     shared = Lane("shared", 1, settings=_PLANS)
     rest = pool_size - 2
-    found["commit"] = Lane("commit", 1, settings=_PLANS) if rest > 1 else shared
+    # A row that a caller's open transaction has locked must hold up nobody else's outcome: see the flusher.
+    patience = {**_PLANS, "lock_timeout": "250ms"}
+    found["commit"] = Lane("commit", 1, settings=patience) if rest > 1 else shared
     found["claim"] = Lane("claim", 1, settings=_PLANS) if rest > 2 else shared
     own = sum(lane is not shared for lane in (found["commit"], found["claim"]))
     # Without _PLANS: a batch insert joins its rows back, and a nested loop over 10,000 of them is quadratic.

@@ -122,8 +122,8 @@ class StepRun:
         step = spec.steps.get(claim.step)
         if step is None:
             raise InvalidOutcome(
-                f"{spec} has no step {claim.step!r}; its steps are {', '.join(spec.steps)}. Keep a step until no instance "
-                "is in it, or give the changed machine a new version="
+                f"{spec} has no step {claim.step!r}; its steps are {', '.join(spec.steps)}. Keep a step until no "
+                "instance is in it, or give the changed machine a new version="
             )
         if step.timeout is None:
             value = await self._run_step(step, ctx)

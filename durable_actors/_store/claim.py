@@ -172,6 +172,12 @@ def read_promoted(rows: list[Row]) -> list[Promoted]:
     return [Promoted(int(row[0] or 0), (row[1] or b"").decode()) for row in rows]
 
 
+async def probe_locks(conn: PgConn, schema: str, ids: Sequence[int]) -> set[int]:
+    """Which of these instances nobody has locked right now."""
+    result = await conn.run(statement("probe_locks", schema), [encode.int_array(ids)])
+    return {int(row[0] or 0) for row in result.rows}
+
+
 @attrs.frozen
 class ClaimState:
     """Who owns an instance now."""

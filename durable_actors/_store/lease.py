@@ -8,7 +8,7 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
-from durable_actors._store.claim import promote_siblings
+from durable_actors._store.claim import promote_siblings, read_promoted
 from durable_actors._store.rows import Claim, Promoted
 from durable_actors._store.sql import statement
 
@@ -76,13 +76,22 @@ async def reap_claims(
 ) -> tuple[list[Reaped], list[Promoted]]:
     """Take back up to `limit` claims whose lease is over or whose owner is in `dead`; the steps run again.
 
-    Cancelled between the two statements: keys may have held rows that nothing offers; the sweep finds them.
+    Returns them, and rows that are on offer now: siblings of their keys, parents of quarantined children. One
+    transaction: a barrier hears of a child's end together with it.
     """
     params = [encode.number(limit), encode.text_array(dead), encode.number(max_crashes)]
-    rows = (await conn.run(statement("reap_claims", schema), params)).rows
-    reaped = [Reaped(int(row[0] or 0), (row[1] or b"").decode(), (row[3] or b"").decode()) for row in rows]
-    keys = sorted({row[2].decode() for row in rows if row[2] is not None})
-    return reaped, await promote_siblings(conn, schema, keys) if keys else []
+    async with conn.transaction():
+        rows = (await conn.run(statement("reap_claims", schema), params)).rows
+        reaped = [
+            Reaped(int(row[0] or 0), (row[1] or b"").decode(), (row[3] or b"").decode()) for row in rows
+        ]
+        keys = sorted({row[2].decode() for row in rows if row[2] is not None})
+        offered = await promote_siblings(conn, schema, keys) if keys else []
+        ended = [each.id for each in reaped if each.status == "failed"]
+        if ended:
+            joined = await conn.run(statement("join_parents", schema), [encode.int_array(ended)])
+            offered += read_promoted(joined.rows)
+    return reaped, offered
 
 
 async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:
