@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 import trio
-from psycopg import AsyncCursor, AsyncServerCursor, pq
+from psycopg import AsyncCursor, AsyncPipeline, AsyncServerCursor, pq
 from psycopg.abc import Buffer, Params, PQGen, Query
 from psycopg.copy import AsyncCopy, AsyncLibpqWriter, AsyncQueuedLibpqWriter, AsyncWriter
 from psycopg.pq import ExecStatus, TransactionStatus
@@ -42,8 +42,19 @@ class TrioCursor(AsyncCursor[Row]):
             await cancel_shielded_checkpoint()
             conn._breathed = monotonic()
             await checkpoint_if_cancelled()
-        if conn._pipeline is not None:
-            await super()._fetch_pipeline()
+        if self._owed_by() is None:
+            return
+        async with conn.lock:
+            # psycopg does not look again under the lock: another task may have ended the pipeline by now.
+            pipeline = self._owed_by()
+            if pipeline is not None:
+                await conn.wait(pipeline._fetch_gen(flush=True))
+
+    def _owed_by(self) -> AsyncPipeline | None:
+        """Return the pipeline that has yet to bring this cursor's result."""
+        if self.pgresult is not None or self._execmany_returning is False:
+            return None
+        return self._conn._pipeline
 
     @asynccontextmanager
     async def copy(
@@ -124,11 +135,9 @@ class TrioCopy(AsyncCopy):
     async def _abort(self, exc: BaseException) -> None:
         if not self._active():
             return
-        async with self.connection.unwinding():
+        # The server may be busy with what it has (a trigger, a lock) and not read our refusal.
+        async with self.connection.stopping():
             try:
-                if self._direction == ExecStatus.COPY_IN:
-                    # The server may be busy with what it has (a trigger, a lock) and not read our refusal.
-                    await self.connection._try_cancel()
                 await super().finish(exc)
             except psycopg.Error as error:
                 log.warning("%s: error ignored after a cancelled COPY: %s", self, error)

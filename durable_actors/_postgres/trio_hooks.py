@@ -162,6 +162,16 @@ HOOKS: Final = (
         if_changed="override fetchone, fetchmany, fetchall, __anext__ and scroll instead",
     ),
     Hook(
+        owner=_CUR, name="_execmany_returning", use="read", since="3.1",
+        why="executemany without returning has nothing to fetch",
+        if_changed="compare AsyncCursor._fetch_pipeline with TrioCursor._fetch_pipeline",
+    ),
+    Hook(
+        owner=_PIPE, name="_fetch_gen", params="self flush", use="call", since="3.1",
+        why="a fetch in a pipeline waits for the answer",
+        if_changed="compare AsyncCursor._fetch_pipeline with TrioCursor._fetch_pipeline",
+    ),
+    Hook(
         owner=_CUR, name="_start_copy_gen", params="self statement params", use="call", since="3.1",
         why="copy() must make a TrioCopy",
         if_changed="compare AsyncCursor.copy with TrioCursor.copy",

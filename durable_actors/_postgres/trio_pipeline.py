@@ -45,7 +45,5 @@ class TrioPipeline(AsyncPipeline):
         if self.pgconn.status != ConnStatus.OK:
             self._exit(exc)  # closed when it was interrupted: nothing to synchronise
             return
-        async with self._conn.unwinding():
-            if self.result_queue:
-                await self._conn._try_cancel()  # a statement of the block may run for long
+        async with self._conn.stopping() if self.result_queue else self._conn.unwinding():
             await super().__aexit__(type(exc), exc, None)

@@ -37,7 +37,15 @@ from trio.lowlevel import (
     wait_writable,
 )
 
-from durable_actors._postgres.waiting import CANCEL_TIMEOUT, FreeLock, discard, send_cancel, wait_either
+from durable_actors._postgres.waiting import (
+    CANCEL_TIMEOUT,
+    READABLE,
+    FreeLock,
+    discard,
+    send_cancel,
+    wait_either,
+    wait_stopping,
+)
 
 BREATH: Final = 0.001
 """Seconds that a call which never has to wait may keep the event loop to itself."""
@@ -73,6 +81,7 @@ class TrioWaiter(AsyncConnection[Row]):
         self.lock = FreeLock()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]
         self._breathed = 0.0
         self._unwinders: set[trio.lowlevel.Task] = set()
+        self._stopping = False
 
     async def wait(  # noqa: C901, PLR0912 - every round trip comes through here: one frame, no calls
         self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None
@@ -93,7 +102,10 @@ class TrioWaiter(AsyncConnection[Row]):
             state = next(gen)
             while True:
                 if state == _WAIT_R:
-                    await wait_readable(fd)
+                    if self._stopping:
+                        await wait_stopping(self.pgconn)
+                    else:
+                        await wait_readable(fd)
                     waited = True
                     state = gen.send(_READY_R)
                 elif state == _WAIT_W:
@@ -161,12 +173,13 @@ class TrioWaiter(AsyncConnection[Row]):
 
     async def _drain(self) -> bool:
         pgconn = self.pgconn
-        if pgconn.pipeline_status != PipelineStatus.OFF or pgconn.flush():
-            # psycopg's queues would no longer match the answers; half a message is out. The server may be
-            # busy with what came before (rows of a COPY): stop it, then close.
+        if pgconn.pipeline_status != PipelineStatus.OFF:
+            await self._stop_pipeline()
+            return False
+        if pgconn.flush():
+            # Half a message is out. The server may be busy with what came before (rows of a COPY).
             await send_cancel(pgconn)
             return False
-        fd = pgconn.socket
         told = False
         forgotten = False
         pgconn.consume_input()
@@ -175,7 +188,7 @@ class TrioWaiter(AsyncConnection[Row]):
                 if not told:
                     await send_cancel(pgconn)
                     told = True
-                await wait_readable(fd)
+                await wait_stopping(pgconn)
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
@@ -188,6 +201,26 @@ class TrioWaiter(AsyncConnection[Row]):
                 _FORGETTING
             ):
                 forgotten = True
+
+    async def _stop_pipeline(self) -> None:
+        """Make sure that the server has stopped. psycopg's queues no longer match the answers: close then."""
+        pgconn = self.pgconn
+        await send_cancel(pgconn)
+        pgconn.pipeline_sync()  # without it the server need not answer at all
+        while pgconn.flush():
+            if await wait_either(pgconn.socket) & READABLE:
+                pgconn.consume_input()
+        while True:
+            while pgconn.is_busy():
+                await wait_stopping(pgconn)
+                pgconn.consume_input()
+            result = pgconn.get_result()
+            if result is not None and result.status == ExecStatus.PIPELINE_SYNC:
+                try:
+                    pgconn.exit_pipeline_mode()
+                except psycopg.OperationalError:
+                    continue  # not the last Sync
+                return
 
     @asynccontextmanager
     async def unwinding(self) -> AsyncGenerator[None, None]:
@@ -235,6 +268,17 @@ class TrioWaiter(AsyncConnection[Row]):
                 raise psycopg.OperationalError(f"cancel request failed: {exc}") from exc
         if scope.cancelled_caught:
             raise psycopg.errors.CancellationTimeout("cancellation timeout expired")
+
+    @asynccontextmanager
+    async def stopping(self) -> AsyncGenerator[None, None]:
+        """Unwind while the server may be busy for long with what it was sent: it is asked to stop."""
+        async with self.unwinding():
+            self._stopping = True
+            try:
+                await self._try_cancel()
+                yield
+            finally:
+                self._stopping = False
 
     async def _try_cancel(self, *, timeout: float = CANCEL_TIMEOUT) -> None:
         """Cancel as a part of clean-up (in `stream`, COPY): shielded, bounded; an error is logged."""

@@ -1,10 +1,11 @@
 """How a task waits for libpq on Trio, asks the server to stop, and gives a connection up.
 
-Four primitives, used by `connection.PgConn` (the engine's driver) and by `trio_connection.TrioConnection`:
+Five primitives, used by `connection.PgConn` (the engine's driver) and by `trio_connection.TrioConnection`:
 
 `wait_either`   wait until a socket is readable or writable, whichever comes first
 `open_pgconn`   connect in a worker thread
 `send_cancel`   ask the server to stop what a connection is doing, and wait until it was told
+`wait_stopping` wait for the answer to that, asking again
 `discard`       close a connection now, waking whoever waits for its socket
 
 Only the public `psycopg.pq` interface, `psycopg.Connection.connect` and Trio's low level are used here.
@@ -34,6 +35,9 @@ MIN_LIBPQ: Final = 170000
 
 CANCEL_TIMEOUT: Final = 2.0
 """Seconds, shielded, to get an interrupted connection back; then it is closed instead."""
+
+ASK_AGAIN: Final = 0.05
+"""Seconds after which a cancel request that changed nothing is sent again."""
 
 CONNECT_TIMEOUT: Final = 10
 """Seconds, where the DSN does not say `connect_timeout`. Bounds an abandoned connect, too."""
@@ -197,6 +201,24 @@ async def send_cancel(pgconn: pq.abc.PGconn) -> None:
                 raise psycopg.OperationalError(f"cancel request failed: {cancel.get_error_message()}")
     finally:
         cancel.finish()
+
+
+async def wait_stopping(pgconn: pq.abc.PGconn) -> None:
+    """Wait for an answer after `send_cancel`, asking the server again every `ASK_AGAIN` seconds.
+
+    A statement that was sent just before the request may reach its backend after it, and an idle backend drops
+    the request: seen in one of three tries on a busy machine, and the statement would run on to its end.
+    Asking again is harmless: what comes when the statement has ended is dropped, too.
+    """
+    while True:
+        with trio.move_on_after(ASK_AGAIN):
+            await wait_readable(pgconn.socket)
+            return
+        try:
+            await send_cancel(pgconn)
+        except (psycopg.Error, OSError):
+            await wait_readable(pgconn.socket)  # the caller's deadline, or an answer, ends this
+            return
 
 
 def discard(pgconn: pq.abc.PGconn) -> None:

@@ -10,6 +10,7 @@ import pytest
 import trio
 from durable_actors._postgres import trio_wait
 from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.waiting import send_cancel
 from psycopg.pq import TransactionStatus
 
 SLEEP = "select pg_sleep(30)"
@@ -174,6 +175,32 @@ async def test_an_error_of_the_body_survives_its_rollback_in_a_cancelled_scope(c
             scope.cancel()
             raise ZeroDivisionError
     await answers(conn)
+
+
+async def in_pipeline(conn):
+    async with conn.pipeline():
+        await (await conn.execute(SLEEP)).fetchone()
+
+
+async def in_body_of_pipeline(conn):
+    async with conn.pipeline():
+        await conn.execute(SLEEP)
+        await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("operation", [execute, in_pipeline, in_body_of_pipeline])
+async def test_a_cancel_request_that_came_too_early_is_repeated(conn, cancelled, monkeypatch, operation):
+    # The request may overtake the statement; an idle server drops it. Here the first one is lost for sure.
+    requests = []
+
+    async def lose_the_first(pgconn):
+        requests.append(pgconn)
+        if len(requests) > 1:
+            await send_cancel(pgconn)
+
+    monkeypatch.setattr(trio_wait, "send_cancel", lose_the_first)
+    await cancelled(conn, operation)
+    assert len(requests) == 1
 
 
 async def test_close_wakes_the_task_that_waits(conn, probe):
