@@ -103,7 +103,7 @@ class Table(RuleBasedStateMachine):
         assert (self.table.next_idle is None) == (idle == 0)
 
 
-Table.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Table.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestTable = Table.TestCase
 
 

@@ -6,6 +6,12 @@
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
 -- backoff  the first crash runs again at once, then after 1, 2, 4 … at most 300 seconds, so that a step which kills its
 --          worker does not kill all of them
+-- plan     first who, by the index of executing rows, then the locks by primary key: "order by id limit" on the executing
+--          rows themselves makes the planner walk the whole table by primary key until it has enough of them.
+with over as materialized (
+    select y.id from durable.gen_durable y
+     where y.status = 'executing' and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
+)
 update durable.gen_durable g
    set status = (case when d.quarantined then 'failed' else 'runnable' end)::durable.durable_status,
        hold = 0, attempt = g.attempt + 1, crashes = g.crashes + 1, rev = g.rev + 1,
@@ -17,7 +23,7 @@ update durable.gen_durable g
        finished_at = case when d.quarantined then now() end,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
   from (select y.id, coalesce(y.crashes + 1 >= $3::int, false) as quarantined from durable.gen_durable y
-         where y.status = 'executing' and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
+         where y.id = any (array(select o.id from over o)) and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
          order by y.id limit $1::int for no key update skip locked) d
  where g.id = d.id
 returning g.id, g.queue, g.partition_key, g.status
