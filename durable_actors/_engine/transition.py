@@ -46,19 +46,7 @@ def transition(
     """
     match outcome:
         case Next():
-            rekey = outcome.partition_key is not KEEP and outcome.partition_key != claim.partition_key
-            return Transition(
-                claim,
-                "runnable",
-                outcome.step,
-                attempt=0,
-                advance=1,
-                ahead=ahead and not rekey,
-                state=_state(spec, outcome.state, outcome.step),
-                rekey=rekey,
-                partition_key=outcome.partition_key if isinstance(outcome.partition_key, str) else None,
-                consumed=_consumed(handed, outcome.consume),
-            )
+            return _enter(claim, spec, outcome, handed=handed, ahead=ahead)
         case Retry():
             return Transition(
                 claim,
@@ -93,6 +81,25 @@ def transition(
             )
         case _:
             assert_never(outcome)
+
+
+def _enter(
+    claim: Claim, spec: MachineSpec, outcome: Next, *, handed: Sequence[Signal], ahead: bool
+) -> Transition:
+    key = outcome.partition_key
+    rekey = key is not KEEP and key != claim.partition_key
+    return Transition(
+        claim,
+        "runnable",
+        outcome.step,
+        attempt=0,
+        advance=1,
+        ahead=ahead and not rekey,
+        state=_state(spec, outcome.state, outcome.step),
+        rekey=rekey,
+        partition_key=key if isinstance(key, str) else None,
+        consumed=_consumed(handed, outcome.consume),
+    )
 
 
 def _park(

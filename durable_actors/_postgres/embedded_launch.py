@@ -121,7 +121,7 @@ def socket_directory(data: DataDir, uid: int) -> Path:
         return inside
     name = hashlib.sha256(os.fsencode(data.path.resolve())).hexdigest()[:16]
     # Not TMPDIR, which may differ by process: a DSN must outlive a restart by somebody else.
-    return Path(f"/tmp/durable-{uid}-{name}")  # noqa: S108 - made private, its owner is checked
+    return Path("/tmp") / f"durable-{uid}-{name}"  # noqa: S108 - made private, its owner is checked
 
 
 def _settings(how: Launch) -> dict[str, str]:
