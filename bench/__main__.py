@@ -20,9 +20,11 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def show(figures: list[driver.Figure], console: Console) -> None:
-    table = Table("workload", "contender")
+    table = Table()
+    for name in ("workload", "contender"):
+        table.add_column(name, no_wrap=True)
     for name in ("CPU µs", "best", "ratio", "goal", "slices"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for figure in figures:
         goal = "" if figure.goal is None else f"≤ {figure.goal} {'yes' if figure.met else 'NO'}"
         table.add_row(

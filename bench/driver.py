@@ -137,9 +137,7 @@ def measure(dsn: str, *, seconds: float) -> list[Figure]:
             found.setdefault((workload, contender.name), []).append(run(contender) * 1e6)
     for contender in contenders:
         contender.close()
-    return [
-        _figure(found, workload, name) for workload, name in sorted(found, key=lambda k: (k[0], k[1] != BASE))
-    ]
+    return [_figure(found, workload, contender.name) for workload, _ in workloads for contender in contenders]
 
 
 def _figure(found: dict[tuple[str, str], list[float]], workload: str, name: str) -> Figure:
