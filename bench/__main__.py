@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import click
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def show(figures: list[driver.Figure], console: Console) -> None:
-    table = Table()
+    table = Table(box=box.SIMPLE)
     for name in ("workload", "contender"):
         table.add_column(name, no_wrap=True)
     for name in ("CPU µs", "best", "ratio", "goal", "slices"):
