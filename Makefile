@@ -26,7 +26,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test check format bench docs clean
+.PHONY: help demo test check format bench docs clean test-postgres test-floor
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -58,6 +58,14 @@ demo: $(VENV)/.run ## durable work on a real Postgres that nobody installed
 test: $(VENV)/.dev ## every test, in parallel (PYTEST_ARGS='-k pool' picks some)
 	@$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
+test-postgres: $(VENV)/.dev ## the store's and engine's tests on Postgres 14, 15, 16 and 17
+	@VENV=$(VENV) JOBS=$(JOBS) .ci/postgres-versions
+
+test-floor: ## the driver's tests with the oldest psycopg that is supported
+	@sed 's/^psycopg\(-binary\)\{0,1\}==.*/psycopg\1==3.3.6/' constraints.txt > .constraints-floor.txt
+	@$(MAKE) --no-print-directory VENV=.venv-floor CONSTRAINTS=.constraints-floor.txt PYTHON=$(PYTHON) \
+		PYTEST_ARGS='tests/postgres tests/store $(PYTEST_ARGS)' test
+
 check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -79,5 +87,5 @@ docs: $(VENV)/.docs ## HTML into docs/_build
 
 clean: ## stop the project's own servers, remove what make made
 	@if [ -x $(BIN)/durable-actors ]; then $(BIN)/durable-actors pg stop --quiet || true; fi
-	@rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis docs/_build dist
+	@rm -rf .venv .venv-* .constraints-floor.txt .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis docs/_build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
