@@ -158,7 +158,7 @@ async def test_objects_do_not_pile_up(pg_dsn):
 
 
 SCRIPT = """
-import sys, trio
+import signal, sys, trio
 from durable_actors._postgres.trio_connection import TrioConnection
 
 async def main():
@@ -170,6 +170,7 @@ async def main():
         print("closed" if conn.closed else "open", flush=True)
         await conn.close()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
 try:
     trio.run(main)
 except KeyboardInterrupt:
