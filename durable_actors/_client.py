@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, Literal, Protocol, Required, TypedDict, Unpack
 
 import psycopg
 import trio
 from psycopg.rows import tuple_row
 
+from durable_actors._option_checks import Duration, duration
 from durable_actors._postgres.pool import Pool
+from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._results import ResultWatch
 from durable_actors._store.foreign import foreign_rows, insert_call, signal_call
 from durable_actors._store.insert import MAX_ROWS, insert_instances, read_inserted
@@ -31,6 +35,9 @@ from durable_actors.machine import (
     decode_json,
     plan_insert,
 )
+
+MAX_HINTS: Final = 100
+"""Rows of one insert that are pointed out to the feeder one by one."""
 
 TrioConn = psycopg.AsyncConnection[Any]
 """A `TrioConnection`, or what behaves like one."""
@@ -92,18 +99,28 @@ class Client:
                 f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
             )
         if conn is not None:
-            ids = await insert_on(conn, plans, schema=self._schema)
+            ids = await insert_on(conn, plans, schema=self._schema) if plans else []
         else:
             async with self._pool.acquire(self._lane) as own:
                 ids = await insert_instances(own, self._schema, plans)
-        if conn is None:
-            for queue, priority in {
-                (plan.queue, plan.priority)
-                for plan, number in zip(plans, ids, strict=True)
-                if number is not None and not plan.delay and plan.eligible_at is None
-            }:
-                self.poke(queue, priority=priority)
+        self._after_commit(conn, partial(self._poke_inserted, plans, ids))
         return ids
+
+    def _poke_inserted(self, plans: list[InsertPlan], ids: list[int | None]) -> None:
+        """Future rows, too: the feeder must learn when its next one is due."""
+        new = [(plan, number) for plan, number in zip(plans, ids, strict=True) if number is not None]
+        for queue, priority in {(plan.queue, plan.priority) for plan, _ in new}:
+            self.poke(queue, priority=priority)
+        # With a date in the past it lies before the feeder's cursor: found at once by its id, or later by a full scan.
+        for plan, number in [each for each in new if each[0].eligible_at is not None][:MAX_HINTS]:
+            self.poke(plan.queue, number=number)
+
+    def _after_commit(self, conn: TrioConn | None, poke: Callable[[], None]) -> None:
+        """Poke when the rows can be seen. On a foreign kind of connection nobody can tell: polling finds them."""
+        if conn is None:
+            poke()
+        elif isinstance(conn, TrioConnection):
+            conn.after_commit(poke)
 
     async def signal(
         self,
@@ -156,19 +173,24 @@ class Client:
 
     async def _deliver(self, deliveries: list[Delivery], conn: TrioConn | None) -> list[Sent]:
         if conn is not None:
-            return await signal_on(conn, deliveries, schema=self._schema)
-        async with self._pool.acquire(self._lane) as own:
-            found = await send_signals(own, self._schema, deliveries)
+            found = await signal_on(conn, deliveries, schema=self._schema)
+        else:
+            async with self._pool.acquire(self._lane) as own:
+                found = await send_signals(own, self._schema, deliveries)
+        self._after_commit(conn, partial(self._poke_woken, found))
+        return found
+
+    def _poke_woken(self, found: list[Sent]) -> None:
         for sent in found:
             if sent.woken and sent.queue is not None:
                 self.poke(sent.queue, number=sent.target)
-        return found
 
     async def result(
-        self, target: int | str | bytes, *, timeout: float | None = None, type: Any = Any
+        self, target: int | str | bytes, *, timeout: Duration | None = None, type: Any = Any
     ) -> Any:
         """Wait until an instance has ended; see `durable_actors.result`."""
-        with trio.fail_after(float("inf") if timeout is None else timeout):
+        patience = math.inf if timeout is None else duration("timeout", timeout, positive=False)
+        with trio.fail_after(patience):
             number = await self._resolve(target)
             final = await self.results.wait(number)
         if final.status == "failed":
@@ -189,8 +211,13 @@ class Client:
         return found
 
     async def _resolve(self, target: int | str | bytes) -> int:
-        if isinstance(target, int):
+        if isinstance(target, int) and not isinstance(target, bool):
             return target
+        if not isinstance(target, str | bytes):
+            hint = " (insert returns None when the unique key is occupied)" if target is None else ""
+            raise ConfigError(
+                f"an instance is named by its id or unique key, not by {target!r}{hint}", option="target"
+            )
         key = target.encode() if isinstance(target, str) else target
         async with self._pool.acquire(self._lane) as conn:
             number = await find_by_key(conn, self._schema, key)

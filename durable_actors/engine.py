@@ -122,7 +122,8 @@ def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
 
 async def _prepare_schema(config: Config, target: Target, pool: Pool, lane: str) -> None:
     if config.migrate:
-        await migrate(target.dsn, schema=config.schema)
+        # Past a pooler where there is one: the migrators' lock belongs to a session.
+        await migrate(config.session_dsn or target.dsn, schema=config.schema)
     async with pool.acquire(lane) as conn:
         await require_schema(conn, schema=config.schema)
 
@@ -277,7 +278,6 @@ async def open_engine(config: Config | None = None, **options: Any) -> AsyncGene
         async with trio.open_nursery() as nursery:
             engine: Engine = await nursery.start(partial(run_engine, checked))
             try:
-                clients.use(engine.client)
                 yield engine
             except trio.Cancelled:
                 raise

@@ -69,6 +69,7 @@ class Feeder(Actor[object]):
         self._deadline = math.inf
         self._shape_at = 0.0
         self._saturated = False
+        self._missed = False
         self.cursor = PickCursor()
         """Hints about rows go here."""
 
@@ -135,8 +136,9 @@ class Feeder(Actor[object]):
         if picked.claims:
             self._empty = 0
             await self._accept()
-        if picked.window >= wanted:
-            return now  # a full window: there may be more behind it, also when all of it was held or shelved
+        if picked.window >= wanted or self._missed:
+            self._missed = False
+            return now  # there may be more behind a full window, also when all of it was held or shelved
         if not picked.claims:
             self._empty += 1
         wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
@@ -146,6 +148,7 @@ class Feeder(Actor[object]):
     async def _pick(self, wanted: int) -> Picked:
         node = self._node
         began = trio.current_time()
+        node.known.refresh()
         begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
         async with node.pool.acquire(node.lane("claim")) as conn:
             if self._deadline <= began:
@@ -166,7 +169,7 @@ class Feeder(Actor[object]):
             self.cursor.advance(picked, now=now, took=now - asked)
             if picked.window < wanted or now >= self._shape_at:
                 shape = await read_queue(conn, node.owner.schema, self._queue)
-                self.cursor.learn(shape)
+                self._missed = self.cursor.learn(shape, known=node.known.names)
                 self._next_due = shape.next_due
                 self._deadline = (
                     math.inf if shape.next_deadline is None else now + max(shape.next_deadline, SOONEST)

@@ -18,7 +18,7 @@ from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
 from durable_actors.config import Config
-from durable_actors.machine import ContextPort, MachineSpec
+from durable_actors.machine import ContextPort, MachineSpec, Registry
 from durable_actors.otp import Address
 from durable_actors.telemetry import Telemetry
 
@@ -39,16 +39,32 @@ _PLANS: Final = {
 
 
 class Known:
-    """The machines that this node can run, in the forms in which they are needed."""
+    """The machines that this node can run, in the forms in which they are needed.
 
-    __slots__ = ("_specs", "array", "names")
+    A class that is defined while the engine runs is known from the next pick on.
+    """
 
-    def __init__(self, specs: Mapping[tuple[str, int], MachineSpec]) -> None:
-        self._specs = dict(specs)
-        self.names: frozenset[str] = frozenset(f"{name}/{version}" for name, version in specs)
+    __slots__ = ("_generation", "_own", "_registry", "_specs", "array", "names")
+
+    def __init__(self, registry: Registry, own: Mapping[tuple[str, int], MachineSpec]) -> None:
+        self._registry = registry
+        self._own = dict(own)
+        self._generation = -1
+        self._specs: dict[tuple[str, int], MachineSpec] = {}
+        self.names: frozenset[str] = frozenset()
         """As the pick knows them: "fsm/version"."""
-        self.array = encode.text_array(sorted(self.names))
+        self.array = b"{}"
         """The same as a parameter."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what was defined since. Costs one comparison when nothing was."""
+        if self._generation == self._registry.generation:
+            return
+        self._generation = self._registry.generation
+        self._specs = {**self._own, **self._registry.specs}
+        self.names = frozenset(f"{name}/{version}" for name, version in self._specs)
+        self.array = encode.text_array(sorted(self.names))
 
     def find(self, fsm: str, version: int) -> MachineSpec:
         """The definition of a claimed row; the pick claims no other."""

@@ -18,7 +18,7 @@ from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors.config import Config, Queue
-from durable_actors.errors import ConfigError
+from durable_actors.errors import ConfigError, UnknownMachine
 from durable_actors.machine import MachineSpec, current_registry
 from durable_actors.telemetry import Telemetry
 
@@ -37,7 +37,10 @@ def load_machines(config: Config) -> dict[tuple[str, int], MachineSpec]:
     registry = current_registry()
     specs = dict(registry.specs)
     for machine in config.machines:
-        spec = registry.find(machine)
+        try:
+            spec = registry.find(machine)
+        except UnknownMachine as exc:
+            raise ConfigError(f"machines: {exc}", option="machines", value=machine) from exc
         specs[spec.key] = spec
     for spec in specs.values():
         spec.codec.prepare()
@@ -80,4 +83,14 @@ def make_node(
     surveyor = Surveyor(pool, roles["client"].name, config.schema)
     leases = Leases()
     port = EnginePort(pool, roles["client"].name, config.schema, leases)
-    return Node(config, owner, pool, roles, Known(specs), Telemetry(), port, surveyor, leases)
+    return Node(
+        config,
+        owner,
+        pool,
+        roles,
+        Known(current_registry(), specs),
+        Telemetry(config.observers),
+        port,
+        surveyor,
+        leases,
+    )
