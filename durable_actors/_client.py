@@ -214,10 +214,7 @@ class Client:
         if isinstance(target, int) and not isinstance(target, bool):
             return target
         if not isinstance(target, str | bytes):
-            hint = " (insert returns None when the unique key is occupied)" if target is None else ""
-            raise ConfigError(
-                f"an instance is named by its id or unique key, not by {target!r}{hint}", option="target"
-            )
+            raise _bad_target(target)
         key = target.encode() if isinstance(target, str) else target
         async with self._pool.acquire(self._lane) as conn:
             number = await find_by_key(conn, self._schema, key)
@@ -250,6 +247,13 @@ def _delivery_of(options: SignalOptions) -> Delivery:
         text = f"a signal is a dict with target and name, and payload and dedup_key as needed; this one is {options!r}"
         raise ConfigError(text, option="signals", value=options)
     return plan_signal(options["target"], options["name"], options.get("payload"), options.get("dedup_key"))
+
+
+def _bad_target(target: object) -> ConfigError:
+    hint = " (insert returns None when the unique key is occupied)" if target is None else ""
+    return ConfigError(
+        f"an instance is named by its id or unique key, not by {target!r}{hint}", option="target"
+    )
 
 
 def _described(target: int | str | bytes) -> str:
