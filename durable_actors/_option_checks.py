@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from durable_actors.errors import ConfigError
 
@@ -56,6 +57,22 @@ def name(option: str, value: Any) -> str:
             f"{option}={value!r} must be a printable text of 1 to 200 characters", option=option, value=value
         )
     return value
+
+
+def several(option: str, value: Any) -> tuple[Any, ...]:
+    """Several values; a text is one value."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        raise ConfigError(f"{option}={value!r} must be several values", option=option, value=value)
+    return tuple(cast("Iterable[Any]", value))
+
+
+def callables(option: str, value: Any) -> tuple[Callable[[Any], object], ...]:
+    """Several functions of one argument."""
+    found = several(option, value)
+    for each in found:
+        if not callable(each):
+            raise ConfigError(f"{option}: {each!r} cannot be called", option=option, value=value)
+    return found
 
 
 def flag(option: str, value: Any) -> bool:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, Unpack, overload
 
 from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
+from durable_actors._option_checks import Duration, count
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.pool import open_pool
 from durable_actors._postgres.target import open_target
@@ -92,7 +93,8 @@ async def open_client(
 
     The schema must exist (an engine or `durable-actors migrate` makes it).
     """
-    config = Config(dsn=dsn, schema=schema, name=name, pool_size=max(pool_size, 3))
+    count("pool_size", pool_size, least=1, most=1000)
+    config = Config(dsn=dsn, schema=schema, name=name)
     async with open_target(config.dsn) as target:
         lane = Lane("client", pool_size, settings={"jit": "off"})
         async with open_pool(target.dsn, lanes=[lane]) as pool:
@@ -139,20 +141,20 @@ async def insert_many(
 
 @overload
 async def result(
-    target: int | str | bytes, *, timeout: float | None = None, engine: object = None
+    target: int | str | bytes, *, timeout: Duration | None = None, engine: object = None
 ) -> Any: ...
 @overload
 async def result(
     target: int | str | bytes,
     *,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     type: type[T],
     engine: object = None,
 ) -> T: ...
 async def result(
     target: int | str | bytes,
     *,
-    timeout: float | None = None,
+    timeout: Duration | None = None,
     type: Any = Any,
     engine: object = None,
 ) -> Any:

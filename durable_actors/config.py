@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
@@ -133,6 +133,8 @@ class Config:
     """Quarantine (fail, with the reason) a step that ended so often without an outcome."""
     late_commit: Literal["accept", "reject"]
     """Whether an outcome may be committed after its lease ended, while its claim is still current."""
+    observers: tuple[Callable[[Any], object], ...]
+    """Called with every telemetry event from the first one on; `engine.telemetry.subscribe` comes after the start."""
 
     def __init__(
         self,
@@ -160,6 +162,7 @@ class Config:
         thread_limit: int = 40,
         max_crashes: int | None = None,
         late_commit: Literal["accept", "reject"] = "accept",
+        observers: Iterable[Callable[[Any], object]] = (),
         rate_limits: None = None,
         concurrency_limits: None = None,
         retention: None = None,
@@ -174,8 +177,9 @@ class Config:
         _set(self, "migrate", check.flag("migrate", migrate))
         _set(self, "name", check.name("name", name))
         _set(self, "node", check.name("node", socket.gethostname() if node is None else node))
-        _set(self, "machines", tuple(machines))
-        _set(self, "modules", (modules,) if isinstance(modules, str) else tuple(modules))
+        _set(self, "machines", check.several("machines", machines))
+        names = (modules,) if isinstance(modules, str) else check.several("modules", modules)
+        _set(self, "modules", tuple(check.name("modules", each) for each in names))
         _set(self, "queues", None if queues is None else _queues(queues))
         self._set_times(lease_ttl, heartbeat_interval, poll_interval, max_poll_interval)
         _set(self, "reap_interval", check.duration("reap_interval", reap_interval))
@@ -192,6 +196,7 @@ class Config:
             text = f"late_commit={late_commit!r} must be 'accept' or 'reject'"
             raise ConfigError(text, option="late_commit", value=late_commit)
         _set(self, "late_commit", late_commit)
+        _set(self, "observers", check.callables("observers", observers))
 
     def _set_times(
         self,

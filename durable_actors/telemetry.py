@@ -3,7 +3,8 @@
 ::
 
     async with da.open_engine(config) as engine:
-        engine.telemetry.subscribe(print)
+        engine.telemetry.subscribe(print)          # from now on
+    da.Config(..., observers=[print])              # from the start
 
 An observer is called synchronously in the engine's loop: it must be quick and must not raise (an error is logged and
 the observer is dropped). With no observer an event costs one attribute test; it is not even made.
@@ -237,9 +238,9 @@ class Telemetry:
 
     __slots__ = ("_observers", "active")
 
-    def __init__(self) -> None:
-        self._observers: tuple[Callable[[Event], object], ...] = ()
-        self.active = False
+    def __init__(self, observers: tuple[Callable[[Event], object], ...] = ()) -> None:
+        self._observers = observers
+        self.active = bool(observers)
         """Whether anybody listens. The engine asks before it makes an event."""
 
     def subscribe(self, observer: Callable[[Event], object]) -> Callable[[], None]:

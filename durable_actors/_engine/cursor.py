@@ -64,10 +64,13 @@ class PickCursor:
         if self._full:
             self._reset_at = now + min(max(took * SCAN_SHARE, RESET_MIN), RESET_MAX)
 
-    def learn(self, shape: QueueShape) -> None:
-        """Learn which priorities and shelved machines the queue has."""
+    def learn(self, shape: QueueShape, *, known: frozenset[str]) -> bool:
+        """Learn which priorities and shelved machines the queue has. True: the last pick has missed some of them."""
+        missed = not self._priorities.issuperset(shape.priorities)
+        missed |= any(machine in known for machine in set(shape.shelved) - set(self._shelved))
         self._priorities = {0, *shape.priorities}
         self._shelved = shape.shelved
+        return missed
 
     def hint(self, number: int | None = None, priority: int | None = None) -> None:
         """A row is on offer: by its id, or somewhere in this priority."""
@@ -77,8 +80,15 @@ class PickCursor:
             self._priorities.add(priority)
 
     def next_look(self, now: float) -> float | None:
-        """Seconds until a row that was left should be looked at again; None when there is none."""
-        return max(min(self._extras.values()) - now, 0.0) if self._extras else None
+        """Seconds until rows may be found that the last pick could not see; None when it saw everything.
+
+        Those are the rows that were left, and those before the cursor: two inserts may commit in another order than
+        they began.
+        """
+        at = min(self._extras.values(), default=None)
+        if self._positions:
+            at = self._reset_at if at is None else min(at, self._reset_at)
+        return None if at is None else max(at - now, 0.0)
 
 
 def _sortable(position: tuple[str, int]) -> tuple[bool, str, int]:

@@ -269,9 +269,11 @@ class Flusher(Actor[object]):
                     _, promoted = await release_claims(
                         conn, node.owner.schema, claims, attempts=how.attempts, hold=how.hold
                     )
-            except StoreUnavailable as exc:
-                # Fenced by the claim: giving back twice does no harm.
+            except BaseException as exc:
+                # Fenced by the claim: giving back twice does no harm, forgetting one costs a lease.
                 queue.releases.setdefault(how, []).extend(claims)
+                if not isinstance(exc, StoreUnavailable | psycopg.Error):
+                    raise
                 await trio.sleep(self._outage.failed(exc))
                 if queue.entries:
                     return

@@ -13,7 +13,8 @@ raises KeyboardInterrupt, SystemExit   nothing, and the node stops
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import attrs
 import trio
@@ -62,8 +63,8 @@ class StepRun:
         self._spec = spec
         self._around = around
 
-    async def run(self, *, ahead: bool) -> Ran:
-        """Run the step; `ahead` tells whether a `Next` may stay on this claim."""
+    async def run(self, ahead: Callable[[], bool]) -> Ran:
+        """Run the step; `ahead`, asked when its outcome is there, tells whether a `Next` may stay on this claim."""
         claim, spec = self._claim, self._spec
         over = exhausted(spec, claim.attempt)
         if over is not None:
@@ -73,28 +74,36 @@ class StepRun:
         except StateError as exc:
             return await self.recover(exc, self._context(_raw(claim.state)))
         try:
-            return self._ran(await self._call(ctx), ahead=ahead)
-        except Exception as exc:  # noqa: BLE001 - user code may raise anything; all of it goes through handle
-            return await self.recover(exc, ctx)
+            outcome = await self._call(ctx)
+            return self._ran(outcome, ahead=isinstance(outcome, Next) and ahead())
+        except BaseException as exc:  # user code may raise anything; all of it goes through handle
+            if ends_run(exc):
+                raise
+            return await self.recover(_as_exception(exc), ctx)
 
     async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> Ran:
         """Let `handle` (or a job's rules) turn an error into an outcome; if that fails, so does the instance."""
         claim, spec = self._claim, self._spec
         if ctx is None:
-            ctx = self._context(_raw(claim.state))
+            try:
+                ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
+            except StateError:
+                ctx = self._context(_raw(claim.state))
         logger.info(
             "instance %d: %s, step %s, attempt %d raised %r", claim.id, spec, claim.step, claim.attempt, error
         )
         try:
             return self._ran(await self._outcome_of(error, ctx), error=error)
-        except Exception as exc:  # noqa: BLE001 - a handle that raises: failed, by contract
+        except BaseException as exc:  # a handle that raises: failed, by contract
+            if ends_run(exc):
+                raise
             exc.__context__ = error
             logger.warning("instance %d: handle of %s failed on %r", claim.id, spec, error, exc_info=exc)
             return Ran(failure(claim, exc), "Stop", error)
 
     def _ran(self, outcome: Outcome, *, ahead: bool = False, error: Exception | None = None) -> Ran:
         """What an outcome comes to; raises when it cannot be stored."""
-        stays = ahead and isinstance(outcome, Next) and self._claim.plain
+        stays = ahead and self._claim.plain
         after = transition(
             self._claim, self._spec, outcome, handed=self._around.awaited, ahead=stays, error=error
         )
@@ -173,6 +182,22 @@ class StepRun:
             claim_id=claim.claim_id,
             port=self._node.port,
         )
+
+
+def ends_run(error: BaseException) -> bool:
+    """Whether this is no error of the step's: cancelled, or told to exit; also inside a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(ends_run(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions)
+    return isinstance(error, trio.Cancelled | KeyboardInterrupt | SystemExit)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """`handle` is promised an Exception; asyncio.CancelledError, GeneratorExit and the like are none."""
+    if isinstance(error, Exception):
+        return error
+    odd = RuntimeError(f"the step raised {error!r}, which is not an Exception")
+    odd.__cause__ = error
+    return odd
 
 
 def _raw(state: bytes) -> Any:

@@ -9,7 +9,9 @@ If it dies (cancelled, or a bug here) its claim goes back, attempt + 1; the step
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
 
 import trio
 
@@ -56,13 +58,13 @@ class StepTasks:
         except trio.Cancelled:
             self._interrupted(held)
             raise
-        except (KeyboardInterrupt, SystemExit) as exc:
+        except BaseException as exc:
+            self._commits.release(claim, attempts=1)
+            fatal = _asked_to_exit(exc)
+            if fatal is None:
+                raise
             # The node stops, and the row goes back. Raised here it would tear the tree down before that.
-            self._commits.release(claim, attempts=1)
-            self._node.on_fatal(exc)
-        except BaseException:
-            self._commits.release(claim, attempts=1)
-            raise
+            self._node.on_fatal(fatal)
         finally:
             # Not before: a thread that outlives its claim keeps its key until it has really returned.
             if claim.partition_key is not None:
@@ -76,18 +78,13 @@ class StepTasks:
         steps = 0
         while True:
             steps += 1
-            ahead = (
-                spec.run_ahead
-                and steps < AHEAD_STEPS
-                and trio.current_time() < until
-                and self._may_go_on(claim)
-            )
+            ahead = partial(self._may_go_on, claim, until) if spec.run_ahead and steps < AHEAD_STEPS else _no
             around = NOTHING if claim.plain else await self._survey(claim)
             run = StepRun(node, claim, spec, around)
             if node.telemetry.active:
-                ran = await self._observed(run, claim, ahead=ahead)
+                ran = await self._observed(run, claim, ahead)
             else:
-                ran = await run.run(ahead=ahead)
+                ran = await run.run(ahead)
             committed = await self._commit(run, ran, held)
             if committed is None or committed.status != "executing":
                 return
@@ -104,9 +101,12 @@ class StepTasks:
             except StoreUnavailable:
                 await trio.sleep(LOOK_AGAIN)
 
-    def _may_go_on(self, claim: Claim) -> bool:
-        """Whether this instance may keep its slot for its next step."""
-        if self._node.draining:
+    def _may_go_on(self, claim: Claim, until: float) -> bool:
+        """Whether this instance may keep its slot for its next step.
+
+        Asked when the outcome is there: a drain, or more urgent work, may have come while the step ran.
+        """
+        if self._node.draining or trio.current_time() >= until:
             return False
         feeder = self._node.feeders.get(claim.queue)
         return feeder is None or not feeder.has_more_urgent(claim.priority)
@@ -141,11 +141,11 @@ class StepTasks:
 
     # -- telling
 
-    async def _observed(self, run: StepRun, claim: Claim, *, ahead: bool) -> Ran:
+    async def _observed(self, run: StepRun, claim: Claim, ahead: Callable[[], bool]) -> Ran:
         emit = self._node.telemetry.emit
         emit(StepStarted(**_facts(claim)))
         began = trio.current_time()
-        ran = await run.run(ahead=ahead)
+        ran = await run.run(ahead)
         seconds = trio.current_time() - began
         emit(StepStopped(**_facts(claim), outcome=ran.outcome, seconds=seconds, error=ran.error))
         return ran
@@ -189,6 +189,18 @@ class StepTasks:
             logger.warning("instance %d: step %s was cancelled: %s", claim.id, claim.step, reason)
             if node.telemetry.active:
                 node.telemetry.emit(ClaimLost(**_facts(claim), reason=reason))
+
+
+def _no() -> bool:
+    return False
+
+
+def _asked_to_exit(error: BaseException) -> BaseException | None:
+    """The KeyboardInterrupt or SystemExit in what a step raised; a nursery of the step's may have wrapped it."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = map(_asked_to_exit, cast("BaseExceptionGroup[BaseException]", error).exceptions)
+        return next((each for each in inner if each is not None), None)
+    return error if isinstance(error, KeyboardInterrupt | SystemExit) else None
 
 
 def _facts(claim: Claim) -> dict[str, Any]:

@@ -13,7 +13,7 @@ What psycopg is overridden in, and why: `trio_hooks`. How waiting and cancelling
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar, cast, overload
@@ -64,6 +64,7 @@ class TrioConnection(TrioWaiter[Row]):
     ) -> None:
         super().__init__(pgconn, row_factory)
         self._take_over()
+        self._after_commit: list[Callable[[], object]] = []
         self.cursor_factory = cast("type[AsyncCursor[Row]]", TrioCursor)
         self.server_cursor_factory = cast("type[AsyncServerCursor[Row]]", TrioServerCursor)
 
@@ -170,8 +171,30 @@ class TrioConnection(TrioWaiter[Row]):
                 if status in _MAY_COMMIT and self.pgconn.status == ConnStatus.BAD:
                     raise commit_unknown(exc) from exc
                 raise
+        self._tell_commit(committed=status in _MAY_COMMIT)
         if status == TransactionStatus.INERROR:
             raise failed_transaction()
+
+    async def rollback(self) -> None:
+        """Roll back the transaction that is open, if one is."""
+        await super().rollback()
+        self._tell_commit(committed=False)
+
+    def after_commit(self, callback: Callable[[], object]) -> None:
+        """Call this when the transaction that is open has been committed; at once when none is.
+
+        For hints: a savepoint that is rolled back does not take it back, a COMMIT sent as text does not make the call.
+        """
+        if self.pgconn.transaction_status == TransactionStatus.IDLE:
+            callback()
+        else:
+            self._after_commit.append(callback)
+
+    def _tell_commit(self, *, committed: bool) -> None:
+        callbacks, self._after_commit = self._after_commit, []
+        if committed:
+            for callback in callbacks:
+                callback()
 
     @asynccontextmanager
     async def transaction(
@@ -186,17 +209,22 @@ class TrioConnection(TrioWaiter[Row]):
         may it have happened.
         """
         block = TrioTransaction(self, savepoint_name, force_rollback)
-        if self._pipeline is None:
-            async with block:
-                yield block
-            return
+        committed = False
         try:
-            async with self.pipeline(), block, self.pipeline():
-                yield block
+            if self._pipeline is None:
+                async with block:
+                    yield block
+            else:
+                async with self.pipeline(), block, self.pipeline():
+                    yield block
+            committed = block.status is block.Status.COMMITTED
         except psycopg.Error as exc:
             if block.lost_in_commit:
                 raise commit_unknown(exc) from exc
             raise
+        finally:
+            if block.outermost:
+                self._tell_commit(committed=committed)
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncGenerator[TrioPipeline, None]:

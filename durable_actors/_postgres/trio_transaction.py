@@ -130,6 +130,11 @@ class TrioTransaction(AsyncTransaction):
             raise
 
     @property
+    def outermost(self) -> bool:
+        """It is a transaction, not a savepoint inside one."""
+        return self._outer_transaction
+
+    @property
     def lost_in_commit(self) -> bool:
         """The COMMIT of the outermost block was sent, or queued, and the connection is gone."""
         return (
