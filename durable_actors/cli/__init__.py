@@ -4,40 +4,68 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import IO, Any
 
 import click
+import psycopg
 
 from durable_actors._version import __version__
 from durable_actors.cli.demo import demo
+from durable_actors.cli.instances import list_, retry, show
+from durable_actors.cli.overview import nodes, queues
 from durable_actors.cli.pg import pg
 from durable_actors.cli.schema import migrate, uninstall
+from durable_actors.cli.send import insert, signal
+from durable_actors.cli.serve import serve
+from durable_actors.cli.top import top
 from durable_actors.errors import DurableError
 
-__all__ = ["main"]
+__all__ = ["cli", "main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Failure(click.ClickException):
+    """An error of ours: one line on stderr and exit code 1, never a traceback."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it."""
+        click.echo(f"durable-actors: {' '.join(self.message.split())}", file=file or sys.stderr)
+
+
+class Verbs(click.Group):
+    """The group of all verbs, in the order in which people need them; errors are told in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """In the order in which they were added."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a verb."""
+        try:
+            return super().invoke(ctx)
+        except DurableError as exc:
+            raise Failure(str(exc)) from exc
+        except psycopg.Error as exc:
+            raise Failure(f"Postgres refused: {exc}") from exc
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="durable-actors")
 @click.option("-v", "--verbose", count=True, help="Show what happens; twice for every detail.")
-def cli(verbose: int) -> None:
+@click.pass_context
+def cli(ctx: click.Context, /, verbose: int) -> None:
     """Durable state machines and jobs on Trio and Postgres.
 
     Without a DSN (--dsn, DURABLE_DSN, PGHOST or PGSERVICE) an embedded Postgres is used.
     """
+    ctx.obj = verbose
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
-cli.add_command(demo)
-cli.add_command(migrate)
-cli.add_command(uninstall)
-cli.add_command(pg)
+for _verb in (serve, insert, signal, list_, show, retry, queues, nodes, top, migrate, uninstall, pg, demo):
+    cli.add_command(_verb)
 
 
 def main() -> None:
-    """Entry point: an error of ours is one line on stderr and exit code 1, never a traceback."""
-    try:
-        cli()
-    except DurableError as exc:
-        click.echo(f"durable-actors: {exc}", err=True)
-        sys.exit(1)
+    """Entry point of `durable-actors`."""
+    cli(prog_name="durable-actors")

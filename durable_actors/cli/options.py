@@ -1,13 +1,25 @@
-"""Options that several verbs share."""
+"""What several verbs share: options, argument types, the way to the database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.target import open_target
+from durable_actors._store.migrate import require_schema
 from durable_actors.config import Config
+from durable_actors.errors import ConfigError
+from durable_actors.machine import decode_json
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -23,6 +35,90 @@ def database_options(function: _F) -> _F:
     return click.option("--dsn", metavar="DSN", help=_DSN_HELP)(function)
 
 
+def json_option(function: _F) -> _F:
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
 def make_config(dsn: str | None, schema: str) -> Config:
     """The validated settings of a verb."""
     return Config(dsn=dsn, schema=schema)
+
+
+@asynccontextmanager
+async def open_store(dsn: str | None, schema: str) -> AsyncGenerator[PgConn, None]:
+    """One connection to a database whose schema is in place, for verbs that only look or change a row."""
+    config = make_config(dsn, schema)
+    async with open_target(config.dsn) as target:
+        conn = await PgConn.open(target.dsn)
+        try:
+            await require_schema(conn, schema=config.schema)
+            yield conn
+        finally:
+            conn.close()
+
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)", re.ASCII)
+
+
+def duration(text: str) -> float:
+    """Seconds, or a number with a unit: 90, 500ms, 90s, 5m, 2h, 1d. A `type=` of options."""
+    match = _DURATION.fullmatch(str(text).strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a duration: 90, 500ms, 90s, 5m, 2h or 1d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def read_json(argument: str | None, *, option: str) -> Any:
+    """The JSON of an argument; `-` reads it from standard input. None for a missing argument."""
+    if argument is None:
+        return None
+    text = sys.stdin.read() if argument == "-" else argument
+    try:
+        return decode_json(text.encode("utf-8", "surrogateescape"), what=option)
+    except ValueError as exc:
+        hint = "" if text.lstrip()[:1] in {"{", "[", '"'} else " (a text needs quotes: '\"like this\"')"
+        raise click.UsageError(f"{option}: {_one_line(exc)}{hint}") from None
+
+
+def read_target(text: str, *, as_key: bool) -> int | str:
+    """An instance's address: digits are an id, anything else is a unique key."""
+    if not as_key and text.isascii() and text.isdigit():
+        number = int(text)
+        if not 0 < number < 2**63:
+            raise ConfigError(f"{text} is not an instance id", option="target", value=text)
+        return number
+    return text
+
+
+def import_modules(names: Iterable[str], *, verbose: bool) -> None:
+    """Import modules, which registers their machines; a failure is one line (and a traceback with -v)."""
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - as `python -m` does
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    for name in names:
+        if name.endswith(".py") or "/" in name:
+            dotted = name.removesuffix(".py").strip("./").replace("/", ".")
+            raise ConfigError(
+                f"{name!r} is a file's name, a module's name is needed: {dotted}", option="module"
+            )
+        try:
+            importlib.import_module(name)
+        except Exception as exc:  # anything may happen in a module of the user's
+            if verbose:
+                traceback.print_exc()
+            raise ConfigError(f"cannot import {name!r}: {_where(exc)}", option="module", value=name) from exc
+
+
+def _where(error: Exception) -> str:
+    """The error in one line, with the place where it happened."""
+    text = f"{type(error).__name__}: {_one_line(error)}"
+    if isinstance(error, ModuleNotFoundError | SyntaxError):  # these tell the place, or there is none
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}; -v shows more)" if frames else ""
+    return text + place
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -16,7 +16,7 @@ from durable_actors.cli.options import database_options, make_config
 from durable_actors.config import Config
 
 
-@click.command()
+@click.command(short_help="Create the schema or bring it up to date.")
 @database_options
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 when migrations are pending.")
 @click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for an empty database and do nothing.")
@@ -66,7 +66,7 @@ async def _look(dsn: str, config: Config) -> migrating.SchemaVersion:
         conn.close()
 
 
-@click.command()
+@click.command(short_help="Drop the tables with everything in them.")
 @database_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def uninstall(*, dsn: str | None, schema: str, yes: bool) -> None:

@@ -1,0 +1,251 @@
+"""Looking from outside: lists, queues, nodes, and what is around one instance. Nothing of the engine reads these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import attrs
+import msgspec
+
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.decode import decode_text_array
+from durable_actors._postgres.statement import Row
+from durable_actors._store.instant import read_instant
+from durable_actors._store.read import Instance, read_by_ids
+from durable_actors._store.rows import Status
+from durable_actors._store.sql import statement
+
+WINDOW: Final = 10_000
+"""Rows that one statement of a listing looks at: some 10 ms of index and heap reads."""
+NEWEST: Final = 2**63 - 1
+"""Below this id is everything."""
+
+
+@attrs.frozen(kw_only=True)
+class Filters:
+    """Which instances to list; None lets all pass."""
+
+    status: Status | None = None
+    machine: str | None = None
+    queue: str | None = None
+    key: bytes | None = None
+    """The unique key, verbatim."""
+
+
+@attrs.frozen(kw_only=True)
+class Listing:
+    """A page of instances, newest first."""
+
+    instances: tuple[Instance, ...]
+    before: int | None
+    """Where to go on; None when there is nothing older."""
+    looked: int
+    """How many rows were looked at."""
+
+
+async def list_instances(
+    conn: PgConn, schema: str, filters: Filters, *, limit: int, before: int = NEWEST, depth: int = 100_000
+) -> Listing:
+    """List up to `limit` instances with ids below `before`, newest first, looking at up to `depth` rows.
+
+    Filters other than the key are applied to rows as they come: no index has the finished ones by status, and one
+    that had would cost every commit. So a rare status may need several calls, each of bounded cost.
+    """
+    plain = [encode.text(filters.status), encode.text(filters.machine), encode.text(filters.queue)]
+    if filters.key is not None:
+        params = [encode.bytea(filters.key), encode.number(before), encode.number(limit), *plain]
+        rows = (await conn.run(statement("list_by_key", schema, read_only=True), params)).rows
+        ids = [int(row[0] or 0) for row in rows]
+        below = ids[-1] if len(ids) == limit else None
+        return Listing(instances=await _newest_first(conn, schema, ids), before=below, looked=len(ids))
+    found: list[int] = []
+    looked = 0
+    below = before
+    while True:
+        window = min(WINDOW, depth - looked)
+        wanted = limit - len(found)
+        params = [encode.number(below), encode.number(window), encode.number(wanted), *plain]
+        rows = (await conn.run(statement("list_instances", schema, read_only=True), params)).rows
+        page = [int(row[0]) for row in rows if row[0] is not None]
+        seen, lowest = int(rows[0][1] or 0), rows[0][2]
+        found += page
+        looked += seen
+        below = page[-1] if len(page) == wanted else int(lowest or 0)
+        exhausted = seen < window and len(page) < wanted
+        if exhausted or len(page) == wanted or looked >= depth:
+            instances = await _newest_first(conn, schema, found)
+            return Listing(instances=instances, before=None if exhausted else below, looked=looked)
+
+
+async def _newest_first(conn: PgConn, schema: str, ids: list[int]) -> tuple[Instance, ...]:
+    rows = await read_by_ids(conn, schema, ids) if ids else {}
+    return tuple(rows[number] for number in ids if number in rows)
+
+
+@attrs.frozen(kw_only=True)
+class Surroundings:
+    """What is around an instance, as of now."""
+
+    eligible_in: float
+    """Seconds until it may run; negative when it is due."""
+    lease_left: float | None
+    deadline_in: float | None
+    """Seconds until its await or barrier gives up."""
+    awaits: tuple[str, ...]
+    await_step: str | None
+    children_pending: int
+    children_total: int
+    unread: Mapping[str, int]
+    """Unread signals by name, of the first 10,000."""
+    children: Mapping[str, int]
+    """Its children by status, of all its barriers."""
+    key_holder: tuple[int, str] | None
+    """The running sibling of its partition key: id and owner."""
+    first_of_key: int | None
+    """The due sibling (perhaps itself) that goes next."""
+
+
+async def observe_instance(conn: PgConn, schema: str, number: int) -> Surroundings | None:
+    """Read what is around an instance; None when there is no such instance."""
+    rows = (
+        await conn.run(statement("observe_instance", schema, read_only=True), [encode.number(number)])
+    ).rows
+    return _surroundings(rows[0]) if rows else None
+
+
+def _surroundings(row: Row) -> Surroundings:
+    eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, first = row
+    return Surroundings(
+        eligible_in=float(eligible or 0),
+        lease_left=None if lease is None else float(lease),
+        deadline_in=None if deadline is None else float(deadline),
+        awaits=() if awaits is None else decode_text_array(awaits),
+        await_step=None if step is None else step.decode(),
+        children_pending=int(pending or 0),
+        children_total=int(total or 0),
+        unread={} if unread is None else msgspec.json.decode(unread, type=dict[str, int]),
+        children={} if children is None else msgspec.json.decode(children, type=dict[str, int]),
+        key_holder=None if sibling is None else (int(sibling), (owner or b"").decode()),
+        first_of_key=None if first is None else int(first),
+    )
+
+
+@attrs.frozen(kw_only=True)
+class QueueWork:
+    """What waits and runs in one queue."""
+
+    queue: str
+    due: int = 0
+    scheduled: int = 0
+    """Not due yet."""
+    held: int = 0
+    """Behind a sibling of their partition key."""
+    shelved: int = 0
+    """Of machines that some node met and did not know."""
+    executing: int = 0
+    oldest_due: float | None = None
+    """Seconds for which the oldest due row has waited."""
+
+
+async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
+    """Read what waits and runs; a queue with neither is missing."""
+    rows = (await conn.run(statement("read_queues", schema, read_only=True))).rows
+    return [
+        QueueWork(
+            queue=(row[0] or b"").decode(),
+            due=int(row[1] or 0),
+            scheduled=int(row[2] or 0),
+            held=int(row[3] or 0),
+            shelved=int(row[4] or 0),
+            executing=int(row[5] or 0),
+            oldest_due=None if row[6] is None else float(row[6]),
+        )
+        for row in rows
+    ]
+
+
+async def count_statuses(conn: PgConn, schema: str) -> dict[str, dict[str, int]]:
+    """Count instances per queue and status. Reads the whole table."""
+    found: dict[str, dict[str, int]] = {}
+    for queue, status, count in (await conn.run(statement("count_statuses", schema, read_only=True))).rows:
+        found.setdefault((queue or b"").decode(), {})[(status or b"").decode()] = int(count or 0)
+    return found
+
+
+@attrs.frozen(kw_only=True)
+class NodeView:
+    """One incarnation of a node."""
+
+    incarnation: str
+    """`locked_by` of its claims."""
+    node: str | None
+    started_at: datetime | None
+    seen_at: datetime | None
+    stopped_at: datetime | None
+    queues: Mapping[str, int]
+    """The queues it serves, with their concurrency."""
+    machines: tuple[str, ...]
+    """What it knows, as `name/version`."""
+    pid: int | None
+    version: str | None
+    """Of durable_actors."""
+    alive: bool
+    """A session holds its lock."""
+    claims: int
+
+    @property
+    def state(self) -> str:
+        """One of alive, stopped (in good order), lost (neither: killed, or cut from the server)."""
+        return "alive" if self.alive else "stopped" if self.stopped_at is not None else "lost"
+
+
+async def read_nodes(conn: PgConn, schema: str) -> list[NodeView]:
+    """Read who works or worked here in the last days, oldest first."""
+    rows = (await conn.run(statement("read_nodes", schema, read_only=True), [schema.encode()])).rows
+    return [_node_view(row) for row in rows]
+
+
+def _node_view(row: Row) -> NodeView:
+    incarnation, node, started, seen, stopped, raw, alive, claims = row
+    about: dict[str, Any] = {} if raw is None else msgspec.json.decode(raw)
+    return NodeView(
+        incarnation=(incarnation or b"").decode(),
+        node=None if node is None else node.decode(),
+        started_at=read_instant(started),
+        seen_at=read_instant(seen),
+        stopped_at=read_instant(stopped),
+        queues=about.get("queues", {}),
+        machines=tuple(about.get("machines", ())),
+        pid=about.get("pid"),
+        version=about.get("version"),
+        alive=alive == b"t",
+        claims=int(claims or 0),
+    )
+
+
+@attrs.frozen
+class Rates:
+    """Counters of the tables; two of them make rates."""
+
+    inserts: int
+    updates: int
+    signals: int
+    at: float
+    """Seconds, by the server's clock."""
+
+
+async def read_rates(conn: PgConn, schema: str) -> Rates:
+    """Read the counters."""
+    [row] = (await conn.run(statement("read_rates", schema, read_only=True), [schema.encode()])).rows
+    return Rates(int(row[0] or 0), int(row[1] or 0), int(row[2] or 0), float(row[3] or 0))
+
+
+async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
+    """Let a failed instance run again in its step; False when it is not failed or does not exist.
+
+    Raises psycopg's UniqueViolation when another instance occupies its unique key by now.
+    """
+    return bool((await conn.run(statement("retry_instance", schema), [encode.number(number)])).rows)

@@ -1,0 +1,172 @@
+"""`durable-actors insert` and `durable-actors signal`: start instances and talk to them from a shell."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+import trio
+
+from durable_actors.cli.options import (
+    duration,
+    database_options,
+    import_modules,
+    json_option,
+    make_config,
+    read_json,
+    read_target,
+)
+from durable_actors.cli.output import print_json
+from durable_actors.client import open_client
+from durable_actors.errors import Duplicate, NoTarget, UnknownMachine
+from durable_actors.machine import InsertOptions, MachineSpec, current_registry
+
+
+@click.command(short_help="Start an instance of a machine or job.")
+@click.argument("machine")
+@click.option(
+    "--module", "modules", multiple=True, metavar="MODULE", help="Module that defines it. Repeat it."
+)
+@click.option(
+    "--state", "--args", metavar="JSON", help="The first state, or a job's arguments; - reads stdin."
+)
+@click.option("--step", metavar="NAME", help="Begin here instead of in the initial step.")
+@click.option("--queue", metavar="NAME", help="Instead of the machine's queue.")
+@click.option("--priority", type=int, default=0, help="Lower goes first. Default: 0.")
+@click.option("--unique-key", metavar="KEY", help="At most one live instance has it.")
+@click.option("--partition-key", metavar="KEY", help="One step of a key runs at a time, in order.")
+@click.option(
+    "--in", "delay", type=duration, metavar="DURATION", help="Not before so long from now: 90, 5m, 2h, 1d."
+)
+@click.option("--at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00+01:00.")
+@click.option(
+    "--on-duplicate",
+    type=click.Choice(["raise", "return"]),
+    default="raise",
+    help="When the unique key is occupied: fail (default), or print who has it.",
+)
+@database_options
+@json_option
+@click.pass_context
+def insert(
+    ctx: click.Context,
+    /,
+    *,
+    machine: str,
+    modules: tuple[str, ...],
+    state: str | None,
+    on_duplicate: str,
+    dsn: str | None,
+    schema: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Insert an instance of MACHINE (a machine or a job, by its registered name); print its id.
+
+    Its module is imported, for only the code knows the initial step and the state's type: give --module, or a name in
+    the default form `module:Name`, whose module is imported then.
+    """
+    config = make_config(dsn, schema)
+    spec = _find(machine, modules, verbose=bool(ctx.obj))
+    options = _options(given)
+    if state is not None:
+        options["state"] = read_json(state, option="--state")
+
+    async def main() -> tuple[int | None, bool]:
+        async with open_client(config.dsn, schema=config.schema) as client:
+            try:
+                return await client.insert(spec.definition, **options), True
+            except Duplicate as exc:
+                if on_duplicate == "raise":
+                    raise
+                return exc.existing_id, False
+
+    number, new = trio.run(main)
+    if as_json:
+        print_json({"id": number, "new": new})
+    else:
+        click.echo(number)
+
+
+def _find(machine: str, modules: tuple[str, ...], *, verbose: bool) -> MachineSpec:
+    module, colon, _ = machine.partition(":")
+    if not modules and colon:
+        modules = (module,)
+    import_modules(modules, verbose=verbose)
+    try:
+        return current_registry().find(machine)
+    except UnknownMachine as exc:
+        if modules:
+            raise
+        raise UnknownMachine(
+            f"{machine!r}: which code is that? Give its module (--module shop.machines), or a name in the form "
+            "shop.machines:Checkout"
+        ) from exc
+
+
+def _options(given: dict[str, Any]) -> InsertOptions:
+    options: InsertOptions = {"on_duplicate": "raise", "priority": given["priority"]}
+    for name in ("step", "queue", "unique_key", "partition_key"):
+        if given[name] is not None:
+            options[name] = given[name]
+    if given["delay"] is not None and given["at"] is not None:
+        raise click.UsageError("--in and --at exclude each other")
+    if given["delay"] is not None:
+        options["schedule_in"] = given["delay"]
+    if given["at"] is not None:
+        try:
+            instant = datetime.fromisoformat(given["at"])
+        except ValueError:
+            raise click.BadParameter(
+                f"{given['at']!r} is not an ISO instant like 2030-01-31T08:00+01:00", param_hint="--at"
+            ) from None
+        options["schedule_at"] = instant.astimezone()  # without an offset: this machine's time zone
+    return options
+
+
+@click.command(short_help="Send a signal to an instance.")
+@click.argument("target")
+@click.argument("name")
+@click.argument("payload", required=False)
+@click.option("--dedup-key", metavar="KEY", help="Redelivery with the same key changes nothing.")
+@click.option("--key", "as_key", is_flag=True, help="TARGET is a unique key even if it is a number.")
+@database_options
+@json_option
+def signal(
+    *,
+    target: str,
+    name: str,
+    payload: str | None,
+    dedup_key: str | None,
+    as_key: bool,
+    dsn: str | None,
+    schema: str,
+    as_json: bool,
+) -> None:
+    """Send signal NAME with PAYLOAD (JSON; - reads stdin) to TARGET, an instance's id or unique key.
+
+    Prints `sent`, or `duplicate` when the dedup key was seen before. Fails when the instance has ended or does not
+    exist.
+    """
+    config = make_config(dsn, schema)
+    address = read_target(target, as_key=as_key)
+    value = read_json(payload, option="PAYLOAD")
+
+    async def main() -> str:
+        async with open_client(config.dsn, schema=config.schema) as client:
+            [outcome] = await client.signal_many(
+                [{"target": address, "name": name, "payload": value, "dedup_key": dedup_key}]
+            )
+            return outcome
+
+    outcome = trio.run(main)
+    if outcome == "no_target":
+        what = (
+            f"instance {address}" if isinstance(address, int) else f"the instance with unique key {address!r}"
+        )
+        raise NoTarget(f"signal {name!r}: {what} does not exist or has ended; nothing was sent")
+    if as_json:
+        print_json({"target": address, "outcome": outcome})
+    else:
+        click.echo(outcome)

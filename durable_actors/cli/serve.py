@@ -1,0 +1,179 @@
+"""`durable-actors serve`: a worker process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import click
+import trio
+
+from durable_actors.cli.options import duration, database_options, import_modules
+from durable_actors.config import Config, Queue
+from durable_actors.engine import Engine, serve as run_until_signal
+
+
+def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
+    """`name`, `name=10` or `name=10+5` (with a prefetch of 5); none at all: every queue of the machines."""
+    if not texts:
+        return None
+    found: dict[str, int | Queue] = {}
+    for text in texts:
+        name, equals, numbers = text.partition("=")
+        concurrency, plus, prefetch = numbers.partition("+")
+        if not name or (equals and not _digits(concurrency)) or (plus and not _digits(prefetch)):
+            raise click.BadParameter(
+                f"{text!r} is not NAME, NAME=CONCURRENCY or NAME=CONCURRENCY+PREFETCH", param_hint="--queue"
+            )
+        if name in found:
+            raise click.BadParameter(f"queue {name!r} is given twice", param_hint="--queue")
+        slots = int(concurrency) if equals else 10
+        found[name] = Queue(slots, prefetch=int(prefetch)) if plus else slots
+    return found
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+@click.command(short_help="Run a worker process.")
+@click.argument("modules", nargs=-1, required=True, metavar="MODULE...")
+@database_options
+@click.option("--session-dsn", metavar="DSN", help="Direct DSN for session locks, behind a pooler.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME[=N[+PREFETCH]]",
+    help="A queue to serve, with N steps at a time (10). Repeat it. Default: all queues of the machines.",
+)
+@click.option("--node", metavar="NAME", help="This node's name. Default: the host's.")
+@click.option(
+    "--lease",
+    type=duration,
+    metavar="DURATION",
+    default=60.0,
+    help="How long a claim is trusted unrenewed. Default: 60.",
+)
+@click.option(
+    "--poll",
+    type=duration,
+    metavar="DURATION",
+    default=1.0,
+    help="First pause between looks at an idle queue. Default: 1.",
+)
+@click.option(
+    "--reap",
+    type=duration,
+    metavar="DURATION",
+    default=30.0,
+    help="Longest pause between looks for dead claims. Default: 30.",
+)
+@click.option(
+    "--dead-after",
+    type=duration,
+    metavar="DURATION",
+    default=10.0,
+    help="A node seen dead for so long loses its claims. Default: 10.",
+)
+@click.option(
+    "--drain",
+    type=duration,
+    metavar="DURATION",
+    default=5.0,
+    help="How long running steps may go on at a stop. Default: 5.",
+)
+@click.option(
+    "--max-crashes", type=int, metavar="N", help="Fail a step that crashed N times. Default: never."
+)
+@click.option("--pool-size", type=int, default=6, metavar="N", help="Connections of this node. Default: 6.")
+@click.option(
+    "--threads", type=int, default=40, metavar="N", help="Threads for plain def steps. Default: 40."
+)
+@click.option(
+    "--no-migrate", is_flag=True, help="Refuse a schema that is not up to date instead of migrating."
+)
+@click.option(
+    "--stop-on-eof", is_flag=True, help="Drain, too, when standard input ends: when the parent is gone."
+)
+@click.pass_context
+def serve(
+    ctx: click.Context,
+    /,
+    *,
+    modules: tuple[str, ...],
+    dsn: str | None,
+    schema: str,
+    session_dsn: str | None,
+    queues: tuple[str, ...],
+    node: str | None,
+    lease: float,
+    poll: float,
+    reap: float,
+    dead_after: float,
+    drain: float,
+    max_crashes: int | None,
+    pool_size: int,
+    threads: int,
+    no_migrate: bool,
+    stop_on_eof: bool,
+) -> None:
+    """Run a worker process: import MODULE..., then run steps of their machines and jobs.
+
+    SIGTERM or SIGINT drain it: nothing new is claimed, running steps may finish for --drain seconds, the rest goes
+    back; exit code 0. A second signal cancels what still runs.
+    """
+    wanted = read_queues(queues)
+    import_modules(modules, verbose=bool(ctx.obj))
+    config = Config(
+        dsn=dsn,
+        session_dsn=session_dsn,
+        schema=schema,
+        migrate=not no_migrate,
+        node=node,
+        queues=wanted,
+        lease_ttl=lease,
+        poll_interval=poll,
+        reap_interval=reap,
+        dead_after=dead_after,
+        drain_timeout=drain,
+        max_crashes=max_crashes,
+        pool_size=pool_size,
+        thread_limit=threads,
+    )
+    logging.getLogger("durable_actors").setLevel(min(logging.INFO, logging.getLogger().level))
+    trio.run(partial(_run, config, stop_on_eof=stop_on_eof))
+
+
+async def _run(config: Config, *, stop_on_eof: bool) -> None:
+    """Serve until a signal, or until standard input ends; raise what went wrong bare."""
+    try:
+        async with trio.open_nursery() as nursery:
+            engine: Engine = await nursery.start(run_until_signal, config)
+            if stop_on_eof:
+                await _stop_on_eof(engine)
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+
+
+async def _stop_on_eof(engine: Engine) -> None:
+    """Drain the engine when standard input ends; return when the engine has stopped, for whatever reason."""
+
+    async def watch() -> None:
+        # A thread: standard input may be a file, a terminal shared with others, or nothing at all. It is left behind
+        # when the engine stops first; the process ends then.
+        read = partial(os.read, sys.stdin.fileno(), 4096)
+        while await trio.to_thread.run_sync(read, abandon_on_cancel=True):
+            pass
+        logging.getLogger("durable_actors").info("standard input has ended: draining")
+        engine.request_stop()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await engine.wait_stopped()
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,162 @@
+"""`durable-actors top`: queues, nodes and rates, live."""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+import tty
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+
+import attrs
+import click
+import trio
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from durable_actors._postgres.connection import PgConn
+from durable_actors._store.observe import NodeView, Rates, read_nodes, read_queues, read_rates
+from durable_actors.cli.options import duration, database_options, json_option, open_store
+from durable_actors.cli.output import make_console, plain, print_json
+from durable_actors.cli.overview import QueueView, make_views, node_table, queue_table
+
+
+@attrs.frozen(kw_only=True)
+class Picture:
+    """One look."""
+
+    queues: list[QueueView]
+    nodes: list[NodeView]
+    inserts: float | None
+    """Per second since the look before; None on the first one."""
+    updates: float | None
+    signals: float | None
+
+
+async def look(conn: PgConn, schema: str, before: Rates | None) -> tuple[Picture, Rates]:
+    """Read what waits, who works, and how much happened since the look before. Reads no finished rows."""
+    nodes = await read_nodes(conn, schema)
+    rates = await read_rates(conn, schema)
+    picture = Picture(
+        queues=make_views(await read_queues(conn, schema), nodes, None),
+        nodes=[each for each in nodes if each.alive or each.claims],
+        inserts=rate(before, rates, "inserts"),
+        updates=rate(before, rates, "updates"),
+        signals=rate(before, rates, "signals"),
+    )
+    return picture, rates
+
+
+def rate(before: Rates | None, after: Rates, counter: str) -> float | None:
+    """A counter's growth per second; None when it cannot be told. Pure."""
+    if before is None or after.at <= before.at:
+        return None
+    grown: int = getattr(after, counter) - getattr(before, counter)
+    return max(grown, 0) / (after.at - before.at)
+
+
+def draw(picture: Picture, schema: str, *, keys: bool) -> Group:
+    """The picture for people."""
+    shown = [
+        f"{name} –/s" if value is None else f"{name} {value:.0f}/s"
+        for name, value in (
+            ("inserts", picture.inserts),
+            ("row updates", picture.updates),
+            ("signals", picture.signals),
+        )
+    ]
+    head = Text(f"durable_actors · schema {schema} · " + " · ".join(shown), style="bold")
+    if keys:
+        head.append("   q ends", style="dim")
+    queues = queue_table(picture.queues) if picture.queues else Text("no queues: nothing waits or runs")
+    nodes = node_table(picture.nodes) if picture.nodes else Text("no node is alive")
+    return Group(head, Text(), queues, Text(), nodes)
+
+
+@click.command()
+@click.option(
+    "--interval", type=duration, metavar="DURATION", default=1.0, help="Pause between looks. Default: 1."
+)
+@click.option(
+    "--count", type=click.IntRange(1), metavar="N", help="End after N looks. Default: never; piped: 1."
+)
+@database_options
+@json_option
+def top(*, interval: float, count: int | None, dsn: str | None, schema: str, as_json: bool) -> None:
+    """Watch queues, nodes and rates; q or Ctrl-C ends.
+
+    Reads what waits and runs, no finished rows; rates are Postgres's own counters of the tables. When the output is no
+    terminal it prints one look and ends (--count prints more); with --json one object per line and look.
+    """
+    if interval < 0.1:
+        raise click.BadParameter("at least 0.1 seconds", param_hint="--interval")
+    try:
+        trio.run(partial(_watch, dsn, schema, interval=interval, count=count, as_json=as_json))
+    except* KeyboardInterrupt:
+        pass  # how people end it
+
+
+async def _watch(dsn: str | None, schema: str, *, interval: float, count: int | None, as_json: bool) -> None:
+    async with open_store(dsn, schema) as conn:
+        console = make_console()
+        live = console.is_terminal and not as_json
+        if count is None and not live:
+            count = 1
+        if not live:
+            await _print(conn, schema, interval=interval, count=count or 1, as_json=as_json)
+            return
+        with _single_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as screen:
+            async with trio.open_nursery() as nursery:
+                if keys is not None:
+                    nursery.start_soon(_wait_for_q, keys, nursery.cancel_scope)
+                before: Rates | None = None
+                looks = 0
+                while True:
+                    picture, before = await look(conn, schema, before)
+                    screen.update(draw(picture, schema, keys=keys is not None), refresh=True)
+                    looks += 1
+                    if looks == count:
+                        break
+                    await trio.sleep(interval)
+                nursery.cancel_scope.cancel()
+
+
+async def _print(conn: PgConn, schema: str, *, interval: float, count: int, as_json: bool) -> None:
+    before: Rates | None = None
+    console = make_console()
+    for nth in range(count):
+        if nth:
+            await trio.sleep(interval)
+        picture, before = await look(conn, schema, before)
+        if as_json:
+            nodes = [{**plain(each), "state": each.state} for each in picture.nodes]
+            print_json({**plain(picture), "nodes": nodes})
+        else:
+            console.print(draw(picture, schema, keys=False))
+
+
+@contextmanager
+def _single_keys() -> Generator[int | None, None, None]:
+    """Let single keys be read from the terminal, without an echo; as it was afterwards. None: no terminal."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    number = sys.stdin.fileno()
+    was = termios.tcgetattr(number)
+    tty.setcbreak(number)
+    try:
+        yield number
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, was)
+
+
+async def _wait_for_q(number: int, scope: trio.CancelScope) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(number)
+        keys = os.read(number, 64)
+        if not keys or b"q" in keys.lower():
+            scope.cancel()
+            return

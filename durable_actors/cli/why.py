@@ -1,0 +1,87 @@
+"""Why an instance is where it is: the sentence that `durable-actors show` ends with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from durable_actors._store.observe import NodeView, Surroundings
+from durable_actors._store.read import Instance
+from durable_actors.cli.output import seconds
+
+
+def why(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]) -> str:
+    """Say what the instance waits for, as far as its row, its siblings and the nodes tell."""
+    match instance.status:
+        case "done":
+            return "it has ended: done"
+        case "failed":
+            return f"it has ended: failed in step {instance.step!r}; `durable-actors retry {instance.id}` runs it again"
+        case "executing":
+            return _running(instance, around, nodes)
+        case "awaiting_signal":
+            names = ", ".join(map(repr, around.awaits))
+            return (
+                f"it awaits a signal named {names}{_until(around)}, then runs step {_then(instance, around)}"
+            )
+        case "awaiting_children":
+            return (
+                f"it waits for {around.children_pending} more of {around.children_total} children{_until(around)}, "
+                f"then runs step {_then(instance, around)}"
+            )
+        case "runnable":
+            return _waiting(instance, around, nodes)
+
+
+def _then(instance: Instance, around: Surroundings) -> str:
+    return repr(around.await_step or instance.step)
+
+
+def _until(around: Surroundings) -> str:
+    if around.deadline_in is None:
+        return ""
+    if around.deadline_in <= 0:
+        return f", its deadline passed {seconds(-around.deadline_in)} ago (a node that serves its queue will wake it)"
+    return f" until its deadline in {seconds(around.deadline_in)}"
+
+
+def _running(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]) -> str:
+    owner = instance.locked_by or "?"
+    left = around.lease_left or 0.0
+    state = next((each.state for each in nodes if each.incarnation == owner), "unknown")
+    if state == "alive" and left > 0:
+        return f"it runs step {instance.step!r} on {owner}"
+    if left > 0:
+        return (
+            f"its node {owner} is {state}: its claim comes back when other nodes have seen it dead for their "
+            f"dead_after, at the latest when its lease ends in {seconds(left)}"
+        )
+    return f"the lease of {owner} ended {seconds(-left)} ago: the next reaper's look brings it back" + (
+        "" if any(each.alive for each in nodes) else ", but no node is alive"
+    )
+
+
+def _waiting(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]) -> str:
+    serving = [each for each in nodes if each.alive and instance.queue in each.queues]
+    machine = f"{instance.machine}/{instance.version}"
+    knowing = [each for each in serving if machine in each.machines]
+    nobody = ""
+    if not serving:
+        nobody = f"no live node serves queue {instance.queue!r}"
+    elif not knowing:
+        named = ", ".join(each.incarnation for each in serving)
+        nobody = f"no live node that serves queue {instance.queue!r} knows {machine} ({named} do not)"
+    if around.eligible_in > 0:
+        after = f" (attempt {instance.attempt})" if instance.attempt else ""
+        text = f"it is scheduled: due in {seconds(around.eligible_in)}{after}"
+        return f"{text}; and {nobody}" if nobody else text
+    if nobody:
+        shelved = "it is shelved: " if instance.hold == 2 else "it waits: "
+        return shelved + nobody
+    key = instance.partition_key
+    if key is not None and around.key_holder is not None:
+        sibling, owner = around.key_holder
+        return f"it is held behind key {key!r}, which instance {sibling} runs on {owner}"
+    if key is not None and around.first_of_key not in {None, instance.id}:
+        return f"it is held behind key {key!r}: instance {around.first_of_key} goes first"
+    nodes_text = "1 live node serves" if len(knowing) == 1 else f"{len(knowing)} live nodes serve"
+    return f"it is due and waits for a free slot: {nodes_text} queue {instance.queue!r}"
