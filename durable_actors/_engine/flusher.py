@@ -27,13 +27,15 @@ from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import Outage
 from durable_actors._postgres.failures import RETRYABLE
-from durable_actors._store.claim import probe_locks, read_claims, release_claims
+from durable_actors._store.claim import ClaimState, probe_locks, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.rows import Claim, Committed, Transition
-from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.errors import CommitUnknown, Duplicate, StoreUnavailable
 from durable_actors.otp import Actor, Address, ExitReason
 
 MAX_BATCH: Final = 1000
+LAST_TRIES: Final = 8
+"""So often, over two thirds of a second, the end of a drain tries to give a locked row back; then its lease ends it."""
 
 _DATA: Final = frozenset({"22", "23", "54"})
 """SQLSTATE classes that blame the data: exceptions, constraints, limits. Others blame the server or us: try again."""
@@ -48,7 +50,7 @@ class Stale:
 class Refused:
     """Postgres refused the data of this very transition; nothing was written."""
 
-    error: psycopg.Error
+    error: psycopg.Error | Duplicate
 
 
 Verdict = Committed | Stale | Refused
@@ -87,6 +89,8 @@ class _Release:
 
     attempts: int
     hold: bool
+    tries: int = 0
+    """How often their rows were found locked."""
 
 
 class Commits:
@@ -147,6 +151,7 @@ class Flusher(Actor[object]):
         self._node = node
         self._queue = queue
         self._outage = Outage(node, "flusher")
+        self._ending = False
 
     async def run(self) -> None:
         """Flush whatever is queued; sleep when nothing is."""
@@ -157,6 +162,7 @@ class Flusher(Actor[object]):
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """The last outcomes and releases of a drain."""
+        self._ending = True
         while self._queue.entries or self._queue.releases:
             await self._turn()
 
@@ -266,9 +272,13 @@ class Flusher(Actor[object]):
             how, claims = queue.releases.popitem()
             try:
                 async with node.pool.acquire(node.lane("commit")) as conn:
-                    _, promoted = await release_claims(
+                    released, promoted = await release_claims(
                         conn, node.owner.schema, claims, attempts=how.attempts, hold=how.hold
                     )
+                    missing = [claim for claim in claims if claim.id not in released]
+                    rows = dict[int, ClaimState]()
+                    if missing:
+                        rows = await read_claims(conn, node.owner.schema, [claim.id for claim in missing])
             except BaseException as exc:
                 # Fenced by the claim: giving back twice does no harm, forgetting one costs a lease.
                 queue.releases.setdefault(how, []).extend(claims)
@@ -284,3 +294,29 @@ class Flusher(Actor[object]):
                 if not how.hold:
                     for claim in claims:
                         node.poke(claim.queue, number=claim.id)
+                await self._release_again(how, [claim for claim in missing if _is_ours(claim, rows)])
+
+    async def _release_again(self, how: _Release, claims: list[Claim]) -> None:
+        """These are still ours, their rows were locked: forgetting them would cost a lease.
+
+        By another node's pick, which looks at the running row of a key, or by a caller's transaction.
+        """
+        if not claims:
+            return
+        again = attrs.evolve(how, tries=how.tries + 1)
+        if not self._ending:
+            self.nursery.start_soon(self._queue_later, again, claims)
+        elif again.tries < LAST_TRIES:
+            await self._queue_later(again, claims)
+
+    async def _queue_later(self, how: _Release, claims: list[Claim]) -> None:
+        try:
+            await trio.sleep(min(0.005 * 2.0**how.tries, 0.25))
+        finally:
+            self._queue.releases.setdefault(how, []).extend(claims)
+            self.address.cast(None)
+
+
+def _is_ours(claim: Claim, rows: dict[int, ClaimState]) -> bool:
+    row = rows.get(claim.id)
+    return row is not None and row.claim_id == claim.claim_id and row.status == "executing"

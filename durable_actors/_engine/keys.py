@@ -18,7 +18,8 @@ from durable_actors.otp import Address
 RETRIES: Final = (0.005, 0.01, 0.02)
 """Seconds between attempts at a busy key: a node that hands it over commits first and unlocks a moment later."""
 PATIENCE: Final = 1.0
-"""Seconds to wait for the keeper's answer; it has one in a round trip, unless the network is stuck."""
+"""Seconds to wait for the keeper's answer; it has one in a round trip, unless the network is stuck. Then nobody waits
+any more until an answer came: the feeder that asks has other work."""
 MAX_BATCH: Final = 1000
 """Keys per statement (1.9 µs each to lock), unless one caller alone brings more."""
 
@@ -75,6 +76,7 @@ class Keys:
         """Keys whose rows are to be offered again; the keeper's and this object's alone."""
         self.up = False
         """The keeper has its session."""
+        self._silent = False  # an answer is overdue
 
     # -- for feeders and step tasks
 
@@ -136,7 +138,7 @@ class Keys:
     async def _try(self, claims: list[Claim]) -> set[str]:
         """One attempt. Cancelled: its requests are withdrawn; what was granted is the caller's to free."""
         granted: set[str] = set()
-        if not self.up:
+        if not self.up or self._silent:
             return granted
         asking: list[Claim] = []
         for claim in claims:
@@ -148,8 +150,9 @@ class Keys:
                 case Answer.BUSY:
                     pass
         if asking:
-            with trio.move_on_after(PATIENCE):
+            with trio.move_on_after(PATIENCE) as scope:
                 granted |= await self._wait(asking)
+            self._silent = scope.cancelled_caught
         return granted
 
     async def _wait(self, claims: list[Claim]) -> set[str]:
@@ -189,6 +192,7 @@ class Keys:
     def answer(self, locked: set[str]) -> None:
         """The server's answer to what was collected."""
         now = trio.current_time()
+        self._silent = False
         sent, self._sent = self._sent, []
         for request in sent:
             granted: set[str] = set()
@@ -201,7 +205,7 @@ class Keys:
 
     def lose(self) -> None:
         """The session is gone: whoever waits gets nothing, and nobody owns anything until it is back."""
-        self.up = False
+        self.up = self._silent = False
         self.table.lost()
         for request in (*self._sent, *self._requests):
             request.answer(set())
