@@ -99,10 +99,13 @@ class DatabaseServer:
         finally:
             self.drop(dsn)
 
-    def template(self, prepare: Prepare) -> str:
-        """Name of the run's template database, prepared once by whichever worker comes first."""
-        suffix = f"_{self._run}_template"
-        with self._exclusive(f"durable template {self._run}"):
+    def template(self, prepare: Prepare, *, kind: str = "") -> str:
+        """Name of the run's template database, prepared once by whichever worker comes first.
+
+        `kind` names a further one, e.g. with data that takes seconds to make.
+        """
+        suffix = f"_{self._run}_template{kind}"
+        with self._exclusive(f"durable template {self._run} {kind}"):
             row = self._admin.execute(
                 "select datname from pg_database where datname like %s", [f"%{suffix}"]
             ).fetchone()
@@ -138,7 +141,7 @@ class DatabaseServer:
         self._doomed.put(None)
         self._dropper.join()
         if not self._disposable:
-            with self._exclusive(f"durable template {self._run}"):
+            with self._exclusive(f"durable template {self._run} "):
                 self._drop_template_if_last()
         self._admin.close()
 

@@ -15,7 +15,7 @@ from durable_actors._store.sql import Migration, in_schema, migrations
 CHECKSUMS = {
     1: "637f2ca7eed50a298e99c9dd5695474025843bc4f79bfe372ef02f271768f990",
     2: "934ecf2204f1fc5d75ccb6844a6660f1809a92c7d057cee407bc4a55dc7205b2",
-    3: "180475f94273706788dadb43717a558dcecec2801e245a102dbf769f03494712",
+    3: "14fd5e99f99114cad136399515157245a12ccd9566faeda098d97fbe3da51fc5",
 }
 
 

@@ -10,6 +10,7 @@ create index gen_durable_held on durable.gen_durable (partition_key, priority, e
 --   hold    a sibling is executing and we have its row lock: all of the window's rows of the key are held behind it
 --   leave   an earlier due sibling exists that this window does not have; or another pick is deciding about the key; or
 --           the executing sibling is just being committed
+-- `gone` are keys of rows that this pick shelves, its node not knowing their machine: they give up their place.
 --
 -- Why it is safe (docs/explanation/races.md):
 --   * a key enters 'executing' only in a pick that holds the key's lock, decided by a snapshot taken after the lock
@@ -20,17 +21,17 @@ create index gen_durable_held on durable.gen_durable (partition_key, priority, e
 -- per key cost 47. Nothing here waits: try-locks and SKIP LOCKED only.
 -- The lock space (hash seed 1) is not the keeper's (seed 0), whose session locks live as long as the step runs.
 create function durable.judge_keys(
-    space text, known text[], ks text[], ps smallint[], es timestamptz[], ids bigint[],
+    space text, known text[], gone text[], ks text[], ps smallint[], es timestamptz[], ids bigint[],
     out claim bigint[], out hold bigint[], out leave bigint[]
 ) language plpgsql volatile as $$
 declare
     got boolean[];
-    heal text[];
+    heal text[] := gone;
     verdict text;
     r record;
 begin
     claim := '{}'; hold := '{}'; leave := '{}';
-    if ks is null then return; end if;
+    if ks is null and gone = '{}' then return; end if;
     got := array(
         select pg_try_advisory_xact_lock(hashtextextended(space || chr(1) || u.k, 1))
           from unnest(ks) with ordinality u(k, o) order by u.o);
@@ -71,8 +72,9 @@ begin
         end if;
     end loop;
     -- The earlier sibling may be held with nothing left to release it: a promotion skips a row that a concurrent pick
-    -- has locked and then rejects. Whoever meets such a key offers its first held row again.
-    if heal is not null then
+    -- has locked and then rejects. Whoever meets such a key offers its first held row again. So does who shelves a row:
+    -- it may be the one that a promotion has offered, and the rows held behind it would wait for the sweep.
+    if heal <> '{}' then
         update durable.gen_durable g set hold = 0, updated_at = now() where g.id = any (array(
             select h.id from unnest(heal) u(k)
              cross join lateral (

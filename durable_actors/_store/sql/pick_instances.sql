@@ -48,7 +48,9 @@ with extra as materialized (
                array_agg(eligible_at order by k, priority, eligible_at, id) es,
                array_agg(id order by k, priority, eligible_at, id) ids
           from mine where k is not null) a
-     cross join lateral durable.judge_keys($10::text, $5::text[], a.ks, a.ps, a.es, a.ids) j
+     cross join lateral durable.judge_keys(
+        $10::text, $5::text[], array(select w.k from win w where w.k is not null and w.machine <> all ($5::text[])),
+        a.ks, a.ps, a.es, a.ids) j
 ), shelved as (
     update durable.gen_durable g set hold = 2, updated_at = now()
      where g.id = any (array(select w.id from win w where w.machine <> all ($5::text[])))

@@ -1,0 +1,109 @@
+"""What the store's tests share: connections with the engine's settings, rows made by hand, picks from the head."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import psycopg
+import trio
+from durable_actors._engine.node import lanes
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._store.claim import Owner, PickFrom, pick_instances
+from durable_actors._store.rows import Claim, Picked, Status, Transition
+from durable_actors.machine import InsertPlan
+
+SCHEMA: Final = "durable"
+OWNER: Final = Owner(SCHEMA, "node", b"hash", 60.0)
+ROLES: Final = lanes(6, session_dsn=None, keepalive=60)
+PLANS: Final = ROLES["claim"].settings
+HEAD: Final = PickFrom([0], ["-infinity"], [0])
+EXPIRE: Final = (
+    "update durable.gen_durable set lease_expires_at = now() - interval '1 s' where status = 'executing'"
+)
+
+
+@asynccontextmanager
+async def connect(dsn: str, role: str = "claim") -> AsyncIterator[PgConn]:
+    """A connection as the engine's lane of that role has it."""
+    conn = await PgConn.open(dsn, settings=ROLES[role].settings)
+    try:
+        yield conn
+    finally:
+        conn.close()
+
+
+def insert(db: psycopg.Connection, count: int = 1, **columns: object) -> list[int]:
+    """Rows of machine m/1; ids in order. A value that begins with `=` is SQL, in which n counts from 1."""
+    places = [str(value)[1:] if str(value)[:1] == "=" else "%s" for value in columns.values()]
+    values = [value for value in columns.values() if str(value)[:1] != "="]
+    names = "".join(f", {name}" for name in columns)
+    query = (
+        f"insert into durable.gen_durable (fsm, step{names}) select 'm', 's'{''.join(', ' + p for p in places)}"
+        f" from generate_series(1, {count}) n order by n returning id"
+    )
+    return [number for (number,) in db.execute(query, values).fetchall()]
+
+
+def rows(db: psycopg.Connection, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
+    return db.execute(f"select {columns} from durable.gen_durable where {where} order by id").fetchall()
+
+
+async def pick(
+    conn: PgConn,
+    *,
+    owner: Owner = OWNER,
+    queue: str = "default",
+    limit: int = 1000,
+    known: str = "{m/1}",
+    begin: PickFrom = HEAD,
+) -> Picked:
+    return await pick_instances(
+        conn, owner, queue=queue, limit=limit, known=known.encode(), begin=begin, now=trio.current_time()
+    )
+
+
+async def claims(conn: PgConn, **options: Any) -> list[Claim]:
+    """What a pick from the head claims."""
+    return (await pick(conn, **options)).claims
+
+
+def outcome(claim: Claim, status: Status = "done", **columns: Any) -> Transition:
+    """A transition of this claim; by default it ends."""
+    return Transition(claim, status, **{"step": claim.step, "attempt": claim.attempt, **columns})
+
+
+def plan(**columns: Any) -> InsertPlan:
+    """A row to insert, with defaults."""
+    values: dict[str, Any] = {
+        "machine": "m",
+        "version": 1,
+        "step": "s",
+        "queue": "default",
+        "state": b"{}",
+        "priority": 0,
+        "partition_key": None,
+        "unique_key": None,
+        "unique_scope": (),
+        "eligible_at": None,
+        "delay": 0.0,
+        "on_duplicate": None,
+    }
+    return InsertPlan(**(values | columns))
+
+
+class Recorder:
+    """Stands in for a connection and keeps what a store function would have sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Statement, Params]] = []
+
+    async def run(self, statement: Statement, params: Params = ()) -> Result:
+        self.calls.append((statement, params))
+        return Result([], "")
+
+    async def batch(self, calls: Sequence[tuple[Statement, Params]]) -> list[Result]:
+        self.calls.extend(calls)
+        return [Result([], "") for _ in calls]
