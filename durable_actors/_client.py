@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Final, Literal, Protocol, Required, TypedDict, Unpack
+from typing import Any, Final, Literal, Protocol, Required, TypedDict, TypeVar, Unpack
 
 import psycopg
 import trio
 from psycopg.rows import tuple_row
 
 from durable_actors._option_checks import Duration, duration
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._results import ResultWatch
@@ -35,6 +37,8 @@ from durable_actors.machine import (
     decode_json,
     plan_insert,
 )
+
+T = TypeVar("T")
 
 MAX_HINTS: Final = 100
 """Rows of one insert that are pointed out to the feeder one by one."""
@@ -101,8 +105,7 @@ class Client:
         if conn is not None:
             ids = await insert_on(conn, plans, schema=self._schema) if plans else []
         else:
-            async with self._pool.acquire(self._lane) as own:
-                ids = await insert_instances(own, self._schema, plans)
+            ids = await self._run(lambda own: insert_instances(own, self._schema, plans))
         self._after_commit(conn, partial(self._poke_inserted, plans, ids))
         return ids
 
@@ -159,8 +162,7 @@ class Client:
             raise ConfigError("signal_with_start takes key=, not unique_key=", option="unique_key")
         plan = plan_insert(spec, {**options, "unique_key": key})
         delivery = plan_signal(key, name, payload, dedup_key)
-        async with self._pool.acquire(self._lane) as conn:
-            sent, new = await start_with_signal(conn, self._schema, plan, delivery)
+        sent, new = await self._run(lambda conn: start_with_signal(conn, self._schema, plan, delivery))
         if sent.target is None:
             raise NoTarget(
                 f"unique key {key!r} is occupied by an instance that has ended (its unique_scope says so)"
@@ -175,10 +177,13 @@ class Client:
         if conn is not None:
             found = await signal_on(conn, deliveries, schema=self._schema)
         else:
-            async with self._pool.acquire(self._lane) as own:
-                found = await send_signals(own, self._schema, deliveries)
+            found = await self._run(lambda own: send_signals(own, self._schema, deliveries))
         self._after_commit(conn, partial(self._poke_woken, found))
         return found
+
+    async def _run(self, call: Callable[[PgConn], Awaitable[T]]) -> T:
+        """Run a statement that may have to wait for a lock of somebody's transaction."""
+        return await with_patience(self._pool, self._lane, call)
 
     def _poke_woken(self, found: list[Sent]) -> None:
         for sent in found:

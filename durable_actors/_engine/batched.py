@@ -1,7 +1,7 @@
 """Batched reads: many tasks ask for one thing each, one statement answers them all.
 
 No actor and no lingering: the first task that asks reads for everybody who has asked until then; who asks meanwhile is
-in the next batch. A reader that is cancelled passes its turn on.
+in the next batch. Whoever leaves, answered or cancelled, passes the turn on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ V = TypeVar("V")
 
 
 class _Ask(Generic[K, V]):
-    __slots__ = ("answer", "error", "event", "key")
+    __slots__ = ("answer", "done", "error", "key", "turn")
 
     def __init__(self, key: K) -> None:
         self.key = key
-        self.event = trio.Event()
+        self.turn = trio.Event()
+        """Set when it is answered, and when it is its turn to read."""
+        self.done = False
         self.answer: V | None = None
         self.error: Exception | None = None
+
+    def settle(self, answer: V | None, error: Exception | None) -> None:
+        self.answer, self.error, self.done = answer, error, True
+        self.turn.set()
 
 
 class Batched(Generic[K, V]):
@@ -39,39 +45,36 @@ class Batched(Generic[K, V]):
         ask: _Ask[K, V] = _Ask(key)
         self._asks.append(ask)
         try:
-            while not ask.event.is_set():
+            while not ask.done:
                 if self._reading:
-                    await ask.event.wait()
-                    if ask.answer is None and ask.error is None:
-                        ask.event = trio.Event()  # woken to read
+                    ask.turn = trio.Event()
+                    await ask.turn.wait()
                 else:
                     await self._read()
         finally:
-            if ask in self._asks:
+            if not ask.done and ask in self._asks:
                 self._asks.remove(ask)
+            # Also when it was woken to read and is cancelled instead: the others must not wait for ever.
+            if not self._reading and self._asks:
+                self._asks[0].turn.set()
         if ask.error is not None:
             raise ask.error
-        assert ask.answer is not None
-        return ask.answer
+        return ask.answer  # type: ignore[return-value] # settled without an error
 
     async def _read(self) -> None:
+        """Read for the first of those who ask. Cancelled: they ask as before."""
         self._reading = True
         batch, self._asks = self._asks[: self._limit], self._asks[self._limit :]
         try:
-            try:
-                answers = await self._fetch([ask.key for ask in batch])
-            except trio.Cancelled:
-                self._asks = batch + self._asks
-                raise
-            except Exception as exc:  # noqa: BLE001 - it is everybody's in the batch, and raised there
-                for ask in batch:
-                    ask.error = exc
-                    ask.event.set()
-            else:
-                for ask in batch:
-                    ask.answer = answers[ask.key]
-                    ask.event.set()
+            answers = await self._fetch([ask.key for ask in batch])
+        except trio.Cancelled:
+            self._asks = batch + self._asks
+            raise
+        except Exception as exc:  # noqa: BLE001 - it is everybody's in the batch, and raised there
+            for ask in batch:
+                ask.settle(None, exc)
+        else:
+            for ask in batch:
+                ask.settle(answers[ask.key], None)
         finally:
             self._reading = False
-            if self._asks:
-                self._asks[0].event.set()

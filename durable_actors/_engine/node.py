@@ -14,6 +14,7 @@ from durable_actors._engine.leases import Leases
 from durable_actors._engine.surroundings import Surveyor
 from durable_actors._postgres import encode
 from durable_actors._postgres.lane import Lane
+from durable_actors._postgres.patience import PATIENCE
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
@@ -88,15 +89,16 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
         "session": Lane("session", 1, settings=session, dsn=session_dsn),
         "heartbeat": heartbeat,
     }
-    shared = Lane("shared", 1, settings=_PLANS)
+    # A row that a caller's open transaction has locked must hold up nobody else: see the flusher, and `patience`.
+    shared = Lane("shared", 1, settings=_PLANS | PATIENCE)
     rest = pool_size - 2
-    # A row that a caller's open transaction has locked must hold up nobody else's outcome: see the flusher.
-    patience = {**_PLANS, "lock_timeout": "250ms"}
-    found["commit"] = Lane("commit", 1, settings=patience) if rest > 1 else shared
+    found["commit"] = Lane("commit", 1, settings=_PLANS | PATIENCE) if rest > 1 else shared
     found["claim"] = Lane("claim", 1, settings=_PLANS) if rest > 2 else shared
     own = sum(lane is not shared for lane in (found["commit"], found["claim"]))
     # Without _PLANS: a batch insert joins its rows back, and a nested loop over 10,000 of them is quadratic.
-    found["client"] = Lane("client", rest - own, settings={"jit": "off"}) if rest > own else shared
+    found["client"] = (
+        Lane("client", rest - own, settings={"jit": "off", **PATIENCE}) if rest > own else shared
+    )
     return found
 
 

@@ -1,7 +1,8 @@
 """The engine's side of `Context`: what a step may do to other instances while it runs.
 
 Everything here is fenced by the step's claim and idempotent by identity, for the step may run again. What has no key of
-its own is numbered: the n-th call of a kind in one visit of a step is the same call in every run of it.
+its own is numbered: the n-th call of a kind, by a run of the step that was handed the same signals, is the same call in
+every such run of one visit. What `handle` does is numbered apart, per attempt: it tells of that failure.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import attrs
+
 from durable_actors._engine.leases import Leases
+from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
-from durable_actors._store.children import child_uid, read_children, start_child
+from durable_actors._store.children import Started, child_uid, read_children, start_child
 from durable_actors._store.rows import Claim
-from durable_actors._store.signal import SHOWN, plan_signal, read_signals, send_signals
-from durable_actors.errors import Duplicate, LeaseLost, NoTarget
+from durable_actors._store.signal import SHOWN, plan_signal, read_signals, signal_from_step
+from durable_actors.errors import ConfigError, Duplicate, LeaseLost, NoTarget
 from durable_actors.machine import (
     ChildView,
     Context,
@@ -37,43 +41,51 @@ class EnginePort:
         self._schema = schema
         self._leases = leases
         self._calls: WeakKeyDictionary[Context[Any], dict[str, int]] = WeakKeyDictionary()
-        self.poke: Callable[[str], None] = lambda _queue: None
-        """Told the queue of what was started or woken."""
+        self.poke: Callable[..., None] = _no_poke
+        """Told of what was started or woken."""
 
     async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
         """Insert an instance; committed at once, not with the step's outcome. A re-run finds the same one."""
         plan = plan_insert(current_registry().find(machine), options)
-        key = f"{ctx.visit}/{self._count(ctx, 'insert ' + plan.machine)}"
-        number = await self._start(ctx, plan, key, kind="insert")
-        if number is None and plan.on_duplicate is not None:
-            shown = (plan.unique_key or b"").decode("utf-8", "backslashreplace")
-            raise Duplicate(shown, None)
-        return number
+        started = await self._start(ctx, plan, self._ordinal(ctx, "insert " + plan.machine), kind="insert")
+        if started.id is None and plan.on_duplicate == "raise":
+            raise _duplicate(plan, started)
+        if started.id is None and plan.on_duplicate == "return":
+            return started.occupant
+        return started.id
 
     async def start_child(
         self, ctx: Context[Any], machine: MachineRef, key: str, options: InsertOptions, /
     ) -> int:
         """Start a child, or find the one that an earlier run of this step started."""
+        if not isinstance(key, str):
+            raise ConfigError(f"start_child(key=...) must be a text, not {key!r}", option="key", value=key)
         plan = plan_insert(current_registry().find(machine), options)
-        number = await self._start(ctx, plan, key, kind="child")
-        if number is None:
-            raise Duplicate((plan.unique_key or b"").decode("utf-8", "backslashreplace"), None)
-        return number
+        started = await self._start(ctx, plan, key, kind="child")
+        if started.id is None:
+            raise _duplicate(plan, started)
+        return started.id
 
     async def signal(
         self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
     ) -> None:
         """Send a signal, once per call and visit, however often the step runs."""
-        self._claim(ctx)
-        if dedup_key is None:
-            dedup_key = f"{ctx.idempotency_key}/{self._count(ctx, 'signal')}"
+        claim = self._claim(ctx)
         delivery = plan_signal(target, name, payload, dedup_key)
-        async with self._pool.acquire(self._lane) as conn:
-            [sent] = await send_signals(conn, self._schema, [delivery])
+        if dedup_key is None:
+            ordinal = self._ordinal(ctx, "signal " + name)
+            uid = child_uid(ctx.id, ctx.step, name, ordinal, kind="signal")
+            delivery = attrs.evolve(delivery, dedup_key=f"step:{uid}")
+        found = await with_patience(
+            self._pool, self._lane, lambda conn: signal_from_step(conn, self._schema, claim, [delivery])
+        )
+        if found is None:
+            raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was sent")
+        [sent] = found
         if sent.outcome == "no_target":
             raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
         if sent.woken and sent.queue is not None:
-            self.poke(sent.queue)
+            self.poke(sent.queue, number=sent.target)
 
     async def iter_signals(self, ctx: Context[Any], /) -> AsyncIterator[Signal]:
         """The whole inbox, oldest first, in pages."""
@@ -99,17 +111,19 @@ class EnginePort:
                 return
             after = page[-1].id
 
-    async def _start(self, ctx: Context[Any], plan: InsertPlan, key: str, *, kind: str) -> int | None:
+    async def _start(self, ctx: Context[Any], plan: InsertPlan, key: str, *, kind: str) -> Started:
         claim = self._claim(ctx)
         uid = child_uid(ctx.id, ctx.step, plan.machine, key, kind=kind)
-        async with self._pool.acquire(self._lane) as conn:
-            found = await start_child(conn, self._schema, claim, plan, uid=uid, as_child=kind == "child")
-        if found is None:
+        started = await with_patience(
+            self._pool,
+            self._lane,
+            lambda conn: start_child(conn, self._schema, claim, plan, uid=uid, as_child=kind == "child"),
+        )
+        if started is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was started")
-        number, new = found
-        if new:
-            self.poke(plan.queue)
-        return number
+        if started.new and not plan.delay and plan.eligible_at is None:
+            self.poke(plan.queue, number=started.id, priority=plan.priority)
+        return started
 
     def _claim(self, ctx: Context[Any]) -> Claim:
         held = self._leases.find(ctx.claim_id)
@@ -117,7 +131,17 @@ class EnginePort:
             raise LeaseLost(f"instance {ctx.id}: this context's step has ended or lost its claim")
         return held.claim
 
-    def _count(self, ctx: Context[Any], kind: str) -> int:
+    def _ordinal(self, ctx: Context[Any], kind: str) -> str:
+        """Which call of its kind this is, in words that every run of the step which does the same would use."""
         counts = self._calls.setdefault(ctx, {})
         counts[kind] = counts.get(kind, 0) + 1
-        return counts[kind]
+        run = f"handle {ctx.attempt}" if ctx.in_handle else sorted(signal.id for signal in ctx.awaited)
+        return f"{ctx.visit}/{run}/{counts[kind]}"
+
+
+def _duplicate(plan: InsertPlan, started: Started) -> Duplicate:
+    return Duplicate((plan.unique_key or b"").decode("utf-8", "backslashreplace"), started.occupant)
+
+
+def _no_poke(queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
+    """Nobody listens yet."""

@@ -80,7 +80,8 @@ def make_node(
         token_hash=hashlib.sha256(token).digest()[:16],
         lease_ttl=config.lease_ttl,
     )
-    surveyor = Surveyor(pool, roles["client"].name, config.schema)
+    # Not on the client lane: there a signal to a row that a caller's open transaction has locked may wait for it.
+    surveyor = Surveyor(pool, roles["claim"].name, config.schema)
     leases = Leases()
     port = EnginePort(pool, roles["client"].name, config.schema, leases)
     return Node(

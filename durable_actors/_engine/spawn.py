@@ -13,7 +13,7 @@ from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
 from durable_actors._store.commit import was_committed
 from durable_actors._store.rows import Transition
-from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.errors import CommitUnknown, Duplicate, StoreUnavailable
 
 
 async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
@@ -23,10 +23,13 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
     """
     outage = Outage(node, f"spawning {len(spawn.plans)} children")
     unknown = False
+    accept_late = node.config.late_commit == "accept"
     while True:
         try:
             async with node.pool.acquire(node.lane("client")) as conn:
-                done = await schedule_children(conn, node.owner.schema, transition, spawn)
+                done = await schedule_children(
+                    conn, node.owner.schema, transition, spawn, accept_late=accept_late
+                )
                 if done is None and unknown:
                     # The claim is gone: the row tells whether the first attempt had happened.
                     states = await read_claims(conn, node.owner.schema, [transition.claim.id])
@@ -39,6 +42,8 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
         except psycopg.Error as exc:
             if exc.sqlstate not in RETRYABLE:
                 return Refused(exc)
+        except Duplicate as exc:  # a child with on_duplicate="raise"
+            return Refused(exc)
         else:
             outage.over()
             return STALE if done is None else done

@@ -105,7 +105,13 @@ class StepRun:
         """What an outcome comes to; raises when it cannot be stored."""
         stays = ahead and self._claim.plain
         after = transition(
-            self._claim, self._spec, outcome, handed=self._around.awaited, ahead=stays, error=error
+            self._claim,
+            self._spec,
+            outcome,
+            handed=self._around.awaited,
+            unseen=self._around.unseen,
+            ahead=stays,
+            error=error,
         )
         spawn = plan_children(outcome) if isinstance(outcome, ScheduleChildren) else None
         return Ran(after, type(outcome).__name__, error, spawn)

@@ -92,6 +92,7 @@ class StepTasks:
             claim.visit, claim.step, claim.attempt, claim.crashes = committed.visit, ran.transition.step, 0, 0
             assert committed.state is not None
             claim.state = committed.state
+            claim.inbox = committed.inbox  # a signal may have come while the step ran
 
     async def _survey(self, claim: Claim) -> Surroundings:
         """Read what the step is shown; while the store is away, wait: the lease decides for how long."""
@@ -160,8 +161,8 @@ class StepTasks:
         elif ran.transition.timeout is not None or (ran.spawn is not None and ran.spawn.timeout is not None):
             node.expect_deadline(claim.queue)
         if ran.spawn is not None:
-            for queue in {plan.queue for plan in ran.spawn.plans}:
-                node.poke(queue)
+            for queue, priority in {(plan.queue, plan.priority) for plan in ran.spawn.plans}:
+                node.poke(queue, priority=priority)
         if node.telemetry.active:
             node.telemetry.emit(StepCommitted(**_facts(claim), status=verdict.status))
             if trio.current_time() > claim.trusted_until:

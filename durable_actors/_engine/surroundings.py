@@ -14,7 +14,7 @@ from durable_actors._engine.batched import Batched
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.children import read_children
 from durable_actors._store.rows import Claim
-from durable_actors._store.signal import SHOWN, read_awaited, read_inboxes
+from durable_actors._store.signal import SHOWN, read_awaited, read_inboxes, read_matching
 from durable_actors.machine import ChildView, Signal
 
 
@@ -25,6 +25,9 @@ class Surroundings:
     signals: tuple[Signal, ...] = ()
     awaited: tuple[Signal, ...] = ()
     children: tuple[ChildView, ...] = ()
+    unseen: tuple[int, ...] = ()
+    """Ids of further awaited signals, beyond the first `SHOWN`: they were there when the step began, so parking again
+    must not wake for them; nothing consumes them, for nobody has seen them."""
 
 
 NOTHING = Surroundings()
@@ -44,20 +47,25 @@ class Surveyor:
         signals: tuple[Signal, ...] = ()
         awaited: tuple[Signal, ...] = ()
         children: tuple[ChildView, ...] = ()
-        if claim.inbox:
+        unseen: tuple[int, ...] = ()
+        # The flag is as old as the claim: a signal may have come while it waited in a buffer, and one that awaited
+        # must not take itself for timed out.
+        if claim.inbox or claim.awaits is not None:
             signals = tuple(await self._inboxes.get(claim.id))
-            if claim.awaits is not None:
-                names = claim.awaits
-                awaited = tuple(signal for signal in signals if signal.name in names)
-                if len(signals) >= SHOWN:  # what it awaited may lie beyond what is shown
-                    async with self._pool.acquire(self._lane) as conn:
-                        awaited = tuple(await read_awaited(conn, self._schema, claim.id, names))
+        if claim.awaits is not None:
+            names = claim.awaits
+            awaited = tuple(signal for signal in signals if signal.name in names)
+            if len(signals) >= SHOWN:  # what it awaited may lie beyond what is shown
+                async with self._pool.acquire(self._lane) as conn:
+                    matching = await read_matching(conn, self._schema, claim.id, names)
+                    awaited = tuple(await read_awaited(conn, self._schema, claim.id, names))
+                unseen = tuple(set(matching) - {signal.id for signal in awaited})
         if claim.children_total:
             async with self._pool.acquire(self._lane) as conn:
                 children = tuple(
                     await read_children(conn, self._schema, claim.id, claim.visit, after=0, limit=SHOWN)
                 )
-        return Surroundings(signals, awaited, children)
+        return Surroundings(signals, awaited, children, unseen)
 
     async def _fetch(self, ids: list[int]) -> Mapping[int, list[Signal]]:
         async with self._pool.acquire(self._lane) as conn:

@@ -36,13 +36,14 @@ def transition(
     outcome: Outcome,
     *,
     handed: Sequence[Signal] = (),
+    unseen: Sequence[int] = (),
     ahead: bool = False,
     error: BaseException | None = None,
 ) -> Transition:
     """Translate (claim, outcome) into the next row.
 
-    `handed` are the awaited signals that the step was given. `ahead` asks to stay on this claim after a `Next`. `error`
-    is what went through `handle`: a retry remembers it. Raises `StateError` when a state or result cannot be stored.
+    `handed` are the awaited signals that the step was given, `unseen` the ids of those that were there beyond them.
+    `ahead` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it. Raises `StateError` when a state or result cannot be stored.
     """
     match outcome:
         case Next():
@@ -59,7 +60,7 @@ def transition(
                 keeps_awaits=True,
             )
         case Await():
-            return _park(claim, spec, outcome, handed=handed, error=error)
+            return _park(claim, spec, outcome, handed=handed, unseen=unseen, error=error)
         case ScheduleChildren():
             return Transition(
                 claim,
@@ -103,12 +104,19 @@ def _enter(
 
 
 def _park(
-    claim: Claim, spec: MachineSpec, outcome: Await, *, handed: Sequence[Signal], error: BaseException | None
+    claim: Claim,
+    spec: MachineSpec,
+    outcome: Await,
+    *,
+    handed: Sequence[Signal],
+    unseen: Sequence[int],
+    error: BaseException | None,
 ) -> Transition:
     """Await: what was handed and is awaited again is kept (packs accumulate), the rest is consumed."""
     kept = [
         signal.id for signal in handed if signal.name in outcome.names and signal.id not in outcome.consume
     ]
+    consumed = _consumed([signal for signal in handed if signal.id not in kept], outcome.consume)
     entered = outcome.then is not None
     return Transition(
         claim,
@@ -122,8 +130,9 @@ def _park(
         awaits=outcome.names,
         await_step=outcome.then,
         timeout=outcome.timeout,
-        consumed=_consumed([signal for signal in handed if signal.id not in kept], outcome.consume),
-        kept=tuple(kept),
+        consumed=consumed,
+        # Consuming any of them lets the next run see some of the unseen; else it would see the very same, for ever.
+        kept=tuple(kept) if consumed else (*kept, *unseen),
     )
 
 

@@ -18,6 +18,10 @@ _NOTICE_OUR_DEATH: Final = Statement(
 """Else a backend goes on with a statement that nobody waits for (Ctrl-C, kill -9, a lost network) until it
 wants to write. A server on Windows cannot, and refuses the setting."""
 
+_SNAPSHOTS: Final = {"default_transaction_isolation": "read committed"}
+"""Every statement needs a snapshot of its own: a recheck that runs on its transaction's first one sees no signal that
+came since, whatever a role's or a database's default is."""
+
 _TEXT: Final = {"bytea_output": "hex", "datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC"}
 """Columns come as text: what shapes it must not depend on a role's or a database's defaults."""
 
@@ -26,5 +30,8 @@ def session_calls(settings: Mapping[str, str]) -> list[tuple[Statement, Params]]
     """The statements that set a new session up, in one round trip; `settings` win over ours."""
     return [
         (_NOTICE_OUR_DEATH, ()),
-        *((_SET, [name.encode(), value.encode()]) for name, value in (_TEXT | dict(settings)).items()),
+        *(
+            (_SET, [name.encode(), value.encode()])
+            for name, value in (_SNAPSHOTS | _TEXT | dict(settings)).items()
+        ),
     ]

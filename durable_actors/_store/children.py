@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from typing import Final, cast
@@ -10,8 +11,9 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Params
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import insert_params
+from durable_actors._store.insert import insert_params, read_inserted
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
@@ -35,7 +37,7 @@ class Spawn:
 
 
 async def schedule_children(
-    conn: PgConn, schema: str, transition: Transition, spawn: Spawn
+    conn: PgConn, schema: str, transition: Transition, spawn: Spawn, *, accept_late: bool
 ) -> Committed | None:
     """Insert the children and park the parent on their barrier, in one transaction; None when the claim is stale.
 
@@ -44,7 +46,8 @@ async def schedule_children(
     """
     claim = transition.claim
     async with conn.transaction():
-        fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit)]
+        late = b"t" if accept_late else b"f"
+        fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit), late]
         if not (await conn.run(statement("lock_parent", schema), fence)).rows:
             return None
         inserted = 0
@@ -53,7 +56,7 @@ async def schedule_children(
             chunk = spawn.plans[first : first + CHUNK]
             params = insert_params(chunk, parent_id=claim.id, barrier=barrier)
             rows = (await conn.run(statement("insert_instances", schema), params)).rows
-            inserted += sum(row[0] is not None for row in rows)
+            inserted += sum(number is not None for number in read_inserted(chunk, rows))
         needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)
         result = await conn.run(
             statement("park_parent", schema),
@@ -69,7 +72,7 @@ async def schedule_children(
         )
         if transition.consumed:
             pairs = pair_params([(claim.id, signal) for signal in transition.consumed])
-            await conn.run(statement("consume_signals", schema), [*pairs, encode.int_array([])])
+            await conn.run(statement("consume_signals", schema), pairs)
         if claim.partition_key is not None:
             await conn.run(statement("promote_siblings", schema), [encode.text_array([claim.partition_key])])
     [[_, visit, status]] = result.rows
@@ -78,41 +81,59 @@ async def schedule_children(
 
 def child_uid(caller: int, step: str, machine: str, key: str, *, kind: str) -> uuid.UUID:
     """The identity of what a step starts: equal for every run of the step. Pure."""
-    return uuid.uuid5(_NAMESPACE, "\x1f".join((kind, str(caller), step, machine, key)))
+    return uuid.uuid5(_NAMESPACE, json.dumps([kind, caller, step, machine, key]))
+
+
+@attrs.frozen
+class Started:
+    """What became of a start from inside a step."""
+
+    id: int | None
+    """None: its unique key is occupied by another."""
+    new: bool
+    """False: an earlier run, or a concurrent call, of the same step has started it."""
+    occupant: int | None
+    """Who occupies its unique key."""
 
 
 async def start_child(
     conn: PgConn, schema: str, claim: Claim, plan: InsertPlan, *, uid: uuid.UUID, as_child: bool
-) -> tuple[int | None, bool] | None:
-    """Insert an instance from inside a step, or find the one that an earlier run inserted.
+) -> Started | None:
+    """Insert an instance from inside a step, or find the one that an earlier run inserted; None: the claim is stale."""
+    params = _start_params(claim, plan, uid, as_child=as_child)
+    found: Started | None = None
+    for _ in range(2):  # a second look, with a new snapshot, sees a concurrent call of the same identity
+        rows = (await conn.run(statement("start_child", schema), params)).rows
+        if not rows:
+            return None
+        [[number, new, occupant]] = rows
+        found = Started(
+            None if number is None else int(number), new == b"t", None if occupant is None else int(occupant)
+        )
+        if found.id is not None:
+            break
+    return found
 
-    Returns its id (None: its unique key is occupied by another) and whether it is new; None when the claim is stale.
-    """
-    result = await conn.run(
-        statement("start_child", schema),
-        [
-            encode.number(claim.id),
-            claim.claim_id.encode(),
-            encode.number(claim.visit),
-            str(uid).encode(),
-            plan.machine.encode(),
-            encode.number(plan.version),
-            plan.step.encode(),
-            plan.state,
-            plan.queue.encode(),
-            encode.number(plan.priority),
-            encode.text(plan.partition_key),
-            encode.bytea(plan.unique_key),
-            ("{" + ",".join(plan.unique_scope) + "}").encode(),
-            None if plan.eligible_at is None else plan.eligible_at.isoformat().encode(),
-            encode.number(plan.delay),
-            b"t" if as_child else b"f",
-        ],
-    )
-    if not result.rows:
-        return None
-    [[number, new]] = result.rows
-    return (None if number is None else int(number)), new == b"t"
+
+def _start_params(claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: bool) -> Params:
+    return [
+        encode.number(claim.id),
+        claim.claim_id.encode(),
+        encode.number(claim.visit),
+        str(uid).encode(),
+        plan.machine.encode(),
+        encode.number(plan.version),
+        plan.step.encode(),
+        plan.state,
+        plan.queue.encode(),
+        encode.number(plan.priority),
+        encode.text(plan.partition_key),
+        encode.bytea(plan.unique_key),
+        ("{" + ",".join(plan.unique_scope) + "}").encode(),
+        None if plan.eligible_at is None else plan.eligible_at.isoformat().encode(),
+        encode.number(plan.delay),
+        b"t" if as_child else b"f",
+    ]
 
 
 async def read_children(

@@ -34,6 +34,8 @@ async def commit_outcomes(
     nobody knows: repeat the same call, then see `was_committed`.
     """
     late = b"t" if accept_late else b"f"
+    # In id order, as signals lock their targets: else a flush and a batch of signals might wait for each other.
+    transitions = sorted(transitions, key=lambda each: each.claim.id)
     plain = [each for each in transitions if each.plain]
     rich = [each for each in transitions if not each.plain]
     calls: list[tuple[Statement, Params]] = []
@@ -47,7 +49,9 @@ async def commit_outcomes(
         await conn.batch([*calls, *riders.values()]) if writes > 1 or riders else [await conn.run(*calls[0])]
     )
     committed = {
-        int(row[0] or 0): Committed(int(row[1] or 0), cast("Status", (row[2] or b"").decode()), row[3])
+        int(row[0] or 0): Committed(
+            int(row[1] or 0), cast("Status", (row[2] or b"").decode()), row[3], row[4] == b"t"
+        )
         for result in results[:writes]
         for row in result.rows
     }
@@ -112,14 +116,12 @@ def _riders(
     """Further statements of the same transaction, in the order in which they must run."""
     riders: dict[str, tuple[Statement, Params]] = {}
     consumed = [(each.claim.id, signal) for each in rich for signal in each.consumed]
-    ended = [each.claim.id for each in rich if each.ends and each.claim.inbox]
-    if consumed or ended:
-        params = [*pair_params(consumed), encode.int_array(ended)]
-        riders["consume_signals"] = (statement("consume_signals", schema), params)
+    if consumed:
+        riders["consume_signals"] = (statement("consume_signals", schema), pair_params(consumed))
     parked = [each for each in rich if each.status == "awaiting_signal"]
     if parked:
-        kept = [(each.claim.id, signal) for each in parked for signal in each.kept]
-        params = [encode.int_array([each.claim.id for each in parked]), *pair_params(kept)]
+        kept = [signal for each in parked for signal in each.kept]
+        params = [encode.int_array([each.claim.id for each in parked]), encode.int_array(kept)]
         riders["recheck_awaits"] = (statement("recheck_awaits", schema), params)
     children = [each.claim.id for each in transitions if each.ends and each.claim.parent_id is not None]
     if children:

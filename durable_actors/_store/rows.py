@@ -77,7 +77,7 @@ class Transition:
     consumed: tuple[int, ...] = ()
     """Ids of signals that this commit takes out of the inbox."""
     kept: tuple[int, ...] = ()
-    """Ids of awaited signals that the step has seen and keeps: they do not wake it again."""
+    """Ids of awaited signals that were there when the step began and that it keeps: they do not wake it again."""
 
     @property
     def plain(self) -> bool:
@@ -100,6 +100,8 @@ class Committed:
     """The row's status now."""
     state: bytes | None = None
     """The stored state, when the row stays executing: jsonb does not give back the very bytes it was given."""
+    inbox: bool = True
+    """Whether a signal was sent to it (or nobody knows)."""
 
 
 @attrs.frozen

@@ -12,12 +12,15 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Row
 from durable_actors._store.insert import insert_params
 from durable_actors._store.instant import read_instant
+from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import InsertPlan, Signal, decode_json, encode_json
 
 MAX_NAME: Final = 500
 MAX_PAYLOAD: Final = 1_000_000
+START_ATTEMPTS: Final = 5
+"""How often `start_with_signal` finds an instance that ends under its hands before it gives up."""
 SHOWN: Final = 1000
 """Signals that `ctx.signals` holds at most; `iter_signals` pages through the rest."""
 
@@ -53,16 +56,14 @@ def plan_signal(target: object, name: object, payload: object, dedup_key: object
         )
     if isinstance(target, int) and not 0 < target < 2**63:
         raise ConfigError(f"target={target} is not an instance id", option="target", value=target)
-    for option, value, optional in (("name", name, False), ("dedup_key", dedup_key, True)):
-        if value is None and optional:
-            continue
-        if (
-            not isinstance(value, str)
-            or not 0 < len(value.encode("utf-8", "replace")) <= MAX_NAME
-            or "\0" in value
-        ):
-            text = f"{option}={value!r} must be a text of 1 to {MAX_NAME} bytes without NUL"
+    for option, value in (("name", name), ("dedup_key", dedup_key)):
+        if not _is_short_text(value) and (value is not None or option == "name"):
+            text = (
+                f"{option}={value!r} must be a text of 1 to {MAX_NAME} bytes without NUL or lone surrogates"
+            )
             raise ConfigError(text, option=option, value=value)
+    if isinstance(target, str) and not _is_unicode(target):
+        raise ConfigError(f"target={target!r} contains lone surrogates", option="target", value=target)
     data = encode_json(payload, what=f"payload of signal {name!r}")
     if len(data) > MAX_PAYLOAD:
         raise StateError(
@@ -72,6 +73,23 @@ def plan_signal(target: object, name: object, payload: object, dedup_key: object
     number = target if isinstance(target, int) else None
     key = target.encode() if isinstance(target, str) else target if isinstance(target, bytes) else None
     return Delivery(number, key, str(name), data, None if dedup_key is None else str(dedup_key))
+
+
+def _is_short_text(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and _is_unicode(value)
+        and 0 < len(value.encode()) <= MAX_NAME
+        and "\0" not in value
+    )
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def signal_params(deliveries: Sequence[Delivery]) -> list[bytes]:
@@ -105,21 +123,35 @@ async def send_signals(conn: PgConn, schema: str, deliveries: Sequence[Delivery]
     return read_sent((await conn.run(statement("send_signals", schema), signal_params(deliveries))).rows)
 
 
+async def signal_from_step(
+    conn: PgConn, schema: str, claim: Claim, deliveries: Sequence[Delivery]
+) -> list[Sent] | None:
+    """Deliver signals of a running step; None when its claim is stale: nothing was written."""
+    fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit)]
+    params = [*signal_params(deliveries), *fence]
+    rows = (await conn.run(statement("signal_from_step", schema), params)).rows
+    return read_sent(rows) if rows else None
+
+
 async def start_with_signal(
     conn: PgConn, schema: str, plan: InsertPlan, delivery: Delivery
 ) -> tuple[Sent, bool]:
     """Start the instance unless its key is occupied, then signal whoever occupies the key; one transaction.
 
-    Returns what became of the signal, and whether the instance is new.
+    Returns what became of the signal, and whether the instance is new. Repeats when the occupant ended between the two:
+    nothing was written then, and the key is free now, unless its scope holds it beyond the end.
     """
-    inserted, sent = await conn.batch(
-        [
-            (statement("insert_instances", schema), insert_params([plan])),
-            (statement("send_signals", schema), signal_params([delivery])),
-        ]
-    )
-    [outcome] = read_sent(sent.rows)
-    return outcome, inserted.rows[0][0] is not None
+    calls = [
+        (statement("insert_instances", schema), insert_params([plan])),
+        (statement("send_signals", schema), signal_params([delivery])),
+    ]
+    for _ in range(START_ATTEMPTS - 1):
+        inserted, sent = await conn.batch(calls)
+        [outcome] = read_sent(sent.rows)
+        if outcome.target is not None:
+            return outcome, inserted.rows[0][0] is not None
+    inserted, sent = await conn.batch(calls)
+    return read_sent(sent.rows)[0], inserted.rows[0][0] is not None
 
 
 def read_signal(row: Row) -> tuple[int, Signal]:
@@ -153,6 +185,13 @@ async def read_awaited(
     params = [encode.number(number), encode.text_array(names), encode.number(limit)]
     rows = (await conn.run(statement("read_awaited", schema, read_only=True), params)).rows
     return [read_signal(row)[1] for row in rows]
+
+
+async def read_matching(conn: PgConn, schema: str, number: int, names: Sequence[str]) -> list[int]:
+    """The ids of all unread signals of these names."""
+    params = [encode.number(number), encode.text_array(names)]
+    rows = (await conn.run(statement("read_matching", schema, read_only=True), params)).rows
+    return [int(row[0] or 0) for row in rows]
 
 
 async def read_signals(conn: PgConn, schema: str, number: int, *, after: int, limit: int) -> list[Signal]:

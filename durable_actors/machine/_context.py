@@ -115,6 +115,8 @@ class Context(Generic[S_co]):
     """The instance that started this one as a child."""
     claim_id: object = None
     """The claim under which this run happens; for logs. It is not the secret that fences the commit."""
+    in_handle: bool = False
+    """Whether this is the context that `handle` was given."""
     port: ContextPort | None = attrs.field(default=None, repr=False)
     """The engine's door; None outside of an engine."""
 
@@ -153,9 +155,9 @@ class Context(Generic[S_co]):
 
     def for_handle(self) -> Context[S_co]:
         """Return the context that `handle` gets: the same, without signals, awaited and children."""
-        if not (self.signals or self.awaited or self.children):
+        if self.in_handle:
             return self
-        return attrs.evolve(self, signals=(), awaited=(), children=())
+        return attrs.evolve(self, signals=(), awaited=(), children=(), in_handle=True)
 
     def _door(self, method: str) -> ContextPort:
         if self.port is None:

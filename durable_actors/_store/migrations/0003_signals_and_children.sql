@@ -21,6 +21,14 @@ create index gen_durable_deadline on durable.gen_durable (queue, await_deadline)
 -- The unread signals of an instance in order of arrival, whatever their names.
 create index signals_unread on durable.signals (target_id, id) where consumed_at is null;
 
+-- Drop the inbox of an instance that has just ended. Called by the statement that ends it, for its own row: a function
+-- that is volatile has a newer snapshot than that statement, and so sees a signal that was committed while the statement
+-- waited for the row's lock. (A delete in the statement itself would leave it.)
+create function durable.drop_inbox(target bigint) returns void language plpgsql volatile as $$
+begin
+    delete from durable.signals s where s.target_id = target;
+end $$;
+
 -- Deliver signals: put each into its target's inbox and wake the target if it awaits that name. Atomic, and free of
 -- lost wake-ups: the target's row is locked first, by id alone, whatever its status. Then every statement has a new
 -- snapshot: if the target was just parked, that is seen; if it is being parked, its park waits for us, and its recheck,
@@ -48,7 +56,7 @@ begin
           left join durable.gen_durable g on g.id = u.target and g.status not in ('done', 'failed')
     ), sent as (
         insert into durable.signals as s (target_id, name, payload, dedup_key)
-        select i.id, i.name, i.payload, i.dedup from input i where i.id is not null order by i.o
+        select i.id, i.name, coalesce(i.payload, 'null'), i.dedup from input i where i.id is not null order by i.o
         on conflict (target_id, dedup_key) where dedup_key is not null do nothing
         returning s.id as signal_id, s.target_id, s.name, s.dedup_key
     ), wake as (

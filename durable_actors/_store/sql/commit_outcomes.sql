@@ -4,8 +4,8 @@
 --          $7 step text[] · $8 state text[] (null keeps it) · $9 result text[] · $10 attempt int[] · $11 advance int[] (visit += 0 or 1)
 --          $12 delay float8[] (seconds from now) · $13 last_error text[] · $14 rekey boolean[] · $15 new key text[]
 --          $16 accept late commits boolean
--- returns  id, visit, status, and the state of those that stay, as the next step will see it: of the committed ones. A
---          missing id was stale: nothing of it was changed.
+-- returns  id, visit, status, the state of those that stay, as the next step will see it, and whether a signal was sent to
+--          it: of the committed ones. A missing id was stale: nothing of it was changed. An inbox whose instance ends is dropped.
 -- locks    the rows, in the planner's order: two flushes never share a row, for a claim has one holder
 -- index    gen_durable_pkey (driven from the arrays), gen_durable_key for the sibling probe
 -- keeps    I1 commit before proceed · I3 the fence only grows · I4 a stale write changes nothing · I8 terminal rows never change
@@ -38,4 +38,5 @@ update durable.gen_durable g
        ) o
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
    and ($16::boolean or g.lease_expires_at > clock_timestamp())
-returning g.id, g.visit, g.status, case when o.stays then g.state end
+returning g.id, g.visit, g.status, case when o.stays then g.state end, g.inbox,
+          case when g.inbox and o.status in ('done', 'failed') then durable.drop_inbox(g.id) end

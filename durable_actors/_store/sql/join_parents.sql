@@ -3,6 +3,8 @@
 -- returns  parent id, queue of those whose barrier opened
 -- locks    the parents, in id order. Counted once per parent and statement, however many children end together. Only children
 --          that this very transaction ended: a repeated or stale outcome counts nothing.
+--          A parent that does not wait is not locked: its barrier is over for good (the next one has another visit), and its
+--          own outcome may be in a flush that waits for ours.
 -- index    gen_durable_pkey
 -- keeps    I11 barriers release exactly once
 with ended as materialized (
@@ -13,7 +15,8 @@ with ended as materialized (
      group by c.parent_id, c.barrier
 ), parents as materialized (
     select p.id from durable.gen_durable p
-     where p.id = any (array(select e.parent_id from ended e)) order by p.id for no key update
+     where p.id = any (array(select e.parent_id from ended e)) and p.status::text = 'awaiting_children'
+     order by p.id for no key update
 ), counted as (
     update durable.gen_durable p
        set children_pending = greatest(p.children_pending - e.n, 0),

@@ -1,9 +1,10 @@
 -- lock_parent: hold the row of a claim for a transaction that writes beside it (children); refused when the claim is stale.
--- params   $1 id bigint · $2 claim uuid · $3 visit bigint
+-- params   $1 id bigint · $2 claim uuid · $3 visit bigint · $4 accept late commits boolean
 -- returns  id, or nothing
 -- locks    FOR NO KEY UPDATE: no reaper takes it, no signal touches it, until the transaction ends
 -- index    gen_durable_pkey
 -- keeps    I4 a stale write changes nothing
 select g.id from durable.gen_durable g
  where g.id = $1::bigint and g.claim_id = $2::uuid and g.visit = $3::bigint and g.locked_by is not null
+   and ($4::boolean or g.lease_expires_at > clock_timestamp())
    for no key update

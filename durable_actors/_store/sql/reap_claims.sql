@@ -1,6 +1,6 @@
 -- reap_claims: take back claims whose lease is over, or whose node was proved dead; the step runs again.
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null
--- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often)
+-- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: its inbox is dropped)
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting
 -- index    gen_durable_executing, gen_durable_pkey
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
@@ -26,4 +26,5 @@ update durable.gen_durable g
          where y.id = any (array(select o.id from over o)) and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
          order by y.id limit $1::int for no key update skip locked) d
  where g.id = d.id
-returning g.id, g.queue, g.partition_key, g.status
+returning g.id, g.queue, g.partition_key, g.status,
+          case when d.quarantined and g.inbox then durable.drop_inbox(g.id) end

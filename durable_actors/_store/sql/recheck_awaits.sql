@@ -1,11 +1,12 @@
 -- recheck_awaits: wake instances that this transaction parked although a signal they await is already there.
--- params   $1 id bigint[] · $2 target bigint[] · $3 signal bigint[]: pairs to ignore, handed to the step and kept by it
+-- params   $1 id bigint[] · $2 signal bigint[]: those to ignore, seen by the steps and kept by them
 -- returns  id of the woken ones
 -- locks    none new: the rows are ours. A second statement, so its snapshot is newer than the park's: a signal that was
 --          committed while the park waited for the row lock is seen.
 -- index    gen_durable_pkey, signals_inbox
 -- keeps    I7 no wake-up is lost. What the step has seen and keeps (a set of ids, never a maximum: ids commit out of order)
 --          does not wake it again, so re-awaiting does not spin.
+-- cost     "not in" is a hashed subplan: linear, where an anti-join without hash joins would be quadratic
 update durable.gen_durable g
    set status = 'runnable', eligible_at = now(), step = coalesce(g.await_step, g.step), await_step = null,
        await_deadline = null, rev = g.rev + 1
@@ -13,6 +14,5 @@ update durable.gen_durable g
    and exists (
        select 1 from durable.signals s
         where s.target_id = g.id and s.name = any (g.awaits) and s.consumed_at is null
-          and not exists (select 1 from unnest($2::bigint[], $3::bigint[]) p(target, signal)
-                           where p.target = g.id and p.signal = s.id))
+          and s.id not in (select k.id from unnest($2::bigint[]) k(id)))
 returning g.id

@@ -2,7 +2,8 @@
 -- params   $1 caller bigint · $2 claim uuid · $3 visit bigint · $4 uid uuid · $5 fsm text · $6 version int · $7 step text
 --          $8 state text · $9 queue text · $10 priority smallint · $11 partition key text · $12 unique key bytea · $13 scope text
 --          $14 eligible_at timestamptz or null · $15 delay float8 · $16 as a child boolean
--- returns  id, whether it is new; nothing when the caller's claim is stale; id null when its unique key is occupied
+-- returns  id, whether it is new, and who occupies its unique key, as far as the snapshot sees it; nothing when the caller's
+--          claim is stale. An id of null: the key is occupied, or a concurrent call of this very step has just inserted it.
 -- locks    the caller's row, so that a worker that lost its claim starts nothing
 -- index    gen_durable_pkey, gen_durable_child_uid, gen_durable_unique
 -- keeps    I4
@@ -22,5 +23,6 @@ with caller as materialized (
     on conflict do nothing
     returning id
 )
-select coalesce((select k.id from known k), (select s.id from started s)), exists (select 1 from started)
+select coalesce((select k.id from known k), (select s.id from started s)), exists (select 1 from started),
+       (select g.id from durable.gen_durable g where g.unique_guard = $12::bytea)
   from caller

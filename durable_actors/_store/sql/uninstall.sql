@@ -10,4 +10,5 @@ drop function if exists durable.judge_keys;
 drop function if exists durable.signal(bigint, text, jsonb, text);
 drop function if exists durable.signal(text, text, jsonb, text);
 drop function if exists durable.send_signals;
+drop function if exists durable.drop_inbox;
 drop type if exists durable.durable_status;

@@ -1,0 +1,40 @@
+"""Calls that may meet a foreign row lock, without holding a connection while they wait.
+
+A caller's open transaction may hold a row for minutes. A lane whose sessions have `PATIENCE` refuses after a moment;
+the call gives its connection back and tries again, so that a few such waits cannot use up the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import psycopg
+import trio
+
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.failures import RETRYABLE
+from durable_actors._postgres.pool import Pool
+
+PATIENCE: Final = {"lock_timeout": "250ms"}
+"""Settings of a lane on which locks are waited for in turns."""
+LONGEST_PAUSE: Final = 0.25
+
+T = TypeVar("T")
+
+
+async def with_patience(pool: Pool, lane: str, call: Callable[[PgConn], Awaitable[T]]) -> T:
+    """Run `call` on a connection of the lane, as often as a lock is in its way. It must be all or nothing.
+
+    Waits as long as the lock is held: bound it with a cancel scope. Cancelled: as `call`.
+    """
+    pause = 0.005
+    while True:
+        try:
+            async with pool.acquire(lane) as conn:
+                return await call(conn)
+        except psycopg.Error as exc:
+            if exc.sqlstate not in RETRYABLE:
+                raise
+        await trio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE)
