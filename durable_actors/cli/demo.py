@@ -1,14 +1,11 @@
-"""`durable-actors demo`: a real Postgres that nobody installed, and a write that survives kill -9."""
+"""`durable-actors demo`: orders on two worker processes, one of them killed; in the end every order is there."""
 
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
-import uuid
-from collections.abc import Callable
-from typing import Final
+from contextlib import AsyncExitStack
+from typing import Final, cast
 
 import click
 import trio
@@ -16,134 +13,225 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.embedded import EmbeddedServer, open_embedded
+from durable_actors._postgres.embedded import open_embedded
 from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._store import migrate as migrating
-from durable_actors._store.sql import in_schema
-from durable_actors.cli.demo_worker import Worker
+from durable_actors._store.observe import Filters, count_statuses, list_instances, read_nodes
+from durable_actors._store.read import Instance, read_by_ids
+from durable_actors.cli.demo_accounts import Accounts, audit
+from durable_actors.cli.demo_orders import SCHEMA, Fulfil, Order
+from durable_actors.cli.demo_workers import LOOK_EVERY, Worker, open_workers, wait_alive
+from durable_actors.cli.options import bare_errors, json_option
+from durable_actors.cli.output import plain, print_json
+from durable_actors.client import open_client
+from durable_actors.config import EMBEDDED, Config
 from durable_actors.errors import DurableError
 
-SCHEMA: Final = "durable_demo"
-STEPS: Final = 100
+PATIENCE: Final = 60.0
+"""Seconds after which the demo gives up on the orders; it takes 6 to 10."""
+CLEANUP: Final = 5.0
 
-_INSERT: Final = """
-insert into durable.gen_durable (fsm, step, state)
-values ('demo', 'count', '{"step": 0}') returning id
-"""
-_READ: Final = "select (state->>'step')::int, visit, claim_id from durable.gen_durable where id = $1::bigint"
-_VERSION: Final = Statement("version", "select current_setting('server_version')", read_only=True)
-
-console = Console(highlight=False)
-
-
-@click.command()
-def demo() -> None:
-    """Show durable work on the embedded Postgres: a worker is killed, nothing is lost."""
-    started = time.monotonic()
-    trio.run(_demo)
-    console.print(f"\nDone in {time.monotonic() - started:.1f} s. The server stops by itself now.")
+_HELLO: Final = Statement(
+    "demo_hello",
+    "select current_setting('server_version'),"
+    " pg_try_advisory_lock(hashtextextended('durable_actors demo ' || current_database(), 0))",
+)
+_PAYMENTS: Final = (
+    "create table durable_demo.payments"
+    " (key text primary key, number int not null, cents int not null, asked int not null default 1)"
+)
 
 
-async def _demo() -> None:
+@click.command(short_help="Watch orders survive the death of a worker.")
+@click.option("--orders", type=click.IntRange(20, 2000), default=80, help="How many. Default: 80.")
+@click.option("--dsn", default=EMBEDDED, metavar="DSN", help="Postgres to use. Default: the embedded one.")
+@json_option
+def demo(*, orders: int, dsn: str, as_json: bool) -> None:
+    """Run an order pipeline on two worker processes, kill one of them, and account for every order.
+
+    Everything happens in a schema of its own, durable_demo, which is dropped in the end.
+    """
+    console = Console(highlight=False, quiet=as_json)
+    with bare_errors():
+        found = trio.run(_demo, console, Config(dsn=dsn).dsn, orders)
+    if as_json:
+        print_json({**plain(found), "right": found.right})
+    if not found.right:
+        raise DurableError(f"the sums do not match: {found}")
+
+
+async def _demo(console: Console, dsn: str, orders: int) -> Accounts:
     began = time.monotonic()
-    with console.status(
-        "starting the embedded Postgres (the first time: creating its data, too) ..."
-    ) as busy:
-        async with open_embedded() as server:
-            busy.stop()
-            await _show(server, began)
-
-
-async def _show(server: EmbeddedServer, began: float) -> None:
-    dsn = server.dsn()
-    conn = await PgConn.open(dsn)
-    try:
-        [[version]] = (await conn.run(_VERSION)).rows
-        took = time.monotonic() - began
-        _tick(f"PostgreSQL {(version or b'').decode()} in {server.data_dir}, up after {took:.1f} s")
-        await migrating.uninstall(dsn, schema=SCHEMA)  # left over from a demo that was interrupted
-        found = await migrating.migrate(
-            dsn, schema=SCHEMA, on_progress=lambda m: _tick(f"migration {m.version:04d}_{m.name}")
-        )
-        _tick(f"schema {found.schema} is at version {found.current}")
-        [[identity]] = (await conn.run(Statement("demo_insert", in_schema(_INSERT, SCHEMA)))).rows
-        await _kill_and_recover(conn, dsn, int(identity or 0))
-        await migrating.uninstall(dsn, schema=SCHEMA)
-    finally:
-        conn.close()
-
-
-async def _kill_and_recover(conn: PgConn, dsn: str, instance: int) -> None:
-    """Let a process work, kill it in the middle, show what the database has, go on from there."""
-    read = Statement("demo_read", in_schema(_READ, SCHEMA), read_only=True)
-    die_at = random.randint(STEPS // 3, STEPS // 2)  # noqa: S311 - which moment, not a secret
-    columns = (
-        TextColumn("  {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps committed"),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("worker 1", total=STEPS)
-        claim, reported = await _run_until(
-            dsn, instance, die_at, lambda step: progress.update(bar, completed=step)
-        )
-        [[step, visit, _]] = (await conn.run(read, [str(instance).encode()])).rows
-        survived = int(step or 0)
-        progress.console.print(
-            f"[red]✗[/] kill -9: worker 1 had reported step {reported}; the database has step {survived}"
-        )
-        if survived < reported:
-            raise DurableError(f"a committed step was lost: reported {reported}, found {survived}")
-        progress.update(bar, description="worker 2", completed=survived)
-        successor = Worker(conn, SCHEMA, instance)
-        await successor.claim("demo-successor")
-        ghost = Worker(conn, SCHEMA, instance)
-        ghost.claim_id, ghost.visit, ghost.step = claim, int(visit or 0), survived
-        if await ghost.commit():
-            raise DurableError("a worker that had lost its claim could commit")
-        progress.console.print(
-            "[green]✓[/] worker 2 has the claim; a late write of worker 1 is refused by the fence"
-        )
-        while successor.step < STEPS:
-            await trio.sleep(0.01)
-            await successor.commit()
-            progress.update(bar, completed=successor.step)
-    [[step, visit, _]] = (await conn.run(read, [str(instance).encode()])).rows
-    _tick(f"{int(step or 0)} steps, {int(visit or 0) - 1} commits: each exactly once, across a kill -9")
-
-
-async def _run_until(
-    dsn: str, instance: int, last: int, on_step: Callable[[int], object]
-) -> tuple[uuid.UUID, int]:
-    """Run the worker until it has reported step `last`, then kill -9 it; return its claim and last report."""
-    command = [sys.executable, "-m", "durable_actors.cli.demo_worker", dsn, SCHEMA, str(instance), str(STEPS)]
-    claim: uuid.UUID | None = None
-    step = 0
-    async with trio.open_nursery() as nursery:
-        process = await nursery.start(_start, command)
-        buffer = b""
+    async with AsyncExitStack() as stack:
+        where = "the server"
+        if dsn == EMBEDDED:
+            with console.status(
+                "starting the embedded Postgres (the first time: creating its data, too) ..."
+            ):
+                server = await stack.enter_async_context(open_embedded())
+            dsn, where = server.dsn(), str(server.data_dir)
+        conn = await PgConn.open(dsn)
+        stack.callback(conn.close)
+        [[version, locked]] = (await conn.run(_HELLO)).rows
+        if locked != b"t":
+            raise DurableError("another demo is running on this server; it uses the same schema")
+        run = Demo(console, conn, dsn, began)
+        run.tick(f"PostgreSQL {(version or b'').decode()} in {where}")
         try:
-            async for chunk in process.stdout:
-                *lines, buffer = (buffer + chunk).split(b"\n")
-                for line in lines:
-                    if line.startswith(b"claim"):
-                        claim = uuid.UUID(line.split()[1].decode())
-                    else:
-                        step = int(line)
-                        on_step(step)
-                if step >= last:
-                    break
+            return await run.show(orders)
         finally:
-            process.kill()
-    if claim is None:
-        raise DurableError("the demo's worker ended before it had a claim")
-    return claim, step
+            with trio.move_on_after(CLEANUP, shield=True):  # else the next demo does it
+                await run.clean_up()
 
 
-async def _start(command: list[str], task_status: trio.TaskStatus[trio.Process]) -> None:
-    await trio.run_process(command, stdout=subprocess.PIPE, check=False, task_status=task_status)
+class Demo:
+    """One run: what it prints, and what it looks at meanwhile."""
+
+    def __init__(self, console: Console, conn: PgConn, dsn: str, began: float) -> None:
+        self.console: Final = console
+        self.conn: Final = conn
+        self.dsn: Final = dsn
+        self.began: Final = began
+        self.recovered: list[int] = []
+        self.recovery_seconds = 0.0
+
+    def tick(self, text: str, mark: str = "[green]✓[/]") -> None:
+        """A line with the time since the start."""
+        self.console.print(f"{mark} [dim]{time.monotonic() - self.began:4.1f} s[/]  {text}", soft_wrap=True)
+
+    async def show(self, count: int) -> Accounts:
+        """The whole story."""
+        await self.clean_up()  # left over from a demo that was killed
+        found = await migrating.migrate(self.dsn, schema=SCHEMA)
+        await self.conn.script(_PAYMENTS)
+        self.tick(f"schema {SCHEMA} made, version {found.current}")
+        async with open_workers(("worker-1", "worker-2"), dsn=self.dsn, schema=SCHEMA) as workers:
+            with self.console.status("starting two worker processes: durable-actors serve ..."):
+                nodes = await wait_alive(self.conn, SCHEMA, workers)
+            pids = ", ".join(f"{name} (pid {node.pid})" for name, node in nodes.items())
+            self.tick(f"two processes of `durable-actors serve` share the work: {pids}")
+            placed = await self._place(count)
+            with trio.move_on_after(PATIENCE) as patience:
+                await self._work(placed, workers)
+            if patience.cancelled_caught:
+                self.tick("the orders take too long", mark="[red]✗[/]")
+            code = await workers[1].stop()
+            self.tick(f"worker-2 told to stop (SIGTERM): it drained and left with exit code {code}")
+            accounts = await self._audit(placed)
+        self._report(accounts)
+        return accounts
+
+    async def _place(self, count: int) -> list[Order]:
+        placed = [Order(number, 100 + number * 7) for number in range(1, count + 1)]
+        async with open_client(self.dsn, schema=SCHEMA, name="demo") as client:
+            await client.insert_many(Fulfil, [{"state": order} for order in placed])
+        self.tick(f"{count} orders placed, in one statement")
+        return placed
+
+    async def _work(self, placed: list[Order], workers: list[Worker]) -> None:
+        """Watch until every order and mail is done; kill the first worker on the way."""
+        columns = (TextColumn("         {task.description}"), BarColumn(), MofNCompleteColumn())
+        total = len(placed)
+        die_at = random.randint(total // 4, total // 3)  # noqa: S311 - which moment, not a secret
+        killed = 0.0
+        held: list[Instance] = []
+        told = 0
+        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
+            bars = {queue: progress.add_task(f"{queue:<6} done", total=total) for queue in ("orders", "mail")}
+            while True:
+                counts = await count_statuses(self.conn, SCHEMA)
+                done = {queue: counts.get(queue, {}).get("done", 0) for queue in bars}
+                for queue, bar in bars.items():
+                    progress.update(bar, completed=done[queue])
+                if not self.console.is_terminal and done["orders"] >= told + total // 4:
+                    told = done["orders"]
+                    self.tick(f"{told} of {total} orders done", mark=" ")
+                finished = all(each == total for each in done.values())
+                if (
+                    not killed
+                    and done["orders"] >= die_at
+                    and (found := await self._kill(workers[0])) is not None
+                ):
+                    held, killed = found, time.monotonic()
+                elif killed and held and await self._came_back(held):
+                    self.recovery_seconds = time.monotonic() - killed
+                    numbers = ", ".join(map(str, self.recovered))
+                    self.tick(
+                        f"recovered after {self.recovery_seconds:.1f} s: worker-2 has orders {numbers} now"
+                    )
+                    held = []
+                if finished and not held:
+                    return
+                await trio.sleep(LOOK_EVERY)
+
+    async def _kill(self, worker: Worker) -> list[Instance] | None:
+        """SIGKILL in the middle of its steps; return the orders that it had. None: it has none just now."""
+        owner = next(
+            each.incarnation for each in await read_nodes(self.conn, SCHEMA) if each.node == worker.name
+        )
+        if not await self._orders_of(owner):
+            return None
+        worker.kill()
+        await worker.process.wait()
+        held = await self._orders_of(owner)
+        self.recovered = sorted(map(_number, held))
+        numbers = ", ".join(map(str, self.recovered)) or "none"
+        self.tick(f"[bold]kill -9 worker-1[/]: it was working on orders {numbers}", mark="[red]✗[/]")
+        return held
+
+    async def _orders_of(self, owner: str) -> list[Instance]:
+        filters = Filters(status="executing", machine="demo:order")
+        running = await list_instances(self.conn, SCHEMA, filters, limit=1000)
+        return [each for each in running.instances if each.locked_by == owner]
+
+    async def _came_back(self, held: list[Instance]) -> bool:
+        """Whether nothing is claimed by the dead any more."""
+        rows = await read_by_ids(self.conn, SCHEMA, [each.id for each in held])
+        return all(row.locked_by != held[0].locked_by for row in rows.values())
+
+    async def _audit(self, placed: list[Order]) -> Accounts:
+        orders = await list_instances(self.conn, SCHEMA, Filters(machine="demo:order"), limit=10_000)
+        mails = await list_instances(self.conn, SCHEMA, Filters(machine="demo:mail"), limit=10_000)
+        async with await TrioConnection.connect(self.dsn) as bank:
+            cursor = await bank.execute("select number, cents, asked from durable_demo.payments")
+            payments = [(int(row[0]), int(row[1]), int(row[2])) for row in await cursor.fetchall()]
+        return audit(
+            placed,
+            orders.instances,
+            mails.instances,
+            payments,
+            recovered=self.recovered,
+            recovery_seconds=round(self.recovery_seconds, 2),
+            seconds=round(time.monotonic() - self.began, 1),
+        )
+
+    def _report(self, found: Accounts) -> None:
+        again = found.asked - found.payments
+        self.console.print()
+        self.tick(
+            f"{found.done} of {found.orders} orders done, {found.lost} lost; {found.twice} with a step committed twice"
+        )
+        self.tick(
+            f"placed {_money(found.cents_placed)}, booked {_money(found.cents_done)}, paid {_money(found.cents_paid)}"
+        )
+        self.tick(f"{found.mailed} of {found.orders} orders got exactly one mail")
+        if again:
+            times = "once" if again == 1 else f"{again} times"
+            self.tick(
+                f"the bank was asked {times} more than it paid: a killed step runs again, with the same idempotency key"
+            )
+        self.console.print(f"\nDone in {time.monotonic() - self.began:.1f} s. Nothing is left behind.")
+
+    async def clean_up(self) -> None:
+        """Drop everything of the demo."""
+        await self.conn.script("drop table if exists durable_demo.payments")
+        await migrating.uninstall(self.dsn, schema=SCHEMA)
 
 
-def _tick(text: str) -> None:
-    console.print(f"[green]✓[/] {text}")
+def _number(order: Instance) -> int:
+    return int(cast("dict[str, int]", order.state)["number"])
+
+
+def _money(cents: int) -> str:
+    return f"{cents / 100:.2f} €"

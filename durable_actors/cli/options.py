@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -56,6 +56,21 @@ async def open_store(dsn: str | None, schema: str) -> AsyncGenerator[PgConn, Non
             yield conn
         finally:
             conn.close()
+
+
+@contextmanager
+def bare_errors() -> Generator[None, None, None]:
+    """Raise what a nursery has wrapped, when it is one error alone: an error of ours, or Ctrl-C."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise _alone(group) from None
+
+
+def _alone(error: BaseException) -> BaseException:
+    """The only error inside nested groups; the group itself when there are several."""
+    inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _alone(inner[0]) if len(inner) == 1 else error
 
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -38,7 +38,7 @@ def plain(value: object) -> Any:
     if isinstance(value, bytes):
         return shown_key(value)
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in cast("dict[Any, Any]", value).items()}
+        return {str(key): plain(each) for key, each in cast("dict[object, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in cast("list[Any]", value)]
     return value

@@ -9,8 +9,8 @@ import click
 import trio
 
 from durable_actors.cli.options import (
-    duration,
     database_options,
+    duration,
     import_modules,
     json_option,
     make_config,

@@ -11,7 +11,7 @@ from functools import partial
 import click
 import trio
 
-from durable_actors.cli.options import duration, database_options, import_modules
+from durable_actors.cli.options import bare_errors, database_options, duration, import_modules
 from durable_actors.config import Config, Queue
 from durable_actors.engine import Engine, serve as run_until_signal
 
@@ -145,20 +145,16 @@ def serve(
         thread_limit=threads,
     )
     logging.getLogger("durable_actors").setLevel(min(logging.INFO, logging.getLogger().level))
-    trio.run(partial(_run, config, stop_on_eof=stop_on_eof))
+    with bare_errors():
+        trio.run(partial(_run, config, stop_on_eof=stop_on_eof))
 
 
 async def _run(config: Config, *, stop_on_eof: bool) -> None:
-    """Serve until a signal, or until standard input ends; raise what went wrong bare."""
-    try:
-        async with trio.open_nursery() as nursery:
-            engine: Engine = await nursery.start(run_until_signal, config)
-            if stop_on_eof:
-                await _stop_on_eof(engine)
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
+    """Serve until a signal, or until standard input ends."""
+    async with trio.open_nursery() as nursery:
+        engine: Engine = await nursery.start(run_until_signal, config)
+        if stop_on_eof:
+            await _stop_on_eof(engine)
 
 
 async def _stop_on_eof(engine: Engine) -> None:

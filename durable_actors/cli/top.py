@@ -19,7 +19,7 @@ from rich.text import Text
 
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.observe import NodeView, Rates, read_nodes, read_queues, read_rates
-from durable_actors.cli.options import duration, database_options, json_option, open_store
+from durable_actors.cli.options import database_options, duration, json_option, open_store
 from durable_actors.cli.output import make_console, plain, print_json
 from durable_actors.cli.overview import QueueView, make_views, node_table, queue_table
 
