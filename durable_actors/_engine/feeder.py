@@ -70,6 +70,7 @@ class Feeder(Actor[object]):
         self._shape_at = 0.0
         self._saturated = False
         self._missed = False
+        self._fresh = True
         self.cursor = PickCursor()
         """Hints about rows go here."""
 
@@ -149,10 +150,13 @@ class Feeder(Actor[object]):
         node = self._node
         began = trio.current_time()
         node.known.refresh()
-        begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
         async with node.pool.acquire(node.lane("claim")) as conn:
+            if self._fresh:  # or the first pick would take priority 0 before more urgent rows
+                await self._learn(conn)
+                self._fresh = False
             if self._deadline <= began:
                 await self._expire(conn)
+            begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
             asked = trio.current_time()
             picked = await pick_instances(
                 conn,
@@ -168,16 +172,19 @@ class Feeder(Actor[object]):
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
             if picked.window < wanted or now >= self._shape_at:
-                shape = await read_queue(conn, node.owner.schema, self._queue)
-                self._missed = self.cursor.learn(shape, known=node.known.names)
-                self._next_due = shape.next_due
-                self._deadline = (
-                    math.inf if shape.next_deadline is None else now + max(shape.next_deadline, SOONEST)
-                )
-                self._shape_at = now + SHAPE_EVERY
+                self._missed = await self._learn(conn)
         if node.telemetry.active:
             self._tell_pick(picked, wanted, now - asked)
         return picked
+
+    async def _learn(self, conn: PgConn) -> bool:
+        """Read which priorities the queue has and what is due next; tell whether the last pick missed some."""
+        shape = await read_queue(conn, self._node.owner.schema, self._queue)
+        now = trio.current_time()
+        self._next_due = shape.next_due
+        self._deadline = math.inf if shape.next_deadline is None else now + max(shape.next_deadline, SOONEST)
+        self._shape_at = now + SHAPE_EVERY
+        return self.cursor.learn(shape, known=self._node.known.names)
 
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed; a full batch leaves more for the next round."""

@@ -130,6 +130,7 @@ async def test_cancel_ends_it_at_once(durable_dsn, how):
             raise da.Cancel("no such address")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(give_up)
+        raise AssertionError("unreachable")
 
     async with running(durable_dsn) as run:
         row = await run.run(hopeless, args={})

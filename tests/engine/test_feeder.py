@@ -1,0 +1,277 @@
+"""Feeding: pokes, refills, due times, priorities, unknown machines."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import durable_actors as da
+import pytest
+import trio
+from durable_actors.machine import isolated_registry
+from durable_actors.telemetry import Picked, QueueSaturated, StepStarted
+from tests.engine.engine_kit import QUIET, Gate, running, until
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def simple(name: str = "simple", **options):
+    class M(da.Machine, name=name, **options):
+        @da.step
+        async def start(self, ctx):
+            return da.Done(ctx.state.get("n"))
+
+    return M
+
+
+def held(gate: Gate, name: str = "held", **options):
+    class M(da.Machine, name=name, **options):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Done()
+
+    return M
+
+
+async def idle(run, queue: str = "default") -> None:
+    """Until the feeder has looked and found nothing more to claim."""
+    await until(lambda: run.events.all(Picked, queue=queue, claimed=0))
+
+
+async def test_an_insert_starts_at_once(durable_dsn):
+    M = simple()
+    async with running(durable_dsn, **QUIET) as run:
+        await idle(run)
+        assert (await run.run(M, state={"n": 1})).result == 1
+        assert (await run.run(M, state={"n": 2}, priority=7)).result == 2
+        assert (await run.run(M, state={"n": 3}, priority=-7)).result == 3
+
+
+async def test_a_poke_is_heard_while_a_long_step_runs(durable_dsn):
+    """H52: free capacity decides, not whether anything runs."""
+    gate = Gate()
+    Long, M = held(gate), simple()
+    async with running(durable_dsn, queues={"default": 2}, **QUIET) as run:
+        long = await run.insert(Long)
+        await gate.wait_entered()
+        assert (await run.run(M)).status == "done"
+        assert (await run.run(M)).status == "done"
+        gate.open()
+        await run.ended(long)
+
+
+async def test_a_backlog_is_worked_off_without_polling(durable_dsn):
+    """A free slot refills; 30 rows on 2 slots, nobody polls."""
+    M = simple()
+    async with running(durable_dsn, queues={"default": 2}, **QUIET) as run:
+        ids = await run.engine.client.insert_many(M, [{"state": {"n": n}} for n in range(30)])
+        assert [(await run.ended(number)).result for number in ids if number] == list(range(30))
+
+
+async def test_what_a_step_starts_is_poked(durable_dsn):
+    M = simple(queue="second")
+
+    class Parent(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            return da.Done([await ctx.insert(M, state={"n": 5}, priority=9), await da.insert(M, priority=4)])
+
+    async with running(durable_dsn, **QUIET) as run:
+        await idle(run, "second")
+        one, two = (await run.run(Parent)).result
+        assert (await run.ended(one)).result == 5
+        assert (await run.ended(two)).status == "done"
+
+
+async def test_rows_of_a_new_priority_from_elsewhere(durable_dsn, db):
+    """Found by the poll that comes next, not by the one after it."""
+    M = simple()
+    async with running(durable_dsn, poll_interval=0.3, max_poll_interval=60) as run:
+        await idle(run)
+        picks = len(run.events.all(Picked))
+        da.sync.insert(db.conn, M, priority=55)
+        started = await run.events.wait(StepStarted)
+        looked = [
+            event
+            for event in run.events.events[: run.events.events.index(started)]
+            if isinstance(event, Picked)
+        ]
+        assert len(looked) - picks <= 3
+
+
+@pytest.mark.parametrize("how", ["schedule_in", "schedule_at", "eligible_at", "past"])
+async def test_a_row_starts_when_it_is_due(durable_dsn, db, how):
+    """Whatever the polls: the feeder sleeps no longer than to its next due time."""
+    now = datetime.now(timezone.utc)
+    soon = now + timedelta(seconds=0.2)
+    options = {
+        "schedule_in": {"schedule_in": 0.2},
+        "schedule_at": {"schedule_at": soon, "schedule_in": 3600},
+        "eligible_at": {"eligible_at": soon, "schedule_at": now + timedelta(days=1)},
+        "past": {"eligible_at": now - timedelta(days=1)},
+    }[how]
+    M = simple()
+    async with running(durable_dsn, **QUIET) as run:
+        await run.run(M)  # the cursor stands beyond what is in the past
+        number = await run.insert(M, priority=3, **options)
+        row = await run.ended(number)
+        query = "select finished_at >= eligible_at from durable.gen_durable where id = %s"
+        assert db.execute(query, number) == [(True,)]
+    assert row.status == "done"
+
+
+async def test_far_future_rows_wait(durable_dsn):
+    M = simple()
+    async with running(durable_dsn) as run:
+        later = await run.insert(M, schedule_in=timedelta(days=60), priority=-5)
+        assert (await run.run(M)).status == "done"
+        row = await run.engine.client.inspect(later)
+    assert row.status == "runnable"
+    assert timedelta(days=59) < row.eligible_at - row.inserted_at < timedelta(days=61)
+
+
+async def test_urgent_rows_go_first(durable_dsn):
+    order = []
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            order.append(ctx.state["n"])
+            return da.Done()
+
+    rows = [(5, 1), (0, 2), (-3, 3), (5, 4), (0, 5), (32000, 6), (-32000, 7)]
+    async with running(durable_dsn, queues={}) as client:
+        options = [{"state": {"n": n}, "priority": priority} for priority, n in rows]
+        ids = await client.engine.client.insert_many(M, options)
+    async with running(durable_dsn, queues={"default": 1}) as run:
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+    assert order == [7, 3, 2, 5, 1, 4, 6]
+
+
+async def test_a_huge_min_demand_still_refills(durable_dsn):
+    """H24: it counts as what the queue can ever want."""
+    M = simple()
+    queue = da.Queue(3, prefetch=2, min_demand=1_000_000)
+    async with running(durable_dsn, queues={"default": queue}, **QUIET) as run:
+        ids = await run.engine.client.insert_many(M, [{}] * 17)
+        for number in ids:
+            assert number is not None
+            assert (await run.ended(number)).status == "done"
+
+
+async def test_demand_and_saturation(durable_dsn):
+    gate = Gate()
+    M = held(gate)
+    async with running(durable_dsn, queues={"default": da.Queue(2, prefetch=3)}) as run:
+        ids = await run.engine.client.insert_many(M, [{}] * 9)
+        full = await run.events.wait(QueueSaturated)
+        assert (full.queue, full.running, full.buffered) == ("default", 2, 3)
+        first = run.events.all(Picked)[0]
+        assert first.wanted == 5
+        gate.open()
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+        assert max(event.wanted for event in run.events.all(Picked)) <= 5
+
+
+async def test_completions_are_coalesced(durable_dsn):
+    """H51: ten steps that end together cost one or two picks, not ten."""
+    gate = Gate()
+    M, N = held(gate), simple()
+    async with running(durable_dsn, queues={"default": 10}, **QUIET) as run:
+        await run.engine.client.insert_many(M, [{}] * 10)
+        await gate.wait_entered(10)
+        ids = await run.engine.client.insert_many(N, [{}] * 10)
+        before = len(run.events.all(Picked))
+        gate.open()
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+        claiming = [event for event in run.events.all(Picked)[before:] if event.claimed]
+    assert len(claiming) <= 3
+
+
+async def test_an_unknown_machine_is_never_claimed_and_blocks_nobody(durable_dsn, db):
+    with isolated_registry():
+        Other = simple("other")
+        NewVersion = simple("simple", version=2)
+        async with running(durable_dsn, queues={}) as client:
+            strange = [
+                await client.insert(each, priority=-9) for each in (Other, NewVersion) for _ in range(4)
+            ]
+    M = simple()
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        assert [(await run.run(M)).status for _ in range(3)] == ["done"] * 3
+        assert sum(event.shelved for event in run.events.all(Picked)) == 8  # counted, once each
+    rows = db.execute(
+        "select id, status::text, attempt, hold from durable.gen_durable where fsm_version = 2 or fsm <> 'simple'"
+    )
+    assert sorted(rows) == [(number, "runnable", 0, 2) for number in strange]
+    with isolated_registry():
+        simple("other")
+        simple("simple", version=2)
+        async with running(
+            durable_dsn, **QUIET
+        ) as run:  # a node that knows them finds them on the shelf, at once
+            assert {(await run.ended(number)).status for number in strange} == {"done"}
+            assert {(await run.ended(number)).attempt for number in strange} == {0}
+
+
+async def test_versions_coexist(durable_dsn):
+    versions = {}
+    for version in (1, 2):
+
+        class M(da.Machine, name="m", version=version):
+            @da.step
+            async def start(self, ctx):
+                return da.Done(ctx.version)
+
+        versions[version] = M
+    async with running(durable_dsn) as run:
+        assert (await run.run(versions[1])).result == 1
+        assert (await run.run(versions[2])).result == 2
+        assert (await run.run("m")).result == 2  # by name: the newest
+
+
+async def test_queues_are_served_apart(durable_dsn):
+    gate = Gate()
+    Slow, Quick = held(gate, "slow", queue="slow"), simple("quick", queue="quick")
+    async with running(durable_dsn, queues={"slow": 1, "quick": 1}) as run:
+        ids = [await run.insert(Slow) for _ in range(3)]
+        await gate.wait_entered()
+        assert (await run.run(Quick)).status == "done"
+        gate.open()
+        for number in ids:
+            await run.ended(number)
+
+
+async def test_without_queues_every_machine_is_served(durable_dsn):
+    One, Two, Three = simple("one", queue="a"), simple("two", queue="b"), simple("three")
+    async with running(durable_dsn) as run:
+        for each in (One, Two, Three):
+            assert (await run.run(each)).status == "done"
+        assert set(run.engine._node.feeders) == {"a", "b", "default"}
+
+
+async def test_concurrency_is_a_ceiling(durable_dsn):
+    now, most = 0, 0
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await trio.sleep(0.005)
+            now -= 1
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": da.Queue(3, prefetch=5)}) as run:
+        ids = await run.engine.client.insert_many(M, [{}] * 20)
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+    assert most == 3

@@ -1,0 +1,249 @@
+"""Group commits: one statement for many outcomes, poison alone, unknown fates read, nothing run twice."""
+
+from __future__ import annotations
+
+import durable_actors as da
+import psycopg
+import pytest
+import trio.testing
+from durable_actors._engine import flusher
+from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.telemetry import StoreDown, StoreUp
+from durable_actors.testing.faults import open_proxy
+from durable_actors.testing.sql import count_statements
+from tests.engine.engine_kit import QUIET, Gate, running
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+COMMIT = "o.stays then"
+BLOCKED = "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
+TERMINATE = (
+    "select pg_terminate_backend(pid) from pg_stat_activity"
+    " where datname = current_database() and wait_event_type = 'Lock'"
+)
+
+
+def gated(gate: Gate, result=None, ahead=True):
+    class M(da.Machine, name="gated", run_ahead=ahead):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return result(self, ctx) if result else da.Done(ctx.id)
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done("end")
+
+        async def handle(self, error, ctx):
+            return da.Stop(f"handled {type(error).__name__}")
+
+    return M
+
+
+@pytest.mark.parametrize("kind", ["Done", "Next", "mixed"])
+async def test_many_outcomes_are_one_statement(durable_dsn, kind):
+    gate = Gate()
+
+    def result(self, ctx):
+        if kind == "Done" or (kind == "mixed" and ctx.state["i"] % 3 == 0):
+            return da.Done(1)
+        if kind == "Next" or ctx.state["i"] % 3 == 1:
+            return da.Next(self.end, {"x": 1})
+        return da.Retry(delay=600)
+
+    M = gated(gate, result, ahead=False)
+    async with running(durable_dsn, queues={"default": 40}, **QUIET) as run:
+        await run.engine.client.insert_many(M, [{"state": {"i": i}} for i in range(40)])
+        await gate.wait_entered(40)
+        run.engine._node.draining = True  # no pick disturbs the count
+        with count_statements(durable_dsn) as count:
+            gate.open()
+            await trio.testing.wait_all_tasks_blocked()
+            with trio.fail_after(30):
+                while run.engine._node.leases.everything():
+                    await trio.sleep(0.005)
+    assert count.calls(COMMIT) == 1, count
+    assert count.calls('update "durable".gen_durable') == 1, count
+
+
+async def test_a_lone_outcome_does_not_linger(durable_dsn):
+    """H50: no timer. A chain of 150 steps on one slot is 150 commits, one after the other."""
+
+    class Chain(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            return da.Next(self.start) if ctx.visit < 150 else da.Done()
+
+    async with running(durable_dsn, queues={"default": 1}) as run:
+        assert (await run.run(Chain)).visit == 150
+
+
+async def test_poison_fails_alone(durable_dsn):
+    """H42: 49 of 50 commit in the same breath, the one with a NUL goes through its handle."""
+    gate, runs = Gate(), []
+
+    def result(self, ctx):
+        runs.append(ctx.id)
+        return da.Done("a\0b" if ctx.state.get("poison") else "fine")
+
+    M = gated(gate, result)
+    async with running(durable_dsn, queues={"default": 50}, **QUIET) as run:
+        states = [{"state": {"poison": i == 17}} for i in range(50)]
+        ids = await run.engine.client.insert_many(M, states)
+        await gate.wait_entered(50)
+        with count_statements(durable_dsn) as count:
+            gate.open()
+            rows = [await run.ended(number) for number in ids if number]
+    assert [row.result for row in rows if row.status == "done"] == ["fine"] * 49
+    [bad] = [row for row in rows if row.status == "failed"]
+    assert bad.id == ids[17]
+    assert "handled" in (bad.last_error or "")
+    assert sorted(runs) == sorted(ids)  # nobody ran twice
+    assert count.calls(COMMIT) <= 16, count  # bisected, not one by one
+
+
+@pytest.mark.parametrize("kind", ["Done", "Next", "Retry"])
+async def test_a_lost_answer_is_read_back(durable_dsn, ahead, kind):
+    """H43: the commit happened, its answer got lost: the row tells. No step runs twice."""
+    gate, runs = Gate(), []
+
+    class M(da.Machine, run_ahead=ahead):
+        @da.step
+        async def start(self, ctx):
+            runs.append((ctx.step, ctx.attempt))
+            await gate.wait()
+            if kind == "Done" or ctx.attempt:
+                return da.Done("end")
+            return da.Next(self.end, {"n": 1}) if kind == "Next" else da.Retry({"n": 1})
+
+        @da.step
+        async def end(self, ctx):
+            runs.append((ctx.step, ctx.attempt))
+            assert ctx.state == {"n": 1}
+            return da.Done("end")
+
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
+        warm = Gate()
+        warm.open()
+        await run.run(gated(warm))  # the statement is prepared
+        number = await run.insert(M)
+        await gate.wait_entered()
+        proxy.lose_reply(after=b"commit_outcomes")
+        gate.open()
+        await proxy.wait_lost()
+        row = await run.ended(number)
+    second = {"Done": [], "Next": [("end", 0)], "Retry": [("start", 1)]}[kind]
+    assert runs == [("start", 0), *second]
+    assert (row.status, row.result, row.crashes) == ("done", "end", 0)
+
+
+async def test_a_commit_that_never_arrived_is_sent_again(durable_dsn):
+    gate, runs = Gate(), []
+
+    def result(self, ctx):
+        runs.append(ctx.attempt)
+        return da.Done("end")
+
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
+        warm = Gate()
+        warm.open()
+        await run.run(gated(warm))
+        number = await run.insert(gated(gate, result))
+        await gate.wait_entered()
+        proxy.lose_request(before=b"commit_outcomes")
+        gate.open()
+        await proxy.wait_lost()
+        row = await run.ended(number)
+    assert (row.result, row.attempt, runs) == ("end", 0, [0])
+
+
+async def test_a_killed_backend_costs_nobody_a_run(durable_dsn, db):
+    gate, runs = Gate(), []
+
+    def result(self, ctx):
+        runs.append(ctx.attempt)
+        return da.Done("end")
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(gated(gate, result))
+        await gate.wait_entered()
+        with psycopg.connect(durable_dsn) as lock:
+            lock.execute("select from durable.gen_durable where id = %s for update", [number])
+            gate.open()
+            await db.wait(BLOCKED)
+            db.execute(TERMINATE)
+            await run.events.wait(StoreDown, actor="flusher")
+        row = await run.ended(number)
+        await run.events.wait(StoreUp, actor="flusher")
+    assert (row.result, row.attempt, runs) == ("end", 0, [0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.DeadlockDetected("x"),
+        psycopg.errors.SerializationFailure("x"),
+        psycopg.errors.LockNotAvailable("x"),
+        psycopg.errors.DiskFull("x"),
+        psycopg.errors.AdminShutdown("x"),
+        StoreUnavailable("x"),
+        CommitUnknown("x"),
+    ],
+)
+async def test_transient_errors_are_retried(durable_dsn, monkeypatch, error):
+    runs, real, failures = [], flusher.commit_outcomes, [error, error]
+
+    async def flaky(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return await real(*args, **kwargs)
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            runs.append(ctx.attempt)
+            return da.Done("end")
+
+    monkeypatch.setattr(flusher, "commit_outcomes", flaky)
+    async with running(durable_dsn) as run:
+        row = await run.run(M)
+    assert (row.result, row.attempt, runs, failures) == ("end", 0, [0], [])
+
+
+async def test_a_flusher_that_dies_loses_nothing(durable_dsn, monkeypatch):
+    """A bug in it: the supervisor restarts what depends on it, and every instance still ends."""
+    runs, real, bugs = [], flusher.commit_outcomes, [AssertionError("a bug")]
+
+    async def buggy(*args, **kwargs):
+        if bugs:
+            raise bugs.pop()
+        return await real(*args, **kwargs)
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            runs.append(ctx.attempt)
+            return da.Done("end")
+
+    monkeypatch.setattr(flusher, "commit_outcomes", buggy)
+    async with running(durable_dsn, lease_ttl=2, reap_interval=0.2) as run:
+        row = await run.run(M)
+    assert (row.result, bugs) == ("end", [])
+
+
+async def test_a_release_that_fails_is_repeated(durable_dsn, db, monkeypatch):
+    """A claim that is forgotten would block its instance for a whole lease."""
+    real, failures = flusher.release_claims, [psycopg.errors.DeadlockDetected("x"), StoreUnavailable("x")]
+
+    async def flaky(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return await real(*args, **kwargs)
+
+    gate = Gate()
+    monkeypatch.setattr(flusher, "release_claims", flaky)
+    async with running(durable_dsn, drain_timeout=0) as run:
+        number = await run.insert(gated(gate))
+        await gate.wait_entered()
+    assert failures == []
+    assert db.row(number, "status::text, attempt, crashes") == ("runnable", 1, 0)
