@@ -21,7 +21,7 @@ GATE = 4711
 
 
 class Gated:
-    """A connection whose pick stops at a gate, its snapshot being taken: before it reads anything, or before it judges."""
+    """A connection whose pick stops at a gate, its snapshot taken: before it reads anything, or before it judges."""
 
     def __init__(self, conn: PgConn, where: str) -> None:
         self._conn = conn

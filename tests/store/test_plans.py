@@ -1,0 +1,288 @@
+"""Plans and pages on a table of a million rows: what a statement costs depends on its batch, on nothing else.
+
+Pages ("buffers") are measured, not milliseconds: they do not depend on the machine. With the settings of the engine's
+connections and generic plans, as in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+import trio
+from durable_actors._postgres.statement import Params, Statement
+from durable_actors._store.claim import (
+    PickFrom,
+    promote_siblings,
+    read_claims,
+    read_queue,
+    release_claims,
+)
+from durable_actors._store.commit import commit_outcomes
+from durable_actors._store.insert import insert_params
+from durable_actors._store.lease import read_owners, renew_leases, sweep_keys
+from durable_actors._store.rows import Claim
+from durable_actors._store.signal import Delivery, expire_awaits, send_signals
+from durable_actors._store.sql import statement
+from durable_actors.testing.sql import Plan, explain
+from tests.store.filled import CROWD, HOT
+from tests.store.kit import HEAD, PLANS, ROLES, SCHEMA, Recorder, connect, outcome, pick, plan
+
+BATCH = 50
+
+
+def sent(function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> tuple[Statement, Params]:
+    """The first statement that a store function would send, with its parameters."""
+    recorder = Recorder()
+    trio.run(partial(function, recorder, *args, **options))
+    return recorder.calls[0]
+
+
+def measure(
+    db: psycopg.Connection, call: tuple[Statement, Params], settings: Any = PLANS, *, generic: bool = True
+) -> Plan:
+    """Explain it twice, and rolled back: the first run also sets hint bits."""
+    arguments = [None if value is None else value.decode() for value in call[1]]
+    for _ in range(2):
+        found = explain(db, call[0].sql, arguments, settings=settings, generic=generic)  # type: ignore[arg-type]
+    return found
+
+
+def measure_pick(
+    db: psycopg.Connection, queue: str, *, begin: PickFrom = HEAD, known: str = "{m/1}", limit: int = BATCH
+) -> Plan:
+    found = measure(db, sent(pick, queue=queue, limit=limit, known=known, begin=begin))
+    found.assert_no_seq_scan("gen_durable")
+    found.assert_uses("gen_durable_pick")
+    return found
+
+
+def claimed(plan: Plan) -> int:
+    """How many rows a measured pick claims: it returns no others here."""
+    return round(plan.nodes[0].rows)
+
+
+def executing(db: psycopg.Connection, queue: str, count: int) -> list[Claim]:
+    """Claims of rows that are executing, made of their rows."""
+    found = db.execute(
+        "select id, claim_id::text, visit, partition_key from durable.gen_durable"
+        " where status = 'executing' and queue = %s and lease_expires_at > now() order by id limit %s",
+        [queue, count],
+    ).fetchall()
+    assert len(found) == count
+    return [
+        Claim(number, token, queue, 0, "m", 1, "s", 0, 0, visit, b"{}", key, None, None, False, 0, 0.0)
+        for number, token, visit, key in found
+    ]
+
+
+def baseline(db: psycopg.Connection) -> int:
+    """Pages of a pick of 50 rows without a key from a queue of a thousand."""
+    found = measure_pick(db, "small")
+    assert claimed(found) == BATCH
+    return found.buffers
+
+
+def keyed_baseline(db: psycopg.Connection) -> int:
+    """The same of rows with keys: each is judged."""
+    found = measure_pick(db, "few")
+    assert claimed(found) == BATCH
+    return found.buffers
+
+
+# -- every statement
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize("rich", [False, True])
+def test_a_flush_is_driven_by_its_outcomes(big: psycopg.Connection, size: int, *, rich: bool):
+    """By primary key, one probe each: named as a status, "executing" would let the planner read all 2,000 of them."""
+    claims = executing(big, "many", size)
+    how: dict[str, Any] = (
+        {"status": "awaiting_signal", "awaits": ("go",)} if rich else {"ahead": True, "status": "runnable"}
+    )
+    transitions = [outcome(claim, **how) for claim in claims]
+    flush = measure(big, sent(commit_outcomes, SCHEMA, transitions, accept_late=True))
+    flush.assert_no_seq_scan("gen_durable")
+    flush.assert_uses("gen_durable_pkey")
+    assert "gen_durable_executing" not in flush.indexes
+    assert sum(node.removed for node in flush.nodes) == 0
+    assert flush.buffers < 60 + 40 * size, flush.text
+
+
+def test_maintenance_of_claims_is_driven_by_the_claims(big: psycopg.Connection):
+    claims = executing(big, "many", 100)
+    for call in (
+        sent(renew_leases, SCHEMA, claims, lease_ttl=60),
+        sent(release_claims, SCHEMA, claims, attempts=1),
+        sent(read_claims, SCHEMA, [claim.id for claim in claims]),
+    ):
+        found = measure(big, call)
+        found.assert_no_seq_scan("gen_durable")
+        found.assert_uses("gen_durable_pkey")
+        assert found.indexes == {"gen_durable_pkey"}
+        assert found.buffers < 60 + 40 * len(claims), found.text
+
+
+def test_the_reaper_reads_executing_rows_alone(big: psycopg.Connection):
+    """2,000 of a million (35,000 pages)."""
+    for call, most in (
+        ((statement("reap_claims", SCHEMA), [b"500", b"{}", None]), 8000),
+        (sent(read_owners, SCHEMA), 3000),
+    ):
+        found = measure(big, call)
+        found.assert_no_seq_scan("gen_durable")
+        found.assert_uses("gen_durable_executing")
+        assert found.buffers < most, found.text
+
+
+def test_a_sibling_is_promoted_by_one_probe_per_key(big: psycopg.Connection):
+    found = measure(big, sent(promote_siblings, SCHEMA, ["few 1", "many 7", "hot", "none"]))
+    found.assert_no_seq_scan("gen_durable")
+    found.assert_uses("gen_durable_held")
+    assert found.buffers < 60
+
+
+def test_deadlines_are_read_soonest_first(big: psycopg.Connection):
+    """100 of 5,000 parked ones are due."""
+    found = measure(big, sent(expire_awaits, SCHEMA, "parked", limit=50))
+    found.assert_no_seq_scan("gen_durable")
+    found.assert_uses("gen_durable_deadline")
+    assert found.nodes[0].rows == 50
+    assert found.buffers < 60 + 40 * 50
+
+
+@pytest.mark.parametrize("queue", ["small", "large", "future", "parked", "finished", "none"])
+def test_the_shape_of_a_queue_is_a_few_probes(big: psycopg.Connection, queue: str):
+    found = measure(big, sent(read_queue, SCHEMA, queue))
+    found.assert_no_seq_scan("gen_durable")
+    assert found.buffers < 60, found.text
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_an_insert_probes_its_own_keys_alone(big: psycopg.Connection, *, generic: bool):
+    """On the clients' lane, which has the planner's own settings; half of the keys are occupied."""
+    live = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+    plans = [plan(unique_key=b"key %d" % number, unique_scope=live) for number in range(4951, 5051)]
+    call = (statement("insert_instances", SCHEMA), insert_params(plans))
+    found = measure(big, call, ROLES["client"].settings, generic=generic)
+    found.assert_no_seq_scan("gen_durable")
+    assert found.buffers < 60 + 60 * len(plans), found.text
+
+
+def test_signals_read_their_targets_alone(big: psycopg.Connection):
+    """Its plan is inside of a function; a sequential scan would show in the pages."""
+    found = big.execute("select id from durable.gen_durable where queue = 'parked' limit 20").fetchall()
+    for target in (
+        [Delivery(number, None, "go", b"{}", f"new {number}") for (number,) in found],
+        [Delivery(None, b"key %d" % number, "go", b"{}", None) for number in range(1, 21)],
+    ):
+        sending = measure(big, sent(send_signals, SCHEMA, target))
+        assert sending.buffers < 60 + 80 * len(target), sending.text
+
+
+# -- the pick
+
+
+def test_a_pick_does_not_grow_with_the_backlog(big: psycopg.Connection):
+    large = measure_pick(big, "large")
+    assert claimed(large) == BATCH
+    assert large.buffers < 2 * baseline(big)
+
+
+def test_a_pick_does_not_grow_with_the_executing_set(big: psycopg.Connection):
+    """5 or 2,000 executing rows with keys: the probe for a busy key is one look into an index."""
+    many = measure_pick(big, "many")
+    assert claimed(many) == BATCH
+    assert many.buffers < 2 * keyed_baseline(big)
+
+
+def test_a_pick_grows_with_its_batch_alone(big: psycopg.Connection):
+    one, many = measure_pick(big, "large", limit=10).buffers, measure_pick(big, "large", limit=500).buffers
+    assert many < 60 * one
+
+
+def test_an_empty_pick_costs_a_handful_of_pages(big: psycopg.Connection):
+    priorities = PickFrom(range(10), ["-infinity"] * 10, [0] * 10)
+    empty = measure_pick(big, "no such queue", begin=priorities)
+    assert empty.buffers < 60
+
+
+def test_future_rows_of_a_more_urgent_priority_are_not_read(big: psycopg.Connection):
+    found = measure_pick(big, "future", begin=PickFrom([0, 5], ["-infinity"] * 2, [0, 0]))
+    assert claimed(found) == BATCH
+    assert found.buffers < 2 * baseline(big)
+
+
+async def work_through(dsn: str, queue: str, limit: int) -> int:
+    """Pick until something is claimed; return after how many picks."""
+    picks = 1
+    async with connect(dsn) as conn:
+        while not (await pick(conn, queue=queue, limit=limit)).claims:
+            picks += 1
+    return picks
+
+
+def test_siblings_of_a_busy_key_are_passed_once_and_for_all(big: psycopg.Connection, filled_dsn: str):
+    """50,000 at the head of the queue, behind one that executes: each is put aside by one update, then never read."""
+    normal = keyed_baseline(big)
+    first = measure_pick(big, "hot")
+    assert first.buffers < 2 * normal
+    assert trio.run(work_through, filled_dsn, "hot", 1000) == HOT // 1000 + 1
+    assert big.execute("select count(*) from durable.gen_durable where hold = 1").fetchone() == (HOT,)
+    # The picks above have claimed some of the work behind.
+    after = measure_pick(big, "small").buffers
+    [hot] = executing(big, "hot", 1)
+    assert measure(big, sent(promote_siblings, SCHEMA, ["hot"])).buffers < 60
+    assert measure(big, sent(sweep_keys, SCHEMA, after="", limit=1000)).buffers < 60
+    assert (
+        measure(big, sent(commit_outcomes, SCHEMA, [outcome(hot, ahead=True)], accept_late=True)).buffers < 60
+    )
+    big.execute(
+        "insert into durable.gen_durable (queue, fsm, step, partition_key) values ('hot 2', 'm', 's', 'hot')"
+    )
+    latecomer = measure_pick(big, "hot 2")
+    assert latecomer.buffers < after, "a sibling that comes later is judged by one probe"
+
+
+def test_rows_of_unknown_machines_are_passed_once_and_for_all(big: psycopg.Connection, filled_dsn: str):
+    normal = baseline(big)
+    assert measure_pick(big, "unknown").buffers < 2 * normal
+    assert trio.run(work_through, filled_dsn, "unknown", 1000) == CROWD // 1000 + 1
+    big.execute(
+        "insert into durable.gen_durable (queue, fsm, step) select 'unknown', 'm', 's' from generate_series(1, 50)"
+    )
+    steady = measure_pick(big, "unknown")
+    assert claimed(steady) == BATCH
+    assert steady.buffers < 2 * normal
+    known = PickFrom([0], ["-infinity"], [0], shelved=["m/2"])
+    knowing = measure_pick(big, "unknown", known="{m/1,m/2}", begin=known)
+    assert claimed(knowing) == BATCH, "a node that knows them finds them on the shelf"
+    knowing.assert_uses("gen_durable_shelf")
+    assert knowing.buffers < 3 * normal
+
+
+def test_dead_index_entries_are_not_read_from_the_cursor_on(big: psycopg.Connection, filled_dsn: str):
+    """50,000 claimed and completed rows that nothing can clean up: another transaction might still see them."""
+    normal = baseline(big)
+    with psycopg.connect(filled_dsn) as old:
+        old.execute("begin isolation level repeatable read")
+        old.execute("select 1 from durable.gen_durable limit 1")
+        big.execute(
+            "with done as (select id from durable.gen_durable where queue = 'dead' order by eligible_at, id limit %s)"
+            " update durable.gen_durable g set status = 'done', finished_at = now() from done where g.id = done.id",
+            [HOT],
+        )
+        row = big.execute(
+            "select eligible_at::text, id from durable.gen_durable where queue = 'dead' and status = 'done'"
+            " order by eligible_at desc, id desc limit 1"
+        ).fetchone()
+        assert row is not None
+        from_head = measure_pick(big, "dead")
+        from_cursor = measure_pick(big, "dead", begin=PickFrom([0], [row[0]], [row[1]]))
+        assert claimed(from_head) == claimed(from_cursor) == BATCH
+        assert from_head.buffers > 2 * normal, "else this test tests nothing"
+        assert from_cursor.buffers < 2 * normal
