@@ -26,9 +26,10 @@ from durable_actors._engine.outage import Outage
 from durable_actors._engine.step_task import StepTasks
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
+from durable_actors._store.lease import release_strays
 from durable_actors._store.rows import Claim, Picked
 from durable_actors._store.signal import expire_awaits
-from durable_actors.errors import StoreUnavailable
+from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason, Pool
 from durable_actors.telemetry import AwaitTimedOut, PartitionContended, Picked as PickedEvent, QueueSaturated
 
@@ -71,6 +72,7 @@ class Feeder(Actor[object]):
         self._saturated = False
         self._missed = False
         self._fresh = True
+        self._unsure = False  # a pick may have claimed rows of which nobody here knows
         self.cursor = PickCursor()
         """Hints about rows go here."""
 
@@ -104,6 +106,7 @@ class Feeder(Actor[object]):
             held.task is not None and held.task.running and held.claim.queue == self._queue
             for held in self._node.leases.everything()
         )
+        self._unsure = self._queue in self._node.feeders  # the last incarnation may have died in a pick
         self._node.feeders[self._queue] = self
 
     async def run(self) -> None:
@@ -131,6 +134,7 @@ class Feeder(Actor[object]):
         try:
             picked = await self._pick(wanted)
         except StoreUnavailable as exc:
+            self._unsure = self._unsure or isinstance(exc, CommitUnknown)
             return trio.current_time() + self._outage.failed(exc)
         self._outage.over()
         now = trio.current_time()
@@ -151,6 +155,8 @@ class Feeder(Actor[object]):
         began = trio.current_time()
         node.known.refresh()
         async with node.pool.acquire(node.lane("claim")) as conn:
+            if self._unsure:
+                await self._release_strays(conn)
             if self._fresh:  # or the first pick would take priority 0 before more urgent rows
                 await self._learn(conn)
                 self._fresh = False
@@ -176,6 +182,18 @@ class Feeder(Actor[object]):
         if node.telemetry.active:
             self._tell_pick(picked, wanted, now - asked)
         return picked
+
+    async def _release_strays(self, conn: PgConn) -> None:
+        """After a pick of unknown fate: what it claimed goes back now rather than when its lease is over."""
+        node = self._node
+        known = [held.claim.claim_id for held in node.leases.everything()]
+        count, offered = await release_strays(
+            conn, node.owner.schema, owner=node.owner.name, queue=self._queue, known=known
+        )
+        self._unsure = False
+        if count:
+            logger.info("feeder of %r: %d rows of a pick that was cut off went back", self._queue, count)
+        node.offer(offered)
 
     async def _learn(self, conn: PgConn) -> bool:
         """Read which priorities the queue has and what is due next; tell whether the last pick missed some."""

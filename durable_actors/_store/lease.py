@@ -94,6 +94,20 @@ async def reap_claims(
     return reaped, offered
 
 
+async def release_strays(
+    conn: PgConn, schema: str, *, owner: str, queue: str, known: Sequence[str]
+) -> tuple[int, list[Promoted]]:
+    """Give back the owner's claims of a queue that are not `known` (claim ids), attempt unchanged: nothing of them ran.
+
+    Returns how many, and rows that are on offer now: they, and siblings of their keys.
+    """
+    params = [owner.encode(), queue.encode(), encode.text_array(known)]
+    rows = (await conn.run(statement("release_strays", schema), params)).rows
+    keys = sorted({row[2].decode() for row in rows if row[2] is not None})
+    siblings = await promote_siblings(conn, schema, keys) if keys else []
+    return len(rows), [*read_promoted(rows), *siblings]
+
+
 async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:
     """Find keys whose held rows nothing will release. Returns them, and where to go on (None: at the end)."""
     params = [after.encode(), encode.number(limit)]

@@ -22,7 +22,7 @@ from durable_actors.telemetry import Event
 
 _numbers = itertools.count(1)
 
-INSERT = "insert into durable.gen_durable (fsm, step, {}) values ('m', 's', {}) returning id"
+INSERT = "insert into durable.gen_durable ({}) values ({}) returning id"
 
 
 @attrs.frozen
@@ -33,8 +33,9 @@ class Db:
     dsn: str
 
     def insert(self, **columns: object) -> int:
-        names, places = ", ".join(columns) or "queue", ", ".join(["%s"] * len(columns)) or "'default'"
-        row = self.conn.execute(INSERT.format(names, places), list(columns.values())).fetchone()
+        columns = {"fsm": "m", "step": "s"} | columns
+        query = INSERT.format(", ".join(columns), ", ".join(["%s"] * len(columns)))
+        row = self.conn.execute(query, list(columns.values())).fetchone()
         assert row is not None
         return row[0]
 

@@ -1,0 +1,54 @@
+"""A pick that is cut off after its commit: its rows go back at once, not when their lease is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import durable_actors as da
+import pytest
+import trio
+from durable_actors._store.lease import release_strays
+from durable_actors.engine import open_engine
+from durable_actors.testing.faults import open_proxy
+from tests.engine.kit import Db, make_node, pick
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_the_rows_of_a_lost_answer_run_soon_and_once(db: Db, registry: object, key: str | None):
+    runs: list[int] = []
+
+    class Once(da.Machine[dict[str, Any]], queue="once", name="test.Once"):
+        @da.step(initial=True)
+        async def start(self, ctx: da.Context[dict[str, Any]]) -> da.Outcome:
+            runs.append(ctx.id)
+            return da.Done(ctx.attempt)
+
+    async with open_proxy(db.dsn) as proxy:
+        options: dict[str, Any] = {"dsn": proxy.dsn, "queues": {"once": 5}, "poll_interval": 60}
+        async with open_engine(**options, machines=[Once]) as engine:
+            number = db.insert(queue="once", fsm="test.Once", step="start", partition_key=key)
+            proxy.lose_reply(after=b"pick_instances")
+            engine._node.poke("once")
+            await proxy.wait_lost()
+            with trio.fail_after(10):  # the lease is a minute
+                assert await da.result(number) == 0
+    assert runs == [number]
+
+
+async def test_only_unknown_claims_of_this_owner_and_queue_go_back(db: Db):
+    for queue in ("default", "default", "other"):
+        db.insert(queue=queue)
+    async with make_node(db.dsn) as node, make_node(db.dsn) as neighbour:
+        [known] = await pick(node, limit=1)
+        [stray] = await pick(node, limit=1)
+        await pick(node, queue="other")
+        theirs = db.insert()
+        await pick(neighbour)
+        async with node.pool.acquire("claim") as conn:
+            arguments: dict[str, Any] = {"owner": node.owner.name, "queue": "default"}
+            count, offered = await release_strays(conn, "durable", **arguments, known=[known.claim_id])
+            assert (count, [row.id for row in offered]) == (1, [stray.id])
+            assert await release_strays(conn, "durable", **arguments, known=[known.claim_id]) == (0, [])
+        assert db.row(stray.id) == ("runnable", 0, 0, 0, None, None)
+        assert db.row(theirs, "status") == ("executing",)
+        assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(3,)]
