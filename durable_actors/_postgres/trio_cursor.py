@@ -175,10 +175,8 @@ class TrioWriter(AsyncLibpqWriter):
         """Send, and wait until the network took it once a chunk has gathered."""
         # Here nothing of this piece was sent: the COPY can still be refused politely, by `finish`.
         await checkpoint_if_cancelled()
-        pieces = (
-            [data] if len(data) <= _CHUNK else [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
-        )
-        for piece in pieces:
+        for start in range(0, len(data), _CHUNK):
+            piece = data if len(data) <= _CHUNK else data[start : start + _CHUNK]
             self._waiting += len(piece)
             full = self._waiting >= _CHUNK
             await self.connection.wait(_put_gen(self._pgconn, piece, flush=full))

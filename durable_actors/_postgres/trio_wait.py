@@ -34,7 +34,6 @@ from trio.lowlevel import (
     checkpoint_if_cancelled,
     current_task,
     wait_readable,
-    wait_writable,
 )
 
 from durable_actors._postgres.waiting import (
@@ -57,9 +56,7 @@ TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
 """What talking to a server can raise, Cancelled apart."""
 
 _WAIT_R: Final = 1
-_WAIT_W: Final = 2
 _READY_R: Final = 1
-_READY_W: Final = 2
 
 # After one of these psycopg forgets its prepared statements. When the answer was drained unseen it has not.
 _FORGETTING: Final = (b"DROP", b"ALTER", b"ROLLBACK", b"DISCARD", b"DEALLOCATE")
@@ -108,11 +105,9 @@ class TrioWaiter(AsyncConnection[Row]):
                         await wait_readable(fd)
                     waited = True
                     state = gen.send(_READY_R)
-                elif state == _WAIT_W:
-                    await wait_writable(fd)
-                    waited = True
-                    state = gen.send(_READY_W)
                 else:
+                    # "Writable" (the end of a COPY) is waited for in both directions, too: a server that has no
+                    # room for its notices does not read. The generator flushes, and libpq then reads.
                     ready = await wait_either(fd)
                     if monotonic() - self._breathed > BREATH:
                         await checkpoint()
@@ -135,6 +130,9 @@ class TrioWaiter(AsyncConnection[Row]):
             discard(self.pgconn)
             self._drop(gen)
             raise psycopg.OperationalError("the connection was closed while waiting for it") from exc
+        except psycopg.Error:
+            self._drop(gen)  # it has ended, unless the error is of asking the server to stop
+            raise
         except (KeyboardInterrupt, SystemExit):
             # Raised in the midst of anything: no time, and no trust, for a conversation with the server.
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:

@@ -162,6 +162,22 @@ async def test_copy_in_and_out(conn, probe, scratch):
     assert sorted(rows) == [(0,), (0,), (1,), (1,), (2,), (2,)]
 
 
+async def test_a_copy_that_makes_the_server_talk_does_not_deadlock(conn, scratch):
+    # 40 MB of notices come back while the data goes out: both sides would wait for room.
+    await conn.execute(
+        "create or replace function talk() returns trigger language plpgsql as"
+        " $$ begin raise notice '%', repeat('x', 8000); return new; end $$"
+    )
+    await conn.execute("create temp table talks (t text)")
+    await conn.execute("create trigger talk before insert on talks for each row execute function talk()")
+    cursor = conn.cursor()
+    with trio.fail_after(30):
+        async with cursor.copy("copy talks from stdin") as copy:
+            for _ in range(5000):
+                await copy.write(b"y" * 4000 + b"\n")
+    assert cursor.rowcount == 5000
+
+
 async def test_copy_in_refused_by_an_exception(conn, probe, scratch):
     with pytest.raises(ZeroDivisionError):
         async with conn.cursor().copy("copy scratch from stdin") as copy:
