@@ -20,7 +20,9 @@ RESET_MAX: Final = 2.0
 SCAN_SHARE: Final = 20.0
 """A full scan may cost one part in so many."""
 LOOK_AGAIN: Final = 0.005
-"""Seconds until a row that was left is looked at again: whoever was busy with its key is done by then."""
+"""Seconds until a row that was left is looked at again: whoever was busy with its key is mostly done by then."""
+LOOK_MAX: Final = 0.1
+"""The pause doubles up to this: an elder sibling may wait in a queue that is full, or that nobody here serves."""
 
 _HEAD: Final = ("-infinity", 0)
 
@@ -33,6 +35,8 @@ class PickCursor:
         self._priorities: set[int] = {0}
         self._shelved: tuple[str, ...] = ()
         self._extras: dict[int, float] = {}
+        self._looked: list[int] = []  # the extras of the pick under way
+        self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
         self._reset_at = 0.0
         self._full = False
 
@@ -46,6 +50,7 @@ class PickCursor:
         extras = [number for number, at in self._extras.items() if at <= now][:limit]
         for number in extras:
             del self._extras[number]
+        self._looked = extras
         return PickFrom(
             priorities=priorities,
             eligible_ats=[at for at, _ in places],
@@ -58,9 +63,13 @@ class PickCursor:
         """Learn from a pick that took so many seconds."""
         for priority, position in picked.positions.items():
             self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
-        for row in picked.seen:
-            if row.left:
-                self._extras[row.id] = now + LOOK_AGAIN
+        left = {row.id for row in picked.seen if row.left}
+        for number in self._looked:
+            if number not in left:
+                self._pauses.pop(number, None)
+        for number in left:
+            pause = self._pauses[number] = min(self._pauses.get(number, LOOK_AGAIN / 2) * 2, LOOK_MAX)
+            self._extras[number] = now + pause
         if self._full:
             self._reset_at = now + min(max(took * SCAN_SHARE, RESET_MIN), RESET_MAX)
 
@@ -76,6 +85,7 @@ class PickCursor:
         """A row is on offer: by its id, or somewhere in this priority."""
         if number is not None:
             self._extras[number] = 0.0
+            self._pauses.pop(number, None)
         if priority is not None:
             self._priorities.add(priority)
 

@@ -34,6 +34,21 @@ def demand(limits: QueueLimits, *, running: int, buffered: int) -> int:
     return free
 
 
+SHAPE_SHARE = 20.0
+SHAPE_CHEAP = 0.02
+SHAPE_MAX = 2.0
+
+
+def shape_pause(took: float) -> float:
+    """Seconds from one look at the queue's shape to the next, the first having taken so many.
+
+    The look walks dead index entries; when nothing can clean them up (an old transaction, a backup) there may be a
+    million, and a busy feeder would look after every short pick. A cheap look may be repeated at once, another costs at
+    most a twentieth of the time.
+    """
+    return 0.0 if took < SHAPE_CHEAP else min(took * SHAPE_SHARE, SHAPE_MAX)
+
+
 def idle_wait(limits: QueueLimits, *, empty_picks: int, next_due: float | None) -> float:
     """Seconds to sleep after so many picks in a row that found nothing.
 

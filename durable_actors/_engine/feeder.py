@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import QueueLimits, demand, idle_wait
+from durable_actors._engine.demand import QueueLimits, demand, idle_wait, shape_pause
 from durable_actors._engine.flusher import Commits
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
@@ -69,6 +69,8 @@ class Feeder(Actor[object]):
         self._next_due: float | None = None
         self._deadline = math.inf
         self._shape_at = 0.0
+        self._shape_from = 0.0
+        self._shape_old = False
         self._saturated = False
         self._missed = False
         self._fresh = True
@@ -147,6 +149,8 @@ class Feeder(Actor[object]):
         if not picked.claims:
             self._empty += 1
         wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
+        if self._shape_old:
+            wait = min(wait, self._shape_from)
         look = self.cursor.next_look(now)
         return min(wait, self._deadline, math.inf if look is None else now + look)
 
@@ -177,8 +181,11 @@ class Feeder(Actor[object]):
             self._buffer.extend(node.leases.hold(claim) for claim in picked.claims)
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
-            if picked.window < wanted or now >= self._shape_at:
+            short = picked.window < wanted
+            self._shape_old = short and now < min(self._shape_from, self._shape_at)
+            if now >= self._shape_at or (short and not self._shape_old):
                 self._missed = await self._learn(conn)
+                self._shape_from = now + shape_pause(trio.current_time() - now)
         if node.telemetry.active:
             self._tell_pick(picked, wanted, now - asked)
         return picked
