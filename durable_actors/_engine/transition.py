@@ -43,7 +43,8 @@ def transition(
     """Translate (claim, outcome) into the next row.
 
     `handed` are the awaited signals that the step was given, `unseen` the ids of those that were there beyond them.
-    `ahead` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it. Raises `StateError` when a state or result cannot be stored.
+    `ahead` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it.
+    Raises `StateError` when a state or result cannot be stored.
     """
     match outcome:
         case Next():
