@@ -22,14 +22,14 @@ from durable_actors._engine.flusher import Commits
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import Outage
+from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._engine.step_task import StepTasks
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_strays
 from durable_actors._store.rows import Claim, Picked
 from durable_actors._store.signal import expire_awaits
-from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason, Pool
 from durable_actors.telemetry import AwaitTimedOut, PartitionContended, Picked as PickedEvent, QueueSaturated
 
@@ -135,7 +135,7 @@ class Feeder(Actor[object]):
         """Pick; return until when to sleep (a time in the past: not at all)."""
         try:
             picked = await self._pick(wanted)
-        except StoreUnavailable as exc:
+        except TROUBLE as exc:
             self._unsure = self._unsure or isinstance(exc, CommitUnknown)
             return trio.current_time() + self._outage.failed(exc)
         self._outage.over()

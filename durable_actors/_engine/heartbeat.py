@@ -20,11 +20,10 @@ import trio
 
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node
-from durable_actors._engine.outage import Outage
+from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._store.claim import read_claims
 from durable_actors._store.lease import renew_leases
 from durable_actors._store.node import touch_node
-from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Actor
 
 BATCH: Final = 1000
@@ -47,14 +46,14 @@ class Heartbeat(Actor[object]):
             began = trio.current_time()
             try:
                 await self._beat()
-            except StoreUnavailable as exc:
+            except TROUBLE as exc:
                 due = trio.current_time() + min(self._outage.failed(exc), interval)
             else:
                 self._outage.over()
                 due = began + interval
 
     async def _beat(self) -> None:
-        """Renew every claim, in batches; raise `StoreUnavailable` when a batch could not be sent or confirmed."""
+        """Renew every claim, in batches; raises when a batch could not be sent or confirmed."""
         node = self._node
         claims = node.leases.all()
         async with node.pool.acquire(node.lane("heartbeat")) as conn:
@@ -66,9 +65,9 @@ class Heartbeat(Actor[object]):
                     conn, node.owner.schema, [held.claim for held in batch], lease_ttl=node.owner.lease_ttl
                 )
                 node.leases.extend(
-                    (held for held in batch if held.claim.id in renewed), sent + node.owner.lease_ttl
+                    (held for held in batch if held.claim.claim_id in renewed), sent + node.owner.lease_ttl
                 )
-                missing = [held for held in batch if held.claim.id not in renewed]
+                missing = [held for held in batch if held.claim.claim_id not in renewed]
                 if missing:
                     states = await read_claims(conn, node.owner.schema, [held.claim.id for held in missing])
                     self._judge(missing, {number: state.claim_id for number, state in states.items()})

@@ -24,7 +24,7 @@ import trio
 from durable_actors._engine.key_session import KeySession, trust_window
 from durable_actors._engine.keys import Keys, keys_of
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import Outage
+from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._store.key import offer_keys
 from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Actor
@@ -55,7 +55,7 @@ class Keeper(Actor[object]):
         """Open the session, so that feeders find it. Without Postgres: go on trying. `ConfigError`: a pooler."""
         try:
             await self._open()
-        except StoreUnavailable as exc:
+        except TROUBLE as exc:
             self._fail(exc)
         self.nursery.start_soon(self._watch)
         self.nursery.start_soon(self._offer)
@@ -66,7 +66,7 @@ class Keeper(Actor[object]):
             while True:
                 try:
                     await self._turn()
-                except StoreUnavailable as exc:
+                except TROUBLE as exc:
                     self._fail(exc)
                 with trio.move_on_at(self._next_turn()):
                     await self.mailbox.receive()
@@ -124,7 +124,7 @@ class Keeper(Actor[object]):
         self._outage.over()
         logger.debug("keeper: the session is server process %d", self._session.backend)
 
-    def _fail(self, error: StoreUnavailable) -> None:
+    def _fail(self, error: Exception) -> None:
         self._lose(f"the session with its partition key is gone: {error}")
         self._retry_at = trio.current_time() + self._outage.failed(error)
 
@@ -181,7 +181,7 @@ class Keeper(Actor[object]):
             try:
                 async with node.pool.acquire(node.lane("claim")) as conn:
                     promoted, with_rows = await offer_keys(conn, node.owner.schema, sorted(due))
-            except StoreUnavailable as exc:
+            except TROUBLE as exc:
                 await trio.sleep(outage.failed(exc))
             else:
                 outage.over()

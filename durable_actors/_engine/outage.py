@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+import psycopg
 import trio
 
 from durable_actors._engine.node import Node, logger
+from durable_actors.errors import StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
+
+TROUBLE: Final = (StoreUnavailable, psycopg.Error)
+"""What actors bear. Also a refused statement (a timeout of the role's, a deadlock, a table locked or renamed for a
+minute): an actor that died of it would take every step that runs with it, and after a few seconds the engine."""
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0

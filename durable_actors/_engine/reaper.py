@@ -19,10 +19,9 @@ import trio
 
 from durable_actors._engine.dead_nodes import Watch, judge_owners, wait_for_next
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import Outage
+from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
-from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Actor
 from durable_actors.telemetry import ClaimsReaped
 
@@ -46,7 +45,7 @@ class Reaper(Actor[object]):
         while True:
             try:
                 wait = await self._round()
-            except StoreUnavailable as exc:
+            except TROUBLE as exc:
                 wait = self._outage.failed(exc)
             else:
                 self._outage.over()

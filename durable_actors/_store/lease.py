@@ -13,8 +13,8 @@ from durable_actors._store.rows import Claim, Promoted
 from durable_actors._store.sql import statement
 
 
-async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, lease_ttl: float) -> set[int]:
-    """Extend claims; return the ids that were. A missing one is unknown, not lost: see `claim.read_claims`."""
+async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, lease_ttl: float) -> set[str]:
+    """Extend claims; return the ids of those that were. A missing one is unknown, not lost: see `read_claims`."""
     result = await conn.run(
         statement("renew_leases", schema),
         [
@@ -23,7 +23,7 @@ async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, le
             encode.number(lease_ttl),
         ],
     )
-    return {int(row[0] or 0) for row in result.rows}
+    return {(row[0] or b"").decode() for row in result.rows}
 
 
 @attrs.frozen

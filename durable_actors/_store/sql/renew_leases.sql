@@ -1,6 +1,7 @@
 -- renew_leases: extend claims that are still ours.
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 lease seconds float8
--- returns  id of the renewed ones. A missing one is unknown, not lost: its row may be locked; read_claims decides.
+-- returns  claim of the renewed ones, not id: one node may hold two claims of an instance, of which one is lost. A missing
+--          one is unknown, not lost: its row may be locked; read_claims decides.
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: never waits, never deadlocks with other maintenance
 -- index    gen_durable_pkey. No indexed column changes: the update is HOT.
 -- keeps    I2 one live claim per instance
@@ -10,4 +11,4 @@ update durable.gen_durable g
     select y.id from unnest($1::bigint[], $2::uuid[]) u(id, claim)
       join durable.gen_durable y on y.id = u.id and y.claim_id = u.claim and y.locked_by is not null
      order by y.id for no key update of y skip locked))
-returning g.id
+returning g.claim_id
