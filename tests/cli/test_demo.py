@@ -1,0 +1,146 @@
+"""`demo`: a worker dies, every order is there, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import attrs
+import psycopg
+import pytest
+from durable_actors.cli.demo_accounts import audit
+from durable_actors.cli.demo_orders import Order
+from tests.cli.test_why import instance
+
+ORDERS = [Order(1, 100), Order(2, 250)]
+
+
+def start_demo(dsn: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "durable_actors.cli", "demo", "--dsn", dsn, *arguments]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def leftovers(dsn: str) -> tuple[int, int]:
+    """Objects in the database that were not there before; sessions beside ours."""
+    with psycopg.connect(dsn) as conn:
+        row = conn.execute(
+            "select (select count(*) from pg_namespace where nspname = 'durable_demo'),"
+            " (select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            "     and backend_type = 'client backend')"
+        ).fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+@pytest.mark.slow
+def test_the_demo(empty_dsn: str):
+    process = start_demo(empty_dsn, "--orders", "30")
+    out, err = process.communicate(timeout=55)
+    assert (process.returncode, err) == (0, ""), out
+    for text in (
+        "two processes of `durable-actors serve` share the work: worker-1 (pid ",
+        "30 orders placed",
+        "kill -9 worker-1: it was working on orders ",
+        "recovered after ",
+        "30 of 30 orders done, 0 lost; 0 with a step committed twice",
+        "placed 62.55 €, booked 62.55 €, paid 62.55 €",
+        "30 of 30 orders got exactly one mail",
+        "it drained and left with exit code 0",
+    ):
+        assert text in out
+    assert leftovers(empty_dsn) == (0, 0)
+
+
+@pytest.mark.slow
+def test_the_demo_for_programs(empty_dsn: str):
+    process = start_demo(empty_dsn, "--orders", "20", "--json")
+    out, err = process.communicate(timeout=55)
+    assert (process.returncode, err) == (0, ""), out
+    found = json.loads(out)
+    assert found["right"] is True
+    assert (found["orders"], found["done"], found["lost"], found["twice"]) == (20, 20, 0, 0)
+    assert found["asked"] >= found["payments"] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda each: each.name)
+def test_an_interrupted_demo_leaves_no_process(empty_dsn: str, number: signal.Signals):
+    process = start_demo(empty_dsn)
+    assert process.stdout is not None
+    pids: list[int] = []
+    for line in process.stdout:
+        if "share the work" in line:
+            pids = [int(part.partition(")")[0]) for part in line.split("(pid ")[1:]]
+        if "orders placed" in line:
+            break
+    assert len(pids) == 2, process.communicate()
+    watched = [os.pidfd_open(pid) for pid in pids]
+    try:
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+        assert "Traceback" not in err
+        for each in watched:  # readable when the process has ended
+            assert select.select([each], [], [], 30)[0], "a worker outlived the demo"
+    finally:
+        for each in watched:
+            os.close(each)
+    if number is signal.SIGINT:
+        assert process.returncode == 1
+        assert leftovers(empty_dsn) == (0, 0)
+
+
+@attrs.frozen
+class Case:
+    orders: list
+    mails: list
+    payments: list
+    right: bool
+
+
+def order(number: int, cents: int, **changes: object):
+    return instance(
+        id=number,
+        status="done",
+        visit=4,
+        state={"number": number},
+        result={"cents": cents},
+        **changes,
+    )
+
+
+def mail(number: int):
+    return instance(id=100 + number, status="done", state={"number": number})
+
+
+GOOD = [order(1, 100), order(2, 250)]
+MAILS = [mail(1), mail(2)]
+PAID = [(1, 100, 1), (2, 250, 3)]
+CASES = {
+    "right": Case(GOOD, MAILS, PAID, True),
+    "an order is lost": Case(GOOD[:1], MAILS, PAID, False),
+    "an order failed": Case([GOOD[0], attrs.evolve(GOOD[1], status="failed")], MAILS, PAID, False),
+    "a step was committed twice": Case([GOOD[0], attrs.evolve(GOOD[1], visit=5)], MAILS, PAID, False),
+    "two mails": Case(GOOD, [*MAILS, mail(2)], PAID, False),
+    "no mail": Case(GOOD, MAILS[:1], PAID, False),
+    "paid twice": Case(GOOD, MAILS, [*PAID, (2, 250, 1)], False),
+    "paid the wrong sum": Case(GOOD, MAILS, [PAID[0], (2, 251, 1)], False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_audit_finds_it(name: str):
+    case = CASES[name]
+    found = audit(
+        *(ORDERS, case.orders, case.mails, case.payments), recovered=[1], recovery_seconds=1.0, seconds=2.0
+    )
+    assert found.right is case.right

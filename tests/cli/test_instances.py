@@ -1,0 +1,162 @@
+"""`list`, `show` and `retry`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Shell
+
+HOSTILE = ["'; drop table durable.gen_durable; --", "[bold]markup[/bold]", "\x1b[31mred", "a\nb", "%s $1 {}"]
+
+
+def ids(found: dict) -> list[int]:
+    return [each["id"] for each in found["instances"]]
+
+
+def test_list_is_newest_first_and_filters(shell: Shell):
+    a = shell.add(queue="q")
+    b = shell.add(queue="q", status="failed", last_error="why\nnot")
+    c = shell.add(fsm="other", unique_key=b"k")
+    assert ids(shell.json("list")) == [c, b, a]
+    assert ids(shell.json("list", "--status", "failed")) == [b]
+    assert ids(shell.json("list", "--machine", "other")) == [c]
+    assert ids(shell.json("list", "--queue", "q")) == [b, a]
+    assert ids(shell.json("list", "--key", "k")) == [c]
+    assert ids(shell.json("list", "--key", "k", "--status", "done")) == []
+    assert ids(shell.json("list", "--queue", "q", "--status", "failed", "--machine", "shop:Checkout")) == [b]
+
+
+def test_list_pages(shell: Shell):
+    numbers = [shell.add() for _ in range(5)]
+    first = shell.json("list", "--limit", "2")
+    assert (ids(first), first["before"]) == (numbers[:2:-1], numbers[3])
+    second = shell.json("list", "--limit", "2", "--before", first["before"])
+    third = shell.json("list", "--limit", "2", "--before", second["before"])
+    assert ids(second) + ids(third) == numbers[2::-1]
+    assert third["before"] is None
+
+
+def test_list_gives_up_at_its_depth_and_says_where_to_go_on(shell: Shell):
+    wanted = shell.add(queue="rare")
+    numbers = [shell.add() for _ in range(4)]
+    result = shell.run("list", "--queue", "rare", "--depth", "3")
+    assert "no instances" in result.stdout
+    assert f"3 rows looked at; older ones: --before {numbers[1]}" in result.stderr
+    assert ids(shell.json("list", "--queue", "rare", "--before", numbers[1])) == [wanted]
+
+
+def test_list_for_people(shell: Shell):
+    assert shell.ok("list") == "no instances\n"
+    number = shell.add(status="failed", last_error="first\nsecond", unique_key=b"\xff\x00")
+    head, line = shell.ok("list").splitlines()
+    assert head.split() == ["id", "machine", "step", "status", "queue", "att", "key", "updated", "error"]
+    assert line.split()[:5] == [str(number), "shop:Checkout/1", "charge", "failed", "default"]
+    assert "\\xff00" in line
+    assert "first\\nsecond" in line
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=repr)
+def test_data_is_shown_as_data(shell: Shell, text: str):
+    number = shell.add(queue=text, fsm=text, step=text, last_error=text, unique_key=text.encode())
+    for shown in (shell.ok("list", "--queue", text), shell.ok("show", text), shell.ok("queues")):
+        assert "\x1b" not in shown
+        assert text.replace("\n", "\\n").replace("\x1b", "\\x1b") in shown
+    assert ids(shell.json("list", "--machine", text, "--queue", text, "--key", text)) == [number]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--status", "lost"], ["--limit", "0"], ["--limit", "many"], ["--before", "-1"], ["--depth", "0"]],
+    ids=str,
+)
+def test_list_refuses(shell: Shell, arguments: list[str]):
+    assert "Error: Invalid value" in shell.refused("list", *arguments, code=2)
+
+
+def test_show_everything(shell: Shell):
+    number = shell.add(
+        unique_key=b"order:1",
+        partition_key="p",
+        state='{"order": 1}',
+        status="awaiting_signal",
+        awaits=["a", "b"],
+    )
+    shell.add(parent_id=number, status="done", result='{"x": 1}')
+    shell.ok("signal", number, "noise")
+    found = shell.json("show", "order:1")
+    assert found["id"] == number
+    assert found["unread"] == {"noise": 1}
+    assert found["children"] == {"done": 1}
+    assert found["awaits"] == ["a", "b"]
+    assert found["state"] == {"order": 1}
+    assert found["why"] == "it awaits a signal named 'a', 'b', then runs step 'charge'"
+    text = shell.ok("show", number)
+    for line in (
+        f"instance   {number} of shop:Checkout/1",
+        "status     awaiting_signal",
+        "key        order:1",
+        "inbox      1 × noise",
+        "children   1 done",
+        'state      {"order": 1}',
+        "why        it awaits a signal named 'a', 'b', then runs step 'charge'",
+    ):
+        assert line in text.splitlines()
+
+
+def test_show_says_who_holds_the_key(shell: Shell):
+    shell.node("n:1", queues={"default": 5}, machines=["shop:Checkout/1"])
+    running = shell.add(partition_key="k", status="executing", locked_by="n:1")
+    waiting = shell.add(partition_key="k", hold=1)
+    assert shell.json("show", running)["why"] == "it runs step 'charge' on n:1"
+    expected = f"it is held behind key 'k', which instance {running} runs on n:1"
+    assert shell.json("show", waiting)["why"] == expected
+
+
+def test_show_refuses(shell: Shell):
+    assert shell.refused("show", 7) == "durable-actors: there is no instance 7\n"
+    assert "no instance has or had the unique key 'k'" in shell.refused("show", "k")
+    assert "Missing argument" in shell.refused("show", code=2)
+
+
+def test_retry_lets_failed_ones_run_again(shell: Shell):
+    failed = shell.add(status="failed", attempt=3, crashes=2, visit=5, last_error="x", step="ship")
+    assert shell.ok("retry", failed) == f"{failed} runs again\n"
+    columns = "status, step, attempt, crashes, visit, finished_at, hold, eligible_at <= now(), claim_id"
+    assert shell.row(failed, columns) == ("runnable", "ship", 0, 0, 5, None, 0, True, None)
+
+
+def test_retry_refuses_what_is_not_failed_and_does_the_rest(shell: Shell):
+    failed, done, live = shell.add(status="failed"), shell.add(status="done"), shell.add()
+    result = shell.run("retry", done, failed, live, 999, failed)
+    assert result.exit_code == 1
+    assert result.stdout == f"{failed} runs again\n"
+    assert result.stderr.splitlines() == [
+        f"durable-actors: instance {done} was not retried: it is done, not failed",
+        f"durable-actors: instance {live} was not retried: it is runnable, not failed",
+        "durable-actors: instance 999 was not retried: there is no such instance",
+    ]
+    assert shell.row(done, "status") == ("done",)
+
+
+def test_retry_refuses_an_occupied_key(shell: Shell):
+    failed = shell.add(status="failed", unique_key=b"k")
+    holder = shell.add(unique_key=b"k")
+    assert f"its unique key 'k' is occupied by instance {holder}" in shell.refused("retry", failed)
+    assert shell.row(failed, "status") == ("failed",)
+
+
+def test_retry_as_json(shell: Shell):
+    failed = shell.add(status="failed")
+    assert shell.json("retry", failed) == [{"id": failed, "retried": True, "reason": None}]
+
+
+def test_a_retried_child_is_waited_for_again(shell: Shell):
+    """Its end was counted at the barrier; a second end must not be counted on top."""
+    parent = shell.add(
+        status="awaiting_children", visit=3, children_pending=1, children_total=2, await_step="ship"
+    )
+    child = shell.add(status="failed", parent_id=parent, barrier=3)
+    shell.ok("retry", child)
+    assert shell.row(parent, "status, children_pending") == ("awaiting_children", 2)
+    stray = shell.add(status="failed", parent_id=parent, barrier=2)  # of a barrier that has opened
+    shell.ok("retry", stray)
+    assert shell.row(parent, "children_pending") == (2,)

@@ -1,0 +1,99 @@
+"""`queues`, `nodes`, `top`."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.conftest import Shell
+
+MACHINE = "shop:Checkout/1"
+
+
+def test_queues_counts(shell: Shell):
+    shell.node("n:1", queues={"a": 3, "idle": 2}, machines=[MACHINE])
+    shell.node("n:2", queues={"a": 4}, machines=[MACHINE])
+    shell.node("n:3", queues={"a": 99}, machines=[MACHINE], alive=False)
+    shell.add(queue="a", eligible_at="yesterday")
+    shell.add(queue="a", eligible_at="tomorrow")
+    shell.add(queue="a", hold=1, partition_key="k")
+    shell.add(queue="a", hold=2)
+    shell.add(queue="a", status="executing")
+    shell.add(queue="a", status="awaiting_signal", awaits=["x"])
+    shell.add(queue="a", status="awaiting_children")
+    shell.add(queue="a", status="done")
+    shell.add(queue="b", status="failed")
+    found = {each.pop("queue"): each for each in shell.json("queues")}
+    assert found["a"].pop("oldest_due") > 3600
+    assert found["a"] == {
+        "due": 1,
+        "scheduled": 1,
+        "held": 1,
+        "shelved": 1,
+        "executing": 1,
+        "awaiting": 2,
+        "done": 1,
+        "failed": 0,
+        "nodes": 2,
+        "slots": 7,
+    }
+    assert (found["b"]["failed"], found["b"]["nodes"], found["idle"]["slots"]) == (1, 0, 2)
+    quick = {each["queue"]: each for each in shell.json("queues", "--quick")}
+    assert quick.keys() == {"a", "idle"}
+    assert (quick["a"]["held"], quick["a"]["done"], quick["a"]["awaiting"]) == (1, None, None)
+    lines = shell.ok("queues").splitlines()
+    assert [line.split()[0] for line in lines] == ["queue", "a", "b", "idle"]
+
+
+def test_nothing_there(shell: Shell):
+    assert shell.ok("queues") == "no queues: nothing waits or runs, and no node is alive\n"
+    assert shell.ok("nodes") == "no node is alive (--all shows those that were)\n"
+    assert shell.ok("nodes", "--all") == "no node is alive\n"
+    assert shell.json("nodes") == []
+
+
+def test_nodes(shell: Shell):
+    shell.node("n:1", queues={"a": 3}, machines=[MACHINE])
+    shell.node("n:2", queues={"a": 3}, machines=[MACHINE], alive=False)
+    shell.node("n:3", queues={}, machines=[], alive=False)
+    shell.conn.execute("update durable.nodes set stopped_at = now() where incarnation = 'n:3'")
+    shell.add(status="executing", locked_by="n:1")
+    shell.add(status="executing", locked_by="n:2")
+    shell.add(status="executing", locked_by="forgotten:9")
+    found = [(each["incarnation"], each["state"], each["claims"]) for each in shell.json("nodes", "--all")]
+    assert sorted(found) == [
+        ("forgotten:9", "lost", 1),
+        ("n:1", "alive", 1),
+        ("n:2", "lost", 1),
+        ("n:3", "stopped", 0),
+    ]
+    assert {each["incarnation"] for each in shell.json("nodes")} == {"n:1", "n:2", "forgotten:9"}
+    [line] = [line for line in shell.ok("nodes").splitlines() if line.startswith("n:1")]
+    assert line.split()[:5] == ["n:1", "alive", "1", "a=3", "7"]
+
+
+def test_another_schema_has_its_own_nodes(shell: Shell):
+    shell.node("n:1", queues={"a": 3}, machines=[MACHINE])
+    shell.ok("migrate", "--schema", "other")
+    assert shell.json("nodes", "--schema", "other", "--all") == []
+
+
+def test_top_without_a_terminal_prints_once(shell: Shell):
+    shell.node("n:1", queues={"a": 3}, machines=[MACHINE])
+    shell.add(queue="a")
+    text = shell.ok("top")
+    assert "schema durable" in text
+    assert "inserts –/s" in text
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("a ", "n:1 "))] == ["a", "n:1"]
+
+
+def test_top_as_json_lines_with_rates(shell: Shell):
+    lines = shell.ok("top", "--json", "--count", "2", "--interval", "100ms").splitlines()
+    first, second = map(json.loads, lines)
+    assert first["inserts"] is None
+    assert second["inserts"] >= 0
+    assert first["queues"] == []
+
+
+def test_top_refuses(shell: Shell):
+    assert "at least 0.1 seconds" in shell.refused("top", "--interval", "0", code=2)
+    assert "Invalid value" in shell.refused("top", "--count", "0", code=2)

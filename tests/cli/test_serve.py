@@ -1,0 +1,199 @@
+"""`serve`: the process that people run. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import psycopg
+import pytest
+import trio
+from click.testing import CliRunner
+from durable_actors.cli import cli
+from durable_actors.cli.serve import read_queues
+from durable_actors.config import Queue
+
+SHOP = """
+import trio
+import durable_actors as da
+
+@da.job(queue="mail")
+async def send(args: dict) -> dict:
+    if args.get("slow"):
+        await trio.sleep(args["slow"])
+    return {"sent": args["to"]}
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path, durable_dsn: str) -> Iterator[Start]:
+    """Run `durable-actors serve shop …` where shop.py lies; ended for sure."""
+    (tmp_path / "served_shop.py").write_text(SHOP)
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "durable_actors.cli", "serve", *arguments]
+        environ = {**os.environ, "DURABLE_DSN": durable_dsn, "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environ,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Read what it says until it says that."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(said)
+
+
+def insert(dsn: str, state: str) -> int:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        row = conn.execute(
+            "insert into durable.gen_durable (fsm, step, queue, state)"
+            " values ('served_shop:send', 'perform', 'mail', %s) returning id",
+            [state],
+        ).fetchone()
+    assert row is not None
+    return row[0]
+
+
+async def wait_status(dsn: str, number: int, status: str) -> tuple[Any, ...]:
+    with psycopg.connect(dsn, autocommit=True) as conn, trio.fail_after(20):
+        while True:
+            row = conn.execute(
+                "select status::text, result, attempt, locked_by from durable.gen_durable where id = %s",
+                [number],
+            ).fetchone()
+            assert row is not None
+            if row[0] == status:
+                return row
+            await trio.sleep(0.02)
+
+
+async def test_it_serves_and_drains_on_sigterm(start: Start, durable_dsn: str):
+    process = start("served_shop", "--queue", "mail=2+1", "--node", "w1", "--poll", "50ms")
+    said = wait_for(process, "serves mail")
+    assert re.search(r"engine default: w1:[0-9a-f]+ serves mail", said)
+    number = insert(durable_dsn, '{"to": "a"}')
+    assert (await wait_status(durable_dsn, number, "done"))[1] == {"sent": "a"}
+    slow = insert(durable_dsn, '{"to": "b", "slow": 1}')
+    await wait_status(durable_dsn, slow, "executing")
+    process.send_signal(signal.SIGTERM)  # it may finish its step
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert (await wait_status(durable_dsn, slow, "done"))[1:3] == ({"sent": "b"}, 0)
+
+
+async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str):
+    process = start("served_shop", "--drain", "100ms", "--poll", "50ms")
+    wait_for(process, "serves")
+    slow = insert(durable_dsn, '{"to": "b", "slow": 600}')
+    await wait_status(durable_dsn, slow, "executing")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert await wait_status(durable_dsn, slow, "runnable") == ("runnable", None, 1, None)
+
+
+def test_it_ends_with_its_standard_input(start: Start):
+    process = start("served_shop", "--stop-on-eof", stdin=subprocess.PIPE)
+    wait_for(process, "serves")
+    process.communicate(timeout=20)  # closes it
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 2, "Missing argument 'MODULE...'"),
+        (["no_such_module"], 1, "durable-actors: cannot import 'no_such_module': ModuleNotFoundError"),
+        (["json", "--queue", "=3"], 2, "is not NAME, NAME=CONCURRENCY"),
+        (["json", "--queue", "a=x"], 2, "is not NAME, NAME=CONCURRENCY"),
+        (["json", "--queue", "a", "--queue", "a=2"], 2, "is given twice"),
+        (["json", "--queue", "a=0"], 1, "durable-actors: concurrency=0"),
+        (["json", "--lease", "0"], 1, "durable-actors: lease_ttl=0.0"),
+        (["json", "--pool-size", "1"], 1, "durable-actors: pool_size=1"),
+        (
+            ["json", "--no-migrate", "--schema", "elsewhere"],
+            1,
+            'durable-actors: schema "elsewhere" does not exist',
+        ),
+        (["json", "--dsn", "host=/nowhere connect_timeout=1"], 1, "durable-actors: "),
+    ],
+    ids=str,
+)
+def test_it_refuses_in_one_line(durable_dsn: str, arguments: list[str], code: int, text: str):
+    result = CliRunner().invoke(cli, ["serve", *arguments], env={"DURABLE_DSN": durable_dsn})
+    assert result.exit_code == code, result.output
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_error_of_the_whole_program_is_one_line(tmp_path: Path):
+    run = subprocess.run(
+        [sys.executable, "-m", "durable_actors.cli", "serve", "missing_module"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == (
+        "durable-actors: cannot import 'missing_module': ModuleNotFoundError: No module named 'missing_module'\n"
+    )
+
+
+def test_queues_as_people_write_them():
+    assert read_queues(()) is None
+    assert read_queues(("a", "b=3", "c=3+7", "d")) == {"a": 10, "b": 3, "c": Queue(3, prefetch=7), "d": 10}
+    for bad in ("", "=", "a=", "a=-1", "a=1+", "a=1.5", "a=٣"):
+        with pytest.raises(click.BadParameter):
+            read_queues((bad,))
+
+
+def test_help_of_every_verb():
+    runner = CliRunner()
+    assert runner.invoke(cli, ["--help"]).exit_code == 0
+    for name in cli.commands:
+        result = runner.invoke(cli, [name, "--help"])
+        assert result.exit_code == 0
+        assert result.stdout.startswith("Usage: ")
+
+
+def test_verbs_that_print_data_have_json():
+    without = {name for name, verb in cli.commands.items() if "as_json" not in {p.name for p in verb.params}}
+    assert without == {"serve", "uninstall", "pg"}  # no data · none · its own verbs have it
+
+
+def test_completion_is_clicks():
+    result = CliRunner().invoke(
+        cli, [], env={"_DURABLE_ACTORS_COMPLETE": "bash_source"}, prog_name="durable-actors"
+    )
+    assert "_DURABLE_ACTORS_COMPLETE=bash_complete" in result.stdout
