@@ -36,6 +36,9 @@ EXPECTED: Final[dict[str, tuple[str, ...]]] = {
         "test_connection_async.py::test_cancel_safe_error",
         "test_connection_async.py::test_cancel_safe_timeout",
     ),
+    "depends on timing, now and then; on asyncio more often (20 of 150 runs, here 11 of 150)": (
+        "test_pipeline_async.py::test_errors_raised_on_commit",
+    ),
     "the test itself calls asyncio": (
         "test_pipeline_async.py::test_concurrency",
         "test_concurrency_async.py::*",
