@@ -37,7 +37,7 @@ FAREWELL: Final = 1.0
 class Engine:
     """A running engine."""
 
-    def __init__(self, config: Config, node: Node, client: Client) -> None:
+    def __init__(self, config: Config, node: Node, client: Client, ended: trio.Event) -> None:
         self.config: Final = config
         """Its settings."""
         self.client: Final = client
@@ -45,6 +45,7 @@ class Engine:
         self.telemetry: Final = node.telemetry
         """Its events."""
         self._node = node
+        self._ended = ended
         self._tree: Tree | None = None
         self._fatal: BaseException | None = None
 
@@ -79,9 +80,8 @@ class Engine:
                 held.task.cancel("told to stop at once")
 
     async def wait_stopped(self) -> None:
-        """Wait until the engine has stopped, for whatever reason."""
-        if self._tree is not None:
-            await self._tree.wait_stopped()
+        """Wait until the engine has stopped, for whatever reason: its connections are closed, its name is free."""
+        await self._ended.wait()
 
     def snapshot(self, *, tasks: int = 0) -> TreeNode:
         """Its live tree; `.render()` gives a text. Of the step tasks at most `tasks` are listed."""
@@ -138,7 +138,9 @@ async def run_engine(
     specs = load_machines(config)
     queues = plan_queues(config, specs)
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
+    ended = trio.Event()
     async with AsyncExitStack() as stack:
+        stack.callback(ended.set)  # the last of all
         target = await stack.enter_async_context(open_target(config.dsn))
         distinct = {lane.name: lane for lane in roles.values()}
         pool = await stack.enter_async_context(open_pool(target.dsn, lanes=distinct.values()))
@@ -146,7 +148,7 @@ async def run_engine(
         client = Client(config.name, pool, node.lane("client"), config.schema)
         stack.enter_context(clients.opened(client))
         await _prepare_schema(config, target, pool, node.lane("client"))
-        engine = Engine(config, node, client)
+        engine = Engine(config, node, client, ended)
         _connect(engine, node, client)
         await _register(node, queues)
         await _run_tree(engine, node, queues, target, signals=signals, task_status=task_status)

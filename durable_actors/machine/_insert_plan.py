@@ -51,6 +51,7 @@ def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
     if on_duplicate not in {None, "raise", "return"}:
         raise ConfigError(f'on_duplicate must be "raise" or "return"; it is {shown(on_duplicate)}')
     state = options["args"] if "args" in options else options.get("state", {})
+    scope = closed_scope(options["unique_scope"]) if "unique_scope" in options else LIVE
     instant = _instant(options)
     queue = spec.queue
     if "queue" in options:
@@ -65,7 +66,7 @@ def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
         priority=whole(priority, what="priority", error=ConfigError, minimum=-32768, maximum=32767),
         partition_key=partition_key,
         unique_key=unique_key,
-        unique_scope=() if unique_key is None else closed_scope(options.get("unique_scope", LIVE)),
+        unique_scope=() if unique_key is None else scope,
         eligible_at=instant,
         delay=0.0 if instant is not None else _delay(options),
         on_duplicate=on_duplicate,

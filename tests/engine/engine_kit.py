@@ -79,6 +79,15 @@ class Run:
         assert number is not None
         return number
 
+    async def insert_anyway(self, machine: Any, **options: Any) -> int:
+        """Insert, however often the store has to be asked."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                try:
+                    return await self.insert(machine, **options)
+                except da.StoreUnavailable:
+                    await trio.sleep(0.01)
+
     async def run(self, machine: Any, **options: Any) -> da.Instance:
         """Insert one and wait for its end, whatever it is."""
         return await self.ended(await self.insert(machine, **options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import durable_actors as da
 import pytest
@@ -102,7 +102,7 @@ async def test_rows_of_a_new_priority_from_elsewhere(durable_dsn, db):
 @pytest.mark.parametrize("how", ["schedule_in", "schedule_at", "eligible_at", "past"])
 async def test_a_row_starts_when_it_is_due(durable_dsn, db, how):
     """Whatever the polls: the feeder sleeps no longer than to its next due time."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     soon = now + timedelta(seconds=0.2)
     options = {
         "schedule_in": {"schedule_in": 0.2},

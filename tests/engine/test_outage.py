@@ -1,0 +1,127 @@
+"""Postgres goes away and comes back: nobody dies of it, nothing is lost, and the log stays short."""
+
+from __future__ import annotations
+
+import logging
+
+import durable_actors as da
+import pytest
+import trio.testing
+from durable_actors.telemetry import StoreDown, StoreUp
+from durable_actors.testing.faults import open_proxy
+from tests.engine.engine_kit import Gate, running, until
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+TERMINATE = (
+    "select pg_terminate_backend(pid) from pg_stat_activity"
+    " where datname = current_database() and pid <> pg_backend_pid()"
+)
+
+
+def gated(gate: Gate, runs: list):
+    class M(da.Machine, name="gated"):
+        @da.step
+        async def start(self, ctx):
+            runs.append((ctx.id, ctx.attempt))
+            await gate.wait()
+            return da.Done("finished")
+
+    return M
+
+
+def restarts(run) -> list:
+    """Actors that died: their supervisor remembers."""
+
+    return [(node.name, node.restarts) for node in run.engine.snapshot().walk() if node.restarts]
+
+
+async def test_every_backend_is_terminated(durable_dsn, db):
+    """As in a fast restart. Steps that run are not touched; what they return is committed."""
+    gate, runs = Gate(), []
+    M = gated(gate, runs)
+    async with running(durable_dsn, heartbeat_interval=0.05) as run:
+        number = await run.insert(M)
+        await gate.wait_entered()
+        for _ in range(3):
+            db.execute(TERMINATE)
+            later = await run.insert_anyway(M)
+            await until(lambda later=later: any(each == later for each, _ in runs))
+        gate.open()
+        rows = [await run.ended(each) for each in {number, *(each for each, _ in runs)}]
+        assert restarts(run) == []
+    assert {row.status for row in rows} == {"done"}
+    assert (number, 0) in runs
+    assert sum(each == number for each, _ in runs) == 1
+
+
+async def test_a_silent_network(durable_dsn, db, caplog):
+    """H58: nothing answers for a while. One line per actor and change, not one per attempt."""
+    gate, runs = Gate(), []
+    M = gated(gate, runs)
+    caplog.set_level(logging.WARNING, logger="durable_actors.engine")
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn, heartbeat_interval=0.05) as run:
+        number = await run.insert(M)
+        await gate.wait_entered()
+        proxy.refuse()
+        proxy.reset()
+        gate.open()  # an outcome that cannot be committed yet
+        for actor in ("feeder of 'default'", "flusher", "heartbeat"):
+            await run.events.wait(StoreDown, actor=actor)
+        [feeder] = run.engine._node.feeders.values()
+        await until(lambda: feeder._outage._failures >= 4)  # several attempts
+        proxy.heal()
+        row = await run.ended(number)
+        for actor in ("feeder of 'default'", "flusher", "heartbeat"):
+            await run.events.wait(StoreUp, actor=actor)
+        assert (await run.run(M)).status == "done"
+        assert restarts(run) == []
+        down = [event.actor for event in run.events.all(StoreDown)]
+        assert len(down) == len(set(down)), down
+    assert (row.result, row.attempt) == ("finished", 0)
+    lines = [record.getMessage() for record in caplog.records if "the store fails" in record.getMessage()]
+    assert len(lines) == len({line.split(":")[0] for line in lines}), lines
+
+
+async def test_a_deaf_network(durable_dsn):
+    """Blackholed: connections hang instead of failing. Steps go on while their leases are trusted."""
+    gate, runs = Gate(), []
+    M = gated(gate, runs)
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
+        number = await run.insert(M)
+        await gate.wait_entered()
+        proxy.blackhole()
+        gate.open()
+        await trio.testing.wait_all_tasks_blocked(0.05)  # sent, and no answer
+        assert run.engine._node.leases.all()
+        proxy.heal()
+        row = await run.ended(number)
+        assert restarts(run) == []
+    assert (row.result, row.attempt, runs) == ("finished", 0, [(number, 0)])
+
+
+async def test_waiting_for_a_result_survives(durable_dsn, db):
+    gate, runs = Gate(), []
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
+        number = await run.insert(gated(gate, runs))
+        await gate.wait_entered()
+
+        async def cut() -> None:
+            proxy.reset()
+            gate.open()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut)
+            assert await run.engine.client.result(number, timeout=30) == "finished"
+
+
+async def test_a_server_that_is_not_there(durable_dsn):
+    """At the start there is somebody to tell."""
+    async with open_proxy(durable_dsn) as proxy:
+        proxy.refuse()
+        with pytest.raises(da.StoreUnavailable):
+            async with da.open_engine(dsn=proxy.dsn):
+                raise AssertionError("must not start")
+        with pytest.raises(da.StoreUnavailable):
+            async with da.open_client(proxy.dsn):
+                raise AssertionError("must not start")
