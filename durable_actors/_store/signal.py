@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import attrs
 
@@ -161,10 +161,21 @@ def read_signal(row: Row) -> tuple[int, Signal]:
     return int(target or 0), Signal(
         int(number or 0),
         (name or b"").decode(),
-        decode_json(payload, what=f"payload of signal {(number or b'?').decode()}"),
+        _payload(payload),
         None if dedup is None else dedup.decode(),
         read_instant(at),
     )
+
+
+def _payload(data: bytes) -> Any:
+    """The payload; as its JSON text when Python cannot hold it: the inbox must stay readable.
+
+    jsonb takes numbers of 100,000 digits and deeper nesting than any decoder, and SQL is open to every sender.
+    """
+    try:
+        return decode_json(data, what="payload")
+    except StateError:
+        return data.decode()
 
 
 async def read_inboxes(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, list[Signal]]:
