@@ -1,0 +1,114 @@
+"""Looking from outside: what the statements read, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from durable_actors._postgres.connection import PgConn
+from durable_actors._store.observe import (
+    NEWEST,
+    Filters,
+    list_instances,
+    observe_instance,
+    read_rates,
+    retry_instance,
+)
+from durable_actors._store.sql import statement
+from durable_actors.testing.sql import explain
+
+ROWS = 30_000
+FILL = """
+insert into durable.gen_durable (fsm, step, status, finished_at, queue, unique_key, parent_id, state)
+select 'm', 's', case when n % 100 = 0 then 'failed' else 'done' end::durable.durable_status, now(), 'q' || n % 7,
+       convert_to('k' || n / 2, 'UTF8'), case when n % 1000 = 1 then 1 end, jsonb_build_object('n', n)
+  from generate_series(1, 30000) n
+"""
+
+
+@pytest.fixture
+def filled(durable_dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(durable_dsn, autocommit=True) as conn:
+        conn.execute(FILL)
+        conn.execute(
+            "insert into durable.gen_durable (fsm, step, queue) select 'm', 's', 'live' from generate_series(1, 50)"
+        )
+        conn.execute("vacuum analyze durable.gen_durable")
+        yield conn
+
+
+def plan_of(conn: psycopg.Connection, name: str, *arguments: object, generic: bool = True):
+    return explain(conn, statement(name, "durable").sql, arguments, generic=generic)  # type: ignore[arg-type]
+
+
+def test_a_listing_reads_its_window_and_no_more(filled: psycopg.Connection):
+    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", None, None)
+    plan.assert_no_seq_scan()
+    plan.assert_uses("gen_durable_pkey")
+    assert plan.buffers < 60
+
+
+def test_a_key_has_its_index(filled: psycopg.Connection):
+    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, None, None, None)
+    plan.assert_no_seq_scan()
+    plan.assert_uses("gen_durable_key_history")
+    assert plan.buffers < 12
+
+
+def test_the_view_of_one_instance_reads_what_is_its_own(filled: psycopg.Connection):
+    plan = plan_of(filled, "observe_instance", 1)
+    plan.assert_no_seq_scan("gen_durable")
+    plan.assert_uses("gen_durable_pkey", "gen_durable_parent")
+    assert plan.buffers < 80
+
+
+def test_queues_leave_finished_rows_alone(filled: psycopg.Connection):
+    plan = plan_of(filled, "read_queues")
+    plan.assert_no_seq_scan("gen_durable")
+    assert plan.buffers < 60
+
+
+def test_nodes_and_retry_have_their_indexes(filled: psycopg.Connection):
+    plan_of(filled, "read_nodes", "durable").assert_no_seq_scan("gen_durable")
+    plan = plan_of(filled, "retry_instance", 100)
+    plan.assert_no_seq_scan()
+    assert plan.buffers < 60
+
+
+async def test_a_rare_status_is_found_across_windows(filled: psycopg.Connection, durable_dsn: str):
+    conn = await PgConn.open(durable_dsn)
+    try:
+        found = await list_instances(conn, "durable", Filters(status="failed"), limit=150)
+        assert [each.id for each in found.instances] == [ROWS - 100 * n for n in range(150)]
+        assert found.looked > 10_000
+        rest = await list_instances(
+            conn, "durable", Filters(status="failed"), limit=1000, before=found.before or 0
+        )
+        assert [each.id for each in rest.instances] == [ROWS - 100 * n for n in range(150, 300)]
+        assert rest.before is None
+    finally:
+        conn.close()
+
+
+async def test_depth_bounds_a_listing_that_finds_nothing(filled: psycopg.Connection, durable_dsn: str):
+    conn = await PgConn.open(durable_dsn)
+    try:
+        found = await list_instances(conn, "durable", Filters(machine="no"), limit=5, depth=12_345)
+        assert (found.instances, found.looked) == ((), 12_345)
+        assert found.before is not None
+        everything = await list_instances(conn, "durable", Filters(machine="no"), limit=5)
+        assert (everything.before, everything.looked) == (None, ROWS + 50)
+    finally:
+        conn.close()
+
+
+async def test_of_one_that_is_not_there(durable_dsn: str):
+    conn = await PgConn.open(durable_dsn)
+    try:
+        assert await observe_instance(conn, "durable", 1) is None
+        assert await retry_instance(conn, "durable", 1) is False
+        assert (await list_instances(conn, "durable", Filters(), limit=5)).looked == 0
+        assert (await read_rates(conn, "durable")).at > 0
+    finally:
+        conn.close()
