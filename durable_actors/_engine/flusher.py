@@ -25,15 +25,20 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import Outage
+from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._store.claim import ClaimState, probe_locks, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.rows import Claim, Committed, Transition
-from durable_actors.errors import CommitUnknown, Duplicate, StoreUnavailable
+from durable_actors.errors import CommitUnknown, Duplicate
 from durable_actors.otp import Actor, Address, ExitReason
 
 MAX_BATCH: Final = 1000
+MAX_BYTES: Final = 32_000_000
+"""States and results of one group. Postgres takes no message of 1 GB; a thousand large ones must not come near that."""
+FLUSH_TIME: Final = 10.0
+"""Seconds that the last outcomes and releases have at a stop; then their leases end them."""
+LOCK_PAUSE: Final = 0.25
 LAST_TRIES: Final = 8
 """So often, over two thirds of a second, the end of a drain tries to give a locked row back; then its lease ends it."""
 
@@ -61,7 +66,7 @@ STALE: Final = Stale()
 class _Entry:
     """A transition on its way, and the task that waits for it (None once it has gone)."""
 
-    __slots__ = ("aside", "held", "task", "transition")
+    __slots__ = ("aside", "held", "task", "transition", "unknown")
 
     def __init__(self, transition: Transition, held: Held, task: Task) -> None:
         self.transition = transition
@@ -69,6 +74,8 @@ class _Entry:
         self.task: Task | None = task
         self.aside = False
         """It waits for a foreign row lock, outside of the queue."""
+        self.unknown = False
+        """It was sent once, and nobody knows whether it was committed. Stays true across restarts of the flusher."""
 
     @property
     def rows(self) -> set[int]:
@@ -123,10 +130,11 @@ class Commits:
         self._wake.cast(None)
 
     def take(self) -> list[_Entry]:
-        """The next group: distinct instances, nobody who has gone, at most `MAX_BATCH`."""
+        """The next group: distinct instances, nobody who has gone, at most `MAX_BATCH` and about `MAX_BYTES`."""
         batch: dict[int, _Entry] = {}
         later: list[_Entry] = []
-        while self.entries and len(batch) < MAX_BATCH:
+        size = 0
+        while self.entries and len(batch) < MAX_BATCH and size < MAX_BYTES:
             entry = self.entries.popleft()
             if entry.task is None:
                 continue  # withdrawn: cancelled before it was sent
@@ -135,6 +143,7 @@ class Commits:
                 later.append(entry)
             else:
                 batch[number] = entry
+                size += len(entry.transition.state or b"") + len(entry.transition.result or b"")
         self.entries.extendleft(reversed(later))
         return list(batch.values())
 
@@ -155,16 +164,20 @@ class Flusher(Actor[object]):
 
     async def run(self) -> None:
         """Flush whatever is queued; sleep when nothing is."""
-        while True:
+        while not self.mailbox.stopping:
             if not self._queue.entries and not self._queue.releases:
                 await self.mailbox.receive()
             await self._turn()
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
-        """The last outcomes and releases of a drain."""
+        """The last outcomes and releases of a drain, for as long as there is time."""
         self._ending = True
-        while self._queue.entries or self._queue.releases:
-            await self._turn()
+        with trio.move_on_after(FLUSH_TIME) as scope:
+            while self._queue.entries or self._queue.releases:
+                await self._turn()
+        if scope.cancelled_caught:
+            count = sum(len(claims) for claims in self._queue.releases.values())
+            logger.warning("flusher: %d claims could not be given back, their leases end them", count)
 
     async def _turn(self) -> None:
         batch = self._queue.take()
@@ -179,20 +192,20 @@ class Flusher(Actor[object]):
 
     async def _flush(self, batch: list[_Entry]) -> None:
         """Bring every entry of the batch to its verdict, or until nobody waits for it."""
-        unknown = False  # an attempt was sent whose fate nobody knows
         while batch := _waiting(batch):
             try:
                 committed = await self._commit(batch)
-                if unknown:
-                    await self._resolve(batch, committed)
-            except (StoreUnavailable, psycopg.Error) as exc:
+                await self._resolve(batch, committed)
+            except TROUBLE as exc:
                 if isinstance(exc, psycopg.Error) and (exc.sqlstate or "")[:2] in _DATA:
                     await self._bisect(batch, exc)
                     return
                 if isinstance(exc, psycopg.errors.LockNotAvailable):
                     await self._set_locked_aside(batch)
                     continue
-                unknown = unknown or isinstance(exc, CommitUnknown)
+                if isinstance(exc, CommitUnknown):
+                    for entry in batch:
+                        entry.unknown = True
                 if not (isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE):
                     await trio.sleep(self._outage.failed(exc))
             else:
@@ -216,7 +229,11 @@ class Flusher(Actor[object]):
     async def _resolve(self, batch: list[_Entry], committed: dict[int, Committed]) -> None:
         """After an unknown commit was repeated: read the rows it did not touch, and learn what they tell."""
         node = self._node
-        missing = [entry.transition for entry in batch if entry.transition.claim.id not in committed]
+        missing = [
+            entry.transition
+            for entry in batch
+            if entry.unknown and entry.transition.claim.id not in committed
+        ]
         if not missing:
             return
         async with node.pool.acquire(node.lane("commit")) as conn:
@@ -231,6 +248,9 @@ class Flusher(Actor[object]):
         free = await self._probe(sorted(set[int]().union(*(entry.rows for entry in batch))))
         for entry in batch:
             if not entry.rows <= free:
+                if self._ending:  # nobody is left to wait beside us: the whole batch does
+                    await trio.sleep(LOCK_PAUSE)
+                    return
                 entry.aside = True
                 self.nursery.start_soon(self._wait_unlocked, entry)
 
@@ -240,7 +260,7 @@ class Flusher(Actor[object]):
         try:
             while entry.task is not None and not entry.rows <= await self._probe(sorted(entry.rows)):
                 await trio.sleep(pause)
-                pause = min(pause * 2, 0.25)
+                pause = min(pause * 2, LOCK_PAUSE)
         finally:
             entry.aside = False
             self._queue.entries.append(entry)
@@ -251,7 +271,7 @@ class Flusher(Actor[object]):
         try:
             async with node.pool.acquire(node.lane("client")) as conn:
                 return await probe_locks(conn, node.owner.schema, rows)
-        except StoreUnavailable:
+        except TROUBLE:
             return set()
 
     async def _bisect(self, batch: list[_Entry], error: psycopg.Error) -> None:
@@ -282,11 +302,10 @@ class Flusher(Actor[object]):
             except BaseException as exc:
                 # Fenced by the claim: giving back twice does no harm, forgetting one costs a lease.
                 queue.releases.setdefault(how, []).extend(claims)
-                if not isinstance(exc, StoreUnavailable | psycopg.Error):
+                if not isinstance(exc, TROUBLE):
                     raise
                 await trio.sleep(self._outage.failed(exc))
-                if queue.entries:
-                    return
+                return  # outcomes first, and a look at whether we are to stop
             else:
                 self._outage.over()
                 logger.debug("released %d claims", len(claims))
@@ -311,7 +330,8 @@ class Flusher(Actor[object]):
 
     async def _queue_later(self, how: _Release, claims: list[Claim]) -> None:
         try:
-            await trio.sleep(min(0.005 * 2.0**how.tries, 0.25))
+            doublings = min(how.tries, 10)  # a float power overflows at 1024, after four minutes
+            await trio.sleep(min(0.005 * 2.0**doublings, LOCK_PAUSE))
         finally:
             self._queue.releases.setdefault(how, []).extend(claims)
             self.address.cast(None)

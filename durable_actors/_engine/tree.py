@@ -16,7 +16,7 @@ import trio
 
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.feeder import Feeder
-from durable_actors._engine.flusher import Commits, Flusher
+from durable_actors._engine.flusher import FLUSH_TIME, Commits, Flusher
 from durable_actors._engine.heartbeat import Heartbeat
 from durable_actors._engine.keeper import Keeper, Keys
 from durable_actors._engine.leases import Held
@@ -36,9 +36,6 @@ from durable_actors.otp import (
     TaskChild,
 )
 from durable_actors.telemetry import DrainStarted
-
-FLUSH_TIME = 10.0
-"""Seconds that the last outcomes and releases have at a stop; then their leases end them."""
 
 
 @attrs.frozen
@@ -70,7 +67,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
 
     work = [] if pool is None else [
         # Outcomes first: whoever has one must be able to commit it.
-        ActorChild(flush, partial(Flusher, node, commits), shutdown=FLUSH_TIME),
+        ActorChild(flush, partial(Flusher, node, commits), shutdown=FLUSH_TIME + 1.0),
         ActorChild(Address[object]("heartbeat", capacity=1), partial(Heartbeat, node)),
         # Keys before tasks: a step task frees its key when it ends.
         ActorChild(lock, partial(Keeper, node, keys)),
