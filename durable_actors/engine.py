@@ -37,9 +37,11 @@ FAREWELL: Final = 1.0
 class Engine:
     """A running engine."""
 
-    def __init__(self, config: Config, node: Node, client: Client, ended: trio.Event) -> None:
+    def __init__(self, config: Config, node: Node, client: Client, *, dsn: str, ended: trio.Event) -> None:
         self.config: Final = config
         """Its settings."""
+        self.dsn: Final = dsn
+        """Its database, for connections of your own; `config.dsn` may be the word "embedded"."""
         self.client: Final = client
         """Inserts, signals and waits through this engine."""
         self.telemetry: Final = node.telemetry
@@ -148,7 +150,7 @@ async def run_engine(
         client = Client(config.name, pool, node.lane("client"), config.schema)
         stack.enter_context(clients.opened(client))
         await _prepare_schema(config, target, pool, node.lane("client"))
-        engine = Engine(config, node, client, ended)
+        engine = Engine(config, node, client, dsn=target.dsn, ended=ended)
         _connect(engine, node, client)
         await _register(node, queues)
         await _run_tree(engine, node, queues, target, signals=signals, task_status=task_status)
