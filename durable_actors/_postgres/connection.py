@@ -304,6 +304,9 @@ class PgConn:
         pgconn.consume_input()
         if pgconn.is_busy():
             await waiting.send_cancel(pgconn)
+        while pgconn.is_busy():  # the request may have overtaken the statement: ask again until it has answered
+            await waiting.wait_stopping(pgconn)
+            pgconn.consume_input()
         await self._read([])
         return True
 
