@@ -3,12 +3,11 @@
 No cursors, no type adaptation, no asyncio, no thread for queries. Parameters go in as text (`encode`),
 columns come out as bytes. One task at a time uses a connection; the pool sees to that.
 
-    conn = await PgConn.open(dsn)
     [row] = (await conn.run(CLAIM, [b"default", b"10"])).rows
     claimed, parked = await conn.batch([(CLAIM, [...]), (PARK, [...])])     # one round trip, one transaction
 
-Cancellation, at every await: the statement is cancelled on the server and the connection drained within
-`CANCEL_TIMEOUT` (shielded), else the connection is closed. A cancelled statement may have been done.
+Cancelled at any await: the statement is cancelled on the server and the connection drained within a bounded,
+shielded time, else it is closed. A cancelled statement may have been done.
 """
 
 from __future__ import annotations
@@ -298,13 +297,13 @@ class PgConn:
     async def _drain(self, *, sent: bool) -> bool:
         """Have the server stop, and read what is left; False when half a message is out: that cannot heal."""
         pgconn = self._pgconn
-        if not sent:
-            await waiting.send_cancel(pgconn)  # an earlier statement of the pipeline may be running
+        if not sent:  # an earlier statement of the pipeline may be running
+            await waiting.send_cancel(pgconn)
             return False
         pgconn.consume_input()
         if pgconn.is_busy():
             await waiting.send_cancel(pgconn)
-        while pgconn.is_busy():  # the request may have overtaken the statement: ask again until it has answered
+        while pgconn.is_busy():  # the request may have overtaken the statement: ask again
             await waiting.wait_stopping(pgconn)
             pgconn.consume_input()
         await self._read([])
