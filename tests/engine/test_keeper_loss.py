@@ -42,8 +42,17 @@ def session_pid(db: Db, owner: str) -> int:
     query = (
         "select pid from pg_locks where locktype = 'advisory' and objsubid = 1 and granted"
         " and (classid::bigint << 32 | objid::bigint) = hashtextextended('durable' || chr(2) || %s, 0)"
+        " and database = (select oid from pg_database where datname = current_database())"
     )
-    return db.execute(query, owner)[0][0]
+    found = db.execute(query, owner)
+    return found[0][0] if found else 0
+
+
+async def cut(db: Db, owner: str) -> None:
+    """End the node's session; return when it has another one."""
+    first = session_pid(db, owner)
+    db.execute("select pg_terminate_backend(%s, 5000)", first)
+    await until(lambda: session_pid(db, owner) not in {0, first})
 
 
 async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: Db):
@@ -51,9 +60,7 @@ async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: D
         held = await running(a, "k")
         plain = a.node.leases.hold(claim(None, 2))
         plain.task = Task()  # type: ignore[assignment]
-        first = session_pid(db, "a")
-        db.execute("select pg_terminate_backend(%s, 5000)", first)
-
+        await cut(db, "a")
         await until(lambda: held.interrupted)
         assert held.task.why == held.interrupted  # type: ignore[union-attr]
         assert "session" in held.interrupted  # type: ignore[operator]
@@ -62,7 +69,7 @@ async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: D
         assert not a.keys.owns(held.claim)
 
         await until(lambda: a.keys.up)
-        assert session_pid(db, "a") != first, "the new session shows that the node lives"
+        assert session_pid(db, "a"), "the new session shows that the node lives"
         new = claim("k", 3)
         assert await a.keys.take([new]) == set(), "its task has not exited"
         assert await b.keys.take([claim("k", 4)]) == {"k/4"}, "the fence, not the key, keeps the old step out"
@@ -76,8 +83,7 @@ async def test_a_thread_that_outlives_the_session_keeps_its_key_here(db: Db):
     async with keep(db.dsn, name="a") as a:
         held = await running(a, "k")
         for _ in range(2):
-            db.execute("select pg_terminate_backend(%s, 5000)", session_pid(db, "a"))
-            await until(lambda: not a.keys.up)
+            await cut(db, "a")
             await until(lambda: a.keys.up)
             assert await a.keys.take([claim("k", 2)]) == set()
             assert a.keys.statistics().owned == 1
@@ -91,8 +97,7 @@ async def test_a_buffered_claim_loses_its_key_and_may_take_it_again(db: Db):
     async with keep(db.dsn, name="a") as a:
         held = a.node.leases.hold(claim("k"))
         await a.keys.take([held.claim])
-        db.execute("select pg_terminate_backend(%s, 5000)", session_pid(db, "a"))
-        await until(lambda: not a.keys.up)
+        await cut(db, "a")
         assert not a.keys.owns(held.claim)
         assert a.keys.statistics().owned == 0
         await until(lambda: a.keys.up)
@@ -126,7 +131,7 @@ async def test_silence_ends_the_trust(db: Db):
         await until(lambda: held.interrupted)
         waited = trio.current_time() - began
         assert "could not be confirmed" in held.interrupted  # type: ignore[operator]
-        assert trust_window(1.2) - 0.3 < waited < trust_window(1.2) + 0.5
+        assert trust_window(1.2) - 0.3 < waited < trust_window(1.2) + 2
         assert a.keys.statistics().locked == 0
         proxy.heal()
         await until(lambda: a.keys.up, timeout=20)
