@@ -46,4 +46,7 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
             return Refused(exc)
         else:
             outage.over()
-            return STALE if done is None else done
+            if done is None:
+                return STALE
+            node.offer(list(done.offered))
+            return done

@@ -12,6 +12,7 @@ import attrs
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params
+from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
 from durable_actors._store.insert import insert_params, read_inserted
 from durable_actors._store.rows import Claim, Committed, Status, Transition
@@ -73,10 +74,10 @@ async def schedule_children(
         if transition.consumed:
             pairs = pair_params([(claim.id, signal) for signal in transition.consumed])
             await conn.run(statement("consume_signals", schema), pairs)
-        if claim.partition_key is not None:
-            await conn.run(statement("promote_siblings", schema), [encode.text_array([claim.partition_key])])
+        keys = [] if claim.partition_key is None else [claim.partition_key]
+        offered = await promote_siblings(conn, schema, keys) if keys else []
     [[_, visit, status]] = result.rows
-    return Committed(int(visit or 0), cast("Status", (status or b"").decode()))
+    return Committed(int(visit or 0), cast("Status", (status or b"").decode()), offered=tuple(offered))
 
 
 def child_uid(caller: int, step: str, machine: str, key: str, *, kind: str) -> uuid.UUID:

@@ -102,6 +102,8 @@ class Committed:
     """The stored state, when the row stays executing: jsonb does not give back the very bytes it was given."""
     inbox: bool = True
     """Whether a signal was sent to it (or nobody knows)."""
+    offered: tuple[Promoted, ...] = ()
+    """Siblings of its key that are on offer now, when it scheduled children; else see `commit.Flushed`."""
 
 
 @attrs.frozen
