@@ -126,3 +126,8 @@ __all__ = [
     "sync",
     "telemetry",
 ]
+
+# Where people find them, not where they are written.
+for _public in (Client, Instance, TrioConnection, migrate):
+    _public.__module__ = __name__
+del _public

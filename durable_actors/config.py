@@ -172,7 +172,10 @@ class Config:
         for option, value in (*later.items(), ("retention", retention), ("journal", journal)):
             check.not_yet(option, value)
         _set(self, "dsn", resolve_dsn(dsn))
-        _set(self, "session_dsn", None if session_dsn is None else resolve_dsn(session_dsn))
+        if session_dsn is not None and (not isinstance(session_dsn, str) or session_dsn == EMBEDDED):
+            text = f"session_dsn={session_dsn!r} must be a connection string or URI"
+            raise ConfigError(text, option="session_dsn", value=session_dsn)
+        _set(self, "session_dsn", session_dsn)
         _set(self, "schema", check.check_schema_name(schema))
         _set(self, "migrate", check.flag("migrate", migrate))
         _set(self, "name", check.name("name", name))

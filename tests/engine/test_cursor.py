@@ -1,121 +1,174 @@
-"""Where picks begin, and how often rows and queues are looked at again. Pure."""
-
 from __future__ import annotations
 
+import attrs
 import pytest
-from durable_actors._engine.cursor import LOOK_AGAIN, LOOK_MAX, RESET_MAX, RESET_MIN, PickCursor
-from durable_actors._engine.demand import shape_pause
-from durable_actors._store.claim import PickFrom, QueueShape, read_pick
+from durable_actors._engine.cursor import LOOK_AGAIN, RESET_MAX, RESET_MIN, PickCursor
+from durable_actors._store.claim import PickFrom, QueueShape
 from durable_actors._store.rows import Picked, Seen
+from hypothesis import given, settings, strategies as st
 
 KNOWN = frozenset({"m/1"})
+HEAD = ("-infinity", 0)
 
 
-def left(number: int) -> Picked:
-    return Picked([], [Seen(number, 0, "2026-01-01 00:00:00+00", "l")], {})
+def at(second: float) -> str:
+    """As the server writes it: fractions vary in length."""
+    text = f"{second:09.3f}".rstrip("0").rstrip(".")
+    return f"2026-01-01 00:00:{text}+00"
 
 
-def at(priority: int, instant: str, number: int) -> Picked:
-    return Picked([], [], {priority: (instant, number)})
+def begin(cursor: PickCursor, now: float, limit: int = 10) -> PickFrom:
+    return cursor.begin(now, limit=limit, known=KNOWN)
 
 
-def begin(cursor: PickCursor, now: float = 0.0) -> PickFrom:
-    return cursor.begin(now, limit=10, known=KNOWN)
+def picked(positions: dict[int, tuple[str, int]] | None = None, left: list[int] | None = None) -> Picked:
+    return Picked([], [Seen(number, 0, at(1), "l") for number in left or []], positions or {})
 
 
-def test_a_pick_begins_where_the_last_one_ended():
+def shape(*priorities: int, shelved: tuple[str, ...] = ()) -> QueueShape:
+    return QueueShape(priorities, None, shelved, None)
+
+
+def test_the_first_pick_begins_at_the_head():
+    first = begin(PickCursor(), 0.0)
+    assert (list(first.priorities), list(first.eligible_ats), list(first.ids)) == ([0], ["-infinity"], [0])
+
+
+def test_the_next_one_begins_where_the_last_ended_until_the_reset():
     cursor = PickCursor()
-    assert begin(cursor) == PickFrom([0], ["-infinity"], [0], [], [])
-    cursor.advance(at(0, "2026-01-01 00:00:00.5+00", 7), now=0.0, took=0.001)
-    found = begin(cursor, 0.01)
-    assert (found.eligible_ats, found.ids) == (["2026-01-01 00:00:00.5+00"], [7])
+    begin(cursor, 10.0)
+    cursor.advance(picked({0: (at(5), 7)}), now=10.0, took=0.001)
+    then = begin(cursor, 10.0 + RESET_MIN / 2)
+    assert (list(then.eligible_ats), list(then.ids)) == ([at(5)], [7])
+    cursor.advance(
+        picked({0: (at(4), 3)}), now=10.05, took=0.001
+    )  # an extra from before it does not turn it back
+    then = begin(cursor, 10.06)
+    assert list(then.ids) == [7]
+    assert list(begin(cursor, 10.0 + RESET_MIN).ids) == [0]
 
 
-def test_the_cursor_does_not_go_back_while_it_stands():
-    """A row that was looked at by its id lies before it; fractions of a second come in any length."""
+def test_dear_scans_are_rare_but_never_later_than_the_ceiling():
+    for took, reset in [(0.0, RESET_MIN), (0.02, 0.4), (60.0, RESET_MAX)]:
+        cursor = PickCursor()
+        begin(cursor, 0.0)
+        cursor.advance(picked({0: (at(5), 7)}), now=0.0, took=took)
+        assert list(begin(cursor, reset - 0.001).ids) == [7]
+        assert list(begin(cursor, reset).ids) == [0]
+
+
+def test_fractions_of_a_second_sort_by_time():
     cursor = PickCursor()
-    begin(cursor)
-    cursor.advance(at(0, "2026-01-01 00:00:00.25+00", 7), now=0.0, took=0.001)
-    for earlier in (
-        ("2026-01-01 00:00:00.2+00", 9),
-        ("2026-01-01 00:00:00+00", 9),
-        ("2026-01-01 00:00:00.25+00", 6),
-    ):
-        begin(cursor, 0.01)
-        cursor.advance(at(0, *earlier), now=0.01, took=0.001)
-        assert begin(cursor, 0.01).ids == [7]
+    begin(cursor, 0.0)
+    for position in [(at(5), 9), (at(5.25), 1), (at(5.5), 1), (at(5.125), 8)]:
+        cursor.advance(picked({0: position}), now=0.0, took=0.0)
+    assert list(begin(cursor, 0.0).eligible_ats) == [at(5.5)]
 
 
-@pytest.mark.parametrize(("took", "pause"), [(0.0, RESET_MIN), (0.02, 0.4), (9.0, RESET_MAX)])
-def test_it_begins_at_the_head_again_as_often_as_that_is_cheap(took: float, pause: float):
+def test_a_row_that_was_left_is_looked_at_soon_and_ever_more_rarely():
     cursor = PickCursor()
-    begin(cursor)
-    cursor.advance(at(0, "2026-01-01 00:00:00+00", 7), now=5.0, took=took)
-    assert begin(cursor, 5.0 + pause - 0.01).ids == [7]
-    assert cursor.next_look(5.0) == pytest.approx(pause)
-    assert begin(cursor, 5.0 + pause).ids == [0]
+    begin(cursor, 0.0)
+    cursor.advance(picked(left=[4]), now=1.0, took=0.0)
+    assert list(begin(cursor, 1.0).extras) == []
+    pause = cursor.next_look(1.0)
+    assert pause == pytest.approx(LOOK_AGAIN)
+    assert list(begin(cursor, 1.1).extras) == [4]
+    cursor.advance(picked(left=[4]), now=2.0, took=0.0)
+    assert (cursor.next_look(2.0) or 0) > pause
+    cursor.hint(number=4)  # offered again: at once
+    assert list(begin(cursor, 2.0).extras) == [4]
 
 
-def test_a_row_that_stays_where_it_is_is_looked_at_ever_less():
-    """Its elder sibling may wait in a queue that is full: 200 picks a second would not bring it on."""
-    cursor, now, pauses = PickCursor(), 100.0, list[float]()
-    for _ in range(8):
-        begin(cursor, now)
-        cursor.advance(left(7), now=now, took=0.0)
-        pauses.append(cursor.next_look(now) or 0.0)
-        now += pauses[-1]
-    assert pauses[:3] == pytest.approx([LOOK_AGAIN, 2 * LOOK_AGAIN, 4 * LOOK_AGAIN])
-    assert pauses[-1] == pytest.approx(LOOK_MAX)
-    assert begin(cursor, now).extras == [7]
-    cursor.advance(Picked([], [], {}), now=now, took=0.0)  # somebody has it
-    begin(cursor, now)
-    cursor.advance(left(7), now=now, took=0.0)
-    assert cursor.next_look(now) == pytest.approx(LOOK_AGAIN), "another story"
-
-
-def test_a_hint_ends_the_pause():
+def test_hints():
     cursor = PickCursor()
-    for _ in range(5):
-        begin(cursor)
-        cursor.advance(left(7), now=0.0, took=0.0)
-        cursor.hint(7)
-    assert begin(cursor).extras == [7]
-    cursor.advance(left(7), now=0.0, took=0.0)
-    assert cursor.next_look(0.0) == pytest.approx(LOOK_AGAIN)
+    cursor.hint(number=12)
+    cursor.hint(priority=-3)
+    first = begin(cursor, 0.0)
+    assert (list(first.extras), list(first.priorities)) == ([12], [-3, 0])
+    assert list(begin(cursor, 0.0).extras) == []  # once
+    for number in range(30):
+        cursor.hint(number=number)
+    assert len(begin(cursor, 0.0, limit=20).extras) == 20
+    assert len(begin(cursor, 0.0, limit=20).extras) == 10
 
 
-def test_what_the_queue_has_is_told_and_missed_once():
+def test_learning_tells_what_was_missed():
     cursor = PickCursor()
-    shape = QueueShape((3, 5), None, ("m/1", "m/2"), None)
-    assert cursor.learn(shape, known=KNOWN)
-    assert not cursor.learn(shape, known=KNOWN)
-    found = begin(cursor)
-    assert (found.priorities, found.shelved) == ([0, 3, 5], ["m/1"])
-    cursor.hint(priority=-1)
-    assert begin(cursor).priorities == [-1, 0, 3, 5]
+    assert cursor.learn(shape(0, 5), known=KNOWN)  # a priority that the last pick did not look at
+    assert not cursor.learn(shape(0, 5), known=KNOWN)
+    assert not cursor.learn(shape(0), known=KNOWN)
+    assert not cursor.learn(shape(shelved=("strange/1",)), known=KNOWN)  # somebody else's
+    assert cursor.learn(shape(shelved=("m/1",)), known=KNOWN)
+    assert list(begin(cursor, 0.0).shelved) == ["m/1"]
 
 
-def test_a_look_at_the_shape_costs_a_twentieth_at_most():
-    assert shape_pause(0.001) == 0.0, "cheap enough for every short pick"
-    assert shape_pause(0.05) == pytest.approx(1.0)
-    assert shape_pause(10.0) == 2.0
+def test_a_cursor_that_hides_nothing_wants_no_further_look():
+    cursor = PickCursor()
+    begin(cursor, 0.0)
+    cursor.advance(picked(), now=0.0, took=0.0)
+    assert cursor.next_look(0.0) is None
+    begin(cursor, 0.0)
+    cursor.advance(picked({0: (at(1), 1)}), now=0.0, took=0.0)
+    assert cursor.next_look(0.0) == RESET_MIN
 
 
-def test_a_window_gives_the_last_position_of_each_priority():
-    """In no order, and fractions vary in length: 53 comes before 53.1."""
+@attrs.frozen
+class Row:
+    second: int
+    number: int
+    priority: int
 
-    def row(number: int, priority: int, instant: str, what: str) -> list[bytes | None]:
-        return [b"%d" % number, b"%d" % priority, instant.encode(), what.encode(), *[None] * 13]
+    @property
+    def position(self) -> tuple[str, int]:
+        return (at(self.second), self.number)
 
-    picked = read_pick(
-        [
-            row(3, 0, "2026-01-01 00:00:53.1+00", "h"),
-            row(4, 1, "2026-01-01 00:00:10+00", "s"),
-            row(2, 0, "2026-01-01 00:00:53+00", "l"),
-            row(5, 0, "2026-01-01 00:00:53.1+00", "h"),
-        ],
-        queue="q",
-        trusted_until=0.0,
-    )
-    assert picked.positions == {0: ("2026-01-01 00:00:53.1+00", 5), 1: ("2026-01-01 00:00:10+00", 4)}
-    assert [(each.id, each.what) for each in picked.seen] == [(2, "l"), (3, "h"), (5, "h"), (4, "s")]
+
+def answer(rows: set[Row], start: PickFrom, limit: int) -> list[Row]:
+    """What the statement would claim."""
+    found: list[Row] = [row for row in rows if row.number in start.extras]
+    for priority, instant, number in zip(start.priorities, start.eligible_ats, start.ids, strict=True):
+        low = (-1, 0) if instant == "-infinity" else (int(instant[17:19]), number)
+        found += [row for row in rows if row.priority == priority and (row.second, row.number) > low]
+    return sorted(set(found), key=lambda row: (row.priority, row.second, row.number))[:limit]
+
+
+inserts = st.lists(
+    st.lists(st.tuples(st.integers(0, 59), st.integers(-2, 2)), max_size=6), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=200)
+@given(inserts, st.integers(1, 8), st.floats(0.0, 0.2))
+def test_nothing_stays_hidden(batches, limit, took):
+    """Rows appear anywhere, before the cursor too. Whoever obeys `next_look` claims them all, soon."""
+    cursor, rows, now, number = PickCursor(), set(), 0.0, 0
+
+    def pick() -> bool:
+        """True: there may be more at once."""
+        start = begin(cursor, now, limit)
+        got = answer(rows, start, limit)
+        rows.difference_update(got)
+        positions: dict[int, tuple[str, int]] = {}
+        for row in got:
+            positions[row.priority] = max(positions.get(row.priority, HEAD), row.position)
+        cursor.advance(picked(positions), now=now, took=took)
+        missed = cursor.learn(shape(*{row.priority for row in rows}), known=KNOWN)
+        return len(got) == limit or missed
+
+    for batch in batches:
+        for second, priority in batch:
+            number += 1
+            rows.add(Row(second, number, priority))
+        while pick():
+            now += took
+        now += 0.01
+    deadline = now + RESET_MAX + 1.0
+    while True:
+        if pick():
+            continue
+        look = cursor.next_look(now)
+        if look is None:
+            break
+        now += max(look, 0.001)
+        assert now < deadline
+    assert not rows

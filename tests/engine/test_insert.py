@@ -212,7 +212,8 @@ async def test_trio(durable_dsn, machine, commit):
 
 async def test_pokes_after_blocks_and_autocommit(durable_dsn, machine):
     async with running(durable_dsn, **QUIET) as run:
-        async with await da.TrioConnection.connect(durable_dsn, autocommit=True) as conn:
+        conn = await da.TrioConnection.connect(durable_dsn, autocommit=True)
+        async with conn:
             async with conn.transaction():
                 async with conn.transaction():
                     number = await run.insert(machine, state=Order(1), conn=conn)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from durable_actors._engine.demand import QueueLimits, demand, idle_wait
+from hypothesis import given, strategies as st
+
+
+def limits(concurrency=10, prefetch=0, min_demand=1, poll=1.0, most=5.0) -> QueueLimits:
+    return QueueLimits(concurrency, prefetch, min_demand, poll, most)
+
+
+@pytest.mark.parametrize(
+    ("of", "running", "buffered", "wanted"),
+    [
+        (limits(10), 0, 0, 10),
+        (limits(10), 4, 0, 6),
+        (limits(10), 10, 0, 0),
+        (limits(10, prefetch=5), 0, 0, 15),
+        (limits(10, prefetch=5), 10, 0, 5),
+        (limits(10, prefetch=5), 10, 5, 0),
+        (limits(10, min_demand=4), 7, 0, 0),  # three free: not worth a round trip yet
+        (limits(10, min_demand=4), 6, 0, 4),
+        (limits(2, min_demand=10), 0, 0, 2),  # idle: takes what there is
+        (limits(2, min_demand=10**6), 1, 0, 0),  # counts as two: waits for both
+        (limits(1), 3, 0, 0),  # a restarted feeder may find more running than it may start
+    ],
+)
+def test_demand(of, running, buffered, wanted):
+    assert demand(of, running=running, buffered=buffered) == wanted
+
+
+sizes = st.integers(0, 200)
+limits_ = st.builds(
+    limits,
+    st.integers(1, 100),
+    st.integers(0, 100),
+    st.integers(1, 10**6),
+    st.floats(0.01, 60),
+    st.floats(0.01, 60),
+)
+
+
+@given(limits_, sizes, sizes)
+def test_demand_never_overfills_and_never_starves(of, running, buffered):
+    wanted = demand(of, running=running, buffered=buffered)
+    room = of.concurrency + of.prefetch
+    assert 0 <= wanted <= max(room - running - buffered, 0)
+    if running + buffered == 0:
+        assert wanted == room  # an idle queue always asks (H24)
+    if wanted:
+        assert wanted >= min(of.min_demand, room) or running + buffered == 0
+
+
+@pytest.mark.parametrize(
+    ("empty", "due", "wait"),
+    [
+        (0, None, 1.0),
+        (1, None, 1.0),
+        (2, None, 2.0),
+        (3, None, 4.0),
+        (4, None, 5.0),
+        (10**9, None, 5.0),
+        (9, 0.3, 0.3),
+        (1, 70.0, 1.0),
+        (1, -3.0, 0.0),
+    ],
+)
+def test_idle_wait(empty, due, wait):
+    assert idle_wait(limits(), empty_picks=empty, next_due=due) == wait
+
+
+@given(limits_, st.integers(0, 10**12), st.none() | st.floats(-10, 10**6))
+def test_idle_wait_is_bounded(of, empty, due):
+    wait = idle_wait(of, empty_picks=empty, next_due=due)
+    assert 0 <= wait <= of.max_poll_interval
+    if due is not None:
+        assert wait <= max(due, 0)
+    assert idle_wait(of, empty_picks=empty + 1, next_due=due) >= wait

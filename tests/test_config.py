@@ -1,0 +1,207 @@
+"""Settings: the contract's defaults, and an error that names option and value for whatever cannot work."""
+
+from __future__ import annotations
+
+import math
+import socket
+from datetime import timedelta
+
+import attrs
+import durable_actors as da
+import pytest
+from durable_actors.config import EMBEDDED, resolve_dsn
+from hypothesis import given, strategies as st
+
+DSN = {"dsn": "dbname=x"}
+
+DEFAULTS = {
+    "session_dsn": None,
+    "schema": "durable",
+    "migrate": True,
+    "name": "default",
+    "node": socket.gethostname(),
+    "machines": (),
+    "modules": (),
+    "queues": None,
+    "lease_ttl": 60,
+    "heartbeat_interval": 20,
+    "poll_interval": 1,
+    "max_poll_interval": 5,
+    "reap_interval": 30,
+    "dead_after": 10,
+    "prefetch": 0,
+    "min_demand": 1,
+    "drain_timeout": 5,
+    "drain_on_cancel": True,
+    "pool_size": 6,
+    "thread_limit": 40,
+    "max_crashes": None,
+    "late_commit": "accept",
+    "observers": (),
+}
+
+
+def test_the_contracts_defaults():
+    config = da.Config(**DSN)
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+    assert {field.name for field in attrs.fields(da.Config)} == {*DEFAULTS, "dsn"}
+
+
+def test_it_is_frozen():
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        da.Config(**DSN).name = "x"  # type: ignore[misc]
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        da.Queue().concurrency = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        da.Config(queues={"a": 1}, **DSN).queues["b"] = da.Queue()  # type: ignore[index]
+
+
+def test_what_depends_on_another_option():
+    assert da.Config(lease_ttl=9, **DSN).heartbeat_interval == 3
+    assert da.Config(lease_ttl=9, heartbeat_interval=3, **DSN).heartbeat_interval == 3
+    assert da.Config(poll_interval=7, **DSN).max_poll_interval == 7
+    assert da.Config(poll_interval=0.1, **DSN).max_poll_interval == 5
+
+
+def test_durations_are_seconds_or_timedeltas():
+    config = da.Config(
+        lease_ttl=timedelta(days=60),
+        drain_timeout=timedelta(0),
+        poll_interval=timedelta(milliseconds=5),
+        **DSN,
+    )
+    assert (config.lease_ttl, config.drain_timeout, config.poll_interval) == (5184000.0, 0.0, 0.005)
+    assert da.Queue(1, poll_interval=timedelta(seconds=2)).poll_interval == 2.0
+
+
+def test_queues():
+    config = da.Config(
+        queues={"a": 5, "b": da.Queue(2, prefetch=3, min_demand=2, max_poll_interval=9)}, **DSN
+    )
+    assert config.queues is not None
+    assert config.queues["a"] == da.Queue(5)
+    assert (config.queues["b"].prefetch, config.queues["b"].poll_interval) == (3, None)
+    assert da.Config(queues={}, **DSN).queues == {}
+    assert da.Queue().concurrency == 10
+
+
+def test_names_of_modules():
+    assert da.Config(modules="shop.machines", **DSN).modules == ("shop.machines",)
+    assert da.Config(modules=["a", "b"], **DSN).modules == ("a", "b")
+
+
+BAD = [
+    ("dsn", 5),
+    ("session_dsn", 5),
+    ("session_dsn", "embedded"),
+    *(("schema", value) for value in ("", "Durable", "a-b", "1a", "x" * 64, "pg_x", 'a"; drop', None, 5)),
+    ("migrate", "yes"),
+    *(("name", value) for value in ("", None, "a\nb", "x" * 201)),
+    ("node", ""),
+    ("machines", 5),
+    ("modules", 5),
+    ("modules", [5]),
+    ("queues", ["a"]),
+    ("queues", {"": 1}),
+    ("queues", {5: 1}),
+    *(
+        (name, value)
+        for name in (
+            "lease_ttl",
+            "heartbeat_interval",
+            "poll_interval",
+            "max_poll_interval",
+            "reap_interval",
+            "dead_after",
+        )
+        for value in (0, -1, math.nan, math.inf, "5", True, timedelta(-1))
+    ),
+    ("drain_timeout", -1),
+    ("drain_on_cancel", 1),
+    *(
+        (name, value)
+        for name in ("prefetch", "min_demand", "pool_size", "thread_limit")
+        for value in (-1, 1.5, "5", True)
+    ),
+    ("min_demand", 0),
+    ("pool_size", 2),
+    ("thread_limit", 0),
+    ("max_crashes", 0),
+    ("late_commit", "maybe"),
+    ("observers", 5),
+    ("observers", ["print"]),
+    ("rate_limits", {}),
+    ("concurrency_limits", {}),
+    ("retention", 5),
+    ("journal", True),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), BAD)
+def test_a_bad_value_is_named(option, value):
+    with pytest.raises(da.ConfigError, match=option) as caught:
+        da.Config(**{**DSN, option: value})
+    assert caught.value.option == option
+    if option in {"rate_limits", "concurrency_limits", "retention", "journal"}:
+        assert "not available yet" in str(caught.value)
+    assert repr(value) in str(caught.value) or option in {
+        "queues",
+        "modules",
+        "observers",
+        "max_poll_interval",
+    }
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])
+def test_a_bad_concurrency_is_named(value):
+    for make in (lambda: da.Queue(value), lambda: da.Config(queues={"a": value}, **DSN)):
+        with pytest.raises(da.ConfigError, match=f"concurrency={value!r}"):
+            make()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("prefetch", -1), ("min_demand", 0), ("poll_interval", 0), ("max_poll_interval", "x")],
+)
+def test_a_bad_queue_option_is_named(option, value):
+    with pytest.raises(da.ConfigError, match=f"{option}={value!r}"):
+        da.Queue(1, **{option: value})
+
+
+@given(st.floats(0.01, 1000), st.floats(0.001, 1000))
+def test_three_heartbeats_fit_into_a_lease(lease, beat):
+    try:
+        config = da.Config(lease_ttl=lease, heartbeat_interval=beat, **DSN)
+    except da.ConfigError:
+        assert beat * 3 > lease
+    else:
+        assert config.heartbeat_interval * 3 <= config.lease_ttl * 1.00001
+
+
+def test_polls_in_order():
+    with pytest.raises(da.ConfigError, match="max_poll_interval=1 is below poll_interval=2"):
+        da.Config(poll_interval=2, max_poll_interval=1, **DSN)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "environ", "found"),
+    [
+        ("dbname=x", {"DURABLE_DSN": "dbname=y"}, "dbname=x"),
+        (None, {"DURABLE_DSN": "dbname=y", "PGHOST": "h"}, "dbname=y"),
+        (None, {"PGHOST": "h"}, ""),
+        (None, {"PGSERVICE": "s"}, ""),
+        (None, {}, EMBEDDED),
+        (None, {"DURABLE_DSN": ""}, EMBEDDED),
+        ("embedded", {"DURABLE_DSN": "dbname=y"}, EMBEDDED),
+        ("dbname=x", {"DURABLE_EMBEDDED": "0"}, "dbname=x"),
+    ],
+)
+def test_which_postgres(dsn, environ, found):
+    assert resolve_dsn(dsn, environ) == found
+
+
+@pytest.mark.parametrize("dsn", [None, "embedded"])
+@pytest.mark.parametrize("word", ["0", "no", "False", "OFF"])
+def test_the_embedded_one_can_be_forbidden(dsn, word):
+    with pytest.raises(da.ConfigError, match="DURABLE_EMBEDDED"):
+        resolve_dsn(dsn, {"DURABLE_EMBEDDED": word})

@@ -1,0 +1,185 @@
+"""The public face: names of the contract, where they say they live, that each says what it is for."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import durable_actors as da
+import pytest
+from durable_actors import errors
+
+ROOT = Path(da.__file__).parent
+
+CONTRACT = {
+    "authoring": "Machine step job Context Signal ChildView Outcome Next Retry Await ScheduleChildren Done Stop Replay "
+    "Child KEEP Cancel Error",
+    "client": "insert insert_many signal signal_many signal_with_start result inspect open_client InsertOptions "
+    "sync aio",
+    "running": "Config Queue serve start_engine open_engine Engine migrate",
+    "errors": "DurableError ConfigError DefinitionError StateError InvalidOutcome StepTimeout UnknownMachine Duplicate "
+    "NoTarget InstanceFailed LeaseLost StoreUnavailable CommitUnknown",
+    "packages": "otp telemetry",
+}
+PUBLIC = {name: getattr(da, name) for name in da.__all__}
+
+
+@pytest.mark.parametrize("group", CONTRACT)
+def test_the_contracts_names(group):
+    assert [name for name in CONTRACT[group].split() if name not in da.__all__] == []
+
+
+def test_all_is_complete():
+    assert len(set(da.__all__)) == len(da.__all__)
+    named = {
+        name for name, value in vars(da).items() if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert named == {
+        name for name in da.__all__ if not name.startswith("_") and not inspect.ismodule(PUBLIC[name])
+    }
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_everything_lives_at_a_public_path(name):
+    module = getattr(PUBLIC[name], "__module__", None)
+    if module is None or isinstance(PUBLIC[name], types.UnionType) or name == "KEEP":
+        return
+    assert not any(part.startswith("_") for part in module.split(".")), module
+    assert getattr(importlib.import_module(module), PUBLIC[name].__name__) is PUBLIC[name]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_everything_is_documented(name):
+    value = PUBLIC[name]
+    if not (inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value)):
+        return
+    assert value.__doc__, name
+    for attribute, member in vars(value).items() if inspect.isclass(value) else ():
+        if not attribute.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+            assert inspect.getdoc(member), f"{name}.{attribute}"
+
+
+ERRORS = {
+    name: value for name, value in PUBLIC.items() if inspect.isclass(value) and issubclass(value, Exception)
+}
+
+
+def test_errors_are_one_tree():
+    parents = {
+        "ConfigError": {"DurableError", "ValueError"},
+        "DefinitionError": {"DurableError", "TypeError"},
+        "StateError": {"DurableError", "ValueError"},
+        "InvalidOutcome": {"DurableError", "TypeError"},
+        "StepTimeout": {"DurableError", "TimeoutError"},
+        "UnknownMachine": {"DurableError", "LookupError"},
+        "Duplicate": {"DurableError"},
+        "NoTarget": {"DurableError", "LookupError"},
+        "InstanceFailed": {"DurableError"},
+        "LeaseLost": {"DurableError"},
+        "SchemaError": {"DurableError"},
+        "StoreUnavailable": {"DurableError"},
+        "PoolTimeout": {"StoreUnavailable"},
+        "CommitUnknown": {"StoreUnavailable"},
+        "DurableError": {"Exception"},
+        "Cancel": {"Exception"},  # raised by users, at the engine
+    }
+    assert {name: {base.__name__ for base in value.__bases__} for name, value in ERRORS.items()} == parents
+    for name in parents:
+        if name not in {"Cancel", "DurableError"}:
+            assert name in (errors.__doc__ or ""), f"{name} is missing in the drawing"
+
+
+def test_errors_carry_data():
+    duplicate = da.Duplicate("k", 7)
+    assert (duplicate.key, duplicate.existing_id, "'k'" in str(duplicate)) == ("k", 7, True)
+    failed = da.InstanceFailed(3, "no stock")
+    assert (failed.id, failed.reason, "no stock" in str(failed)) == (3, "no stock", True)
+    config = da.ConfigError("x=1 is bad", option="x", value=1)
+    assert (config.option, config.value) == ("x", 1)
+    state = da.StateError("t", machine="m", version=2, step="s", path="$.a")
+    assert (state.machine, state.version, state.step, state.path) == ("m", 2, "s", "$.a")
+
+
+def test_the_two_retries_are_one():
+    assert da.Replay is da.Retry
+
+
+def test_the_outcomes_are_six():
+    assert [each.__name__ for each in da.Outcome.__args__] == [
+        "Next",
+        "Retry",
+        "Await",
+        "ScheduleChildren",
+        "Done",
+        "Stop",
+    ]
+
+
+def test_the_layout_is_told_where_the_reader_lands():
+    text = da.__doc__ or ""
+    for package in (
+        "cli",
+        "testing",
+        "engine",
+        "_engine",
+        "client",
+        "sync",
+        "aio",
+        "_store",
+        "otp",
+        "machine",
+        "_postgres",
+    ):
+        assert package in text
+
+
+def test_the_package_is_typed():
+    assert (ROOT / "py.typed").exists()
+
+
+def test_importing_does_nothing():
+    """No I/O, no signal handler, no thread, no logging set-up; and neither asyncio nor the tests' tools are loaded."""
+    script = (
+        "import sys, threading, logging, signal\n"
+        "before = signal.getsignal(signal.SIGINT)\n"
+        "import durable_actors\n"
+        "assert threading.active_count() == 1\n"
+        "assert not logging.getLogger().handlers\n"
+        "assert signal.getsignal(signal.SIGINT) is before\n"
+        "assert not {'pytest', 'hypothesis', 'durable_actors.testing', 'durable_actors.cli'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_our_own_modules_are_imported_at_the_top(path):
+    """An import inside a function hides a cycle."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom | ast.Import):
+                    names = (
+                        [node.module or ""]
+                        if isinstance(node, ast.ImportFrom)
+                        else [a.name for a in node.names]
+                    )
+                    assert not any(name.startswith("durable_actors") for name in names), (
+                        function.name,
+                        names,
+                    )
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_every_module_says_what_it_is_for(path):
+    tree = ast.parse(path.read_text("utf-8"))
+    assert ast.get_docstring(tree) or not tree.body or path.name == "_version.py", path
