@@ -16,7 +16,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._postgres.pool import Pool
 
-PATIENCE: Final = {"lock_timeout": "250ms"}
+PATIENCE: Final = {"lock_timeout": "100ms"}
 """Settings of a lane on which locks are waited for in turns."""
 LONGEST_PAUSE: Final = 0.25
 

@@ -1,0 +1,106 @@
+"""Batched reads: one statement for many, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import trio
+from durable_actors._engine.batched import Batched
+
+
+class Store:
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.fails: Exception | None = None
+        self.seconds = 1.0
+
+    async def fetch(self, keys: list[int]) -> Mapping[int, int | None]:
+        self.batches.append(keys)
+        await trio.sleep(self.seconds)
+        if self.fails is not None:
+            raise self.fails
+        return {key: key * 10 or None for key in keys}
+
+
+async def test_who_asks_meanwhile_is_in_the_next_batch(autojump_clock):
+    store = Store()
+    batched = Batched(store.fetch, limit=3)
+    found: dict[int, int | None] = {}
+
+    async def ask(key: int) -> None:
+        found[key] = await batched.get(key)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, 0)
+        await trio.sleep(0.5)
+        for key in range(1, 8):
+            nursery.start_soon(ask, key)
+    assert found == {key: key * 10 or None for key in range(8)}
+    assert [len(batch) for batch in store.batches] == [1, 3, 3, 1]
+
+
+async def test_a_cancelled_reader_passes_its_turn_on(autojump_clock):
+    store = Store()
+    batched = Batched(store.fetch)
+    scope = trio.CancelScope()
+    found: list[int | None] = []
+
+    async def first() -> None:
+        with scope:
+            await batched.get(1)
+
+    async def second() -> None:
+        found.append(await batched.get(2))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            await trio.sleep(0.1)
+            nursery.start_soon(second)
+            await trio.sleep(0.1)
+            scope.cancel()
+    assert found == [20]
+    assert store.batches == [[1], [2]]
+
+
+@pytest.mark.parametrize("cancelled", [[1], [2], [1, 2], [2, 3], [1, 2, 3]])
+async def test_whoever_is_cancelled_the_others_are_answered(autojump_clock, cancelled):
+    for moment in (0.0, 0.5, 1.0, 1.5):
+        store = Store()
+        batched = Batched(store.fetch, limit=2)
+        scopes = {key: trio.CancelScope() for key in range(6)}
+        found: dict[int, int | None] = {}
+
+        async def ask(key: int, scopes=scopes, batched=batched, found=found) -> None:
+            with scopes[key]:
+                found[key] = await batched.get(key)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for key in range(6):
+                    nursery.start_soon(ask, key)
+                await trio.sleep(moment)
+                for key in cancelled:
+                    scopes[key].cancel()
+        assert set(found) >= set(range(6)) - set(cancelled), moment
+
+
+async def test_a_failure_is_everybodys_in_the_batch_and_nobodys_after(autojump_clock):
+    store = Store()
+    batched = Batched(store.fetch)
+    failures: list[Exception] = []
+
+    async def ask(key: int) -> None:
+        try:
+            await batched.get(key)
+        except OSError as exc:
+            failures.append(exc)
+
+    store.fails = OSError("gone")
+    async with trio.open_nursery() as nursery:
+        for key in range(3):
+            nursery.start_soon(ask, key)
+    assert len(failures) == 3
+    store.fails = None
+    assert await batched.get(7) == 70

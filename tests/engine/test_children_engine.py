@@ -1,0 +1,299 @@
+"""Children end to end: barriers, joins, what a parent is shown, and what a step may start by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import durable_actors as da
+import pytest
+from durable_actors.telemetry import StepCommitted
+from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running
+from tests.engine.kit import Db
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+State = dict[str, Any]
+
+
+def family() -> Any:
+    """A job that doubles, or fails when it is given nothing; and a machine of two steps."""
+
+    @da.job(name="test.double", max_attempts=1)
+    async def double(args: State) -> int:
+        return args["n"] * 2
+
+    class Twice(da.Machine[State], name="test.Twice", queue="other"):
+        @da.step
+        async def start(self, ctx):
+            return da.Next(self.second, {**ctx.state, "secret": "x" * 100})
+
+        @da.step
+        async def second(self, ctx):
+            return da.Done({"n": ctx.state["n"], "parent": ctx.parent_id})
+
+    return double, Twice
+
+
+def told(ctx: da.Context[State]) -> list[Any]:
+    return [[child.machine, child.status, child.result] for child in ctx.children]
+
+
+async def test_a_mixed_family(durable_dsn):
+    double, twice = family()
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            children = [
+                da.Child(twice, state={"n": 1}, priority=5),
+                da.Child(double, args={"n": 2}, queue="third", priority=-3),
+                da.Child(double, args={}),
+                da.Child(twice, state={"n": 4}, unique_key="only", schedule_in=0.1),
+                da.Child("test.double", args={"n": 5}),
+            ]
+            return da.ScheduleChildren(self.then, children, {"kept": 1})
+
+        @da.step
+        async def then(self, ctx):
+            assert all("KeyError" in c.last_error for c in ctx.children if c.status == "failed")
+            assert [child.id for child in ctx.children] == sorted(child.id for child in ctx.children)
+            return da.Done([told(ctx), ctx.state, ctx.visit, ctx.attempt])
+
+    queues = {"default": 5, "other": 5, "third": 5}
+    async with running(durable_dsn, **QUIET, queues=queues) as run:
+        row = await run.run(Parent)
+    family_told, state, visit, attempt = row.result
+    assert family_told == [
+        ["test.Twice", "done", {"n": 1, "parent": row.id}],
+        ["test.double", "done", 4],
+        ["test.double", "failed", None],
+        ["test.Twice", "done", {"n": 4, "parent": row.id}],
+        ["test.double", "done", 10],
+    ]
+    assert (state, visit, attempt) == ({"kept": 1}, 2, 0)
+
+
+async def test_nesting(durable_dsn):
+    class Tree(da.Machine[State], name="test.Tree"):
+        @da.step
+        async def start(self, ctx):
+            deep = ctx.state["deep"]
+            if not deep:
+                return da.Done(1)
+            children = [da.Child("test.Tree", state={"deep": deep - 1}) for _ in range(3)]
+            return da.ScheduleChildren(self.then, children)
+
+        @da.step
+        async def then(self, ctx):
+            return da.Done(sum(child.result for child in ctx.children))
+
+    async with running(durable_dsn, **QUIET) as run:
+        assert (await run.run(Tree, state={"deep": 3})).result == 27
+
+
+async def test_no_children_and_deduplicated_ones(durable_dsn):
+    double, _ = family()
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.second, [])
+
+        @da.step
+        async def second(self, ctx):
+            assert ctx.children == ()
+            child = da.Child(double, args={"n": 1}, unique_key="held")
+            return da.ScheduleChildren(self.last, [child, child])
+
+        @da.step
+        async def last(self, ctx):
+            return da.Done(told(ctx))
+
+    async with running(durable_dsn, **QUIET) as run:
+        await run.insert(double, args={"n": 0}, unique_key="held", schedule_in=3600)
+        assert (await run.run(Parent)).result == []
+
+
+@pytest.mark.parametrize(
+    ("join", "open_when"), [(2, ["done", "done", "runs"]), ("any_failed", ["done", "failed", "runs"])]
+)
+async def test_early_joins_leave_the_rest_and_the_next_barrier_counts_anew(durable_dsn, join, open_when):
+    gate = Gate()
+
+    @da.job(name="test.held", max_attempts=1)
+    async def held(args: State) -> str:
+        if args["end"] == "runs":
+            await gate.wait()
+        if args["end"] == "failed":
+            raise RuntimeError("no")
+        return args["end"]
+
+    second = Gate()
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            children = [da.Child(held, args={"end": end}) for end in open_when]
+            return da.ScheduleChildren(self.then, children, join=join)
+
+        @da.step
+        async def then(self, ctx):
+            ends = [child.status in {"done", "failed"} for child in ctx.children]
+            assert sum(ends) >= 1
+            await second.wait()
+            return da.ScheduleChildren(self.last, [da.Child(held, args={"end": "new"})], {"first": ends})
+
+        @da.step
+        async def last(self, ctx):
+            return da.Done([ctx.state["first"], told(ctx)])
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(Parent)
+        await second.wait_entered()
+        gate.open()  # the straggler ends while its parent runs
+        second.open()
+        first, last = await da.result(number, timeout=PATIENCE)
+    assert first[2] is False
+    assert last == [["test.held", "done", "new"]], "only this barrier's"
+
+
+async def test_a_barrier_deadline_opens_it_without_polls(durable_dsn):
+    gate = Gate()
+
+    @da.job(name="test.slow")
+    async def slow(args: State) -> None:
+        await gate.wait()
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.then, [slow], deadline=0.3)
+
+        @da.step
+        async def then(self, ctx):
+            return da.Done([child.status for child in ctx.children])
+
+    async with running(durable_dsn, **QUIET, reap_interval=600) as run:
+        assert (await run.run(Parent)).result == ["executing"]
+        gate.open()
+
+
+async def test_a_retry_and_a_same_step_await_keep_the_children(durable_dsn):
+    double, _ = family()
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.then, [da.Child(double, args={"n": 1})])
+
+        @da.step
+        async def then(self, ctx):
+            assert told(ctx) == [["test.double", "done", 2]], (ctx.attempt, ctx.awaited)
+            if ctx.attempt == 0:
+                return da.Retry()
+            return da.Next(self.last) if ctx.awaited else da.Await("approved")
+
+        @da.step
+        async def last(self, ctx):
+            return da.Done(told(ctx))
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(Parent)
+        await run.events.wait(StepCommitted, id=number, status="awaiting_signal")
+        await da.signal(number, "approved")
+        assert await da.result(number, timeout=PATIENCE) == []
+
+
+async def test_bad_children_go_through_handle(durable_dsn, db: Db):
+    double, _ = family()
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            bad = {
+                "option": lambda: da.Child(double, args={"n": 1}, queue=""),
+                "machine": lambda: da.Child("test.unknown"),
+                "key": lambda: da.Child(double, args={"n": 1}, unique_key="u", on_duplicate="raise"),
+            }[ctx.state["bad"]]
+            return da.ScheduleChildren(self.then, [da.Child(double, args={"n": 1}), bad()])
+
+        @da.step
+        async def then(self, ctx):
+            return da.Done("not here")
+
+        async def handle(self, error, ctx):
+            return da.Done(type(error).__name__)
+
+    async with running(durable_dsn) as run:
+        await run.insert(double, args={"n": 0}, unique_key="u", schedule_in=3600)
+        found = [(await run.run(Parent, state={"bad": bad})).result for bad in ("option", "machine", "key")]
+    assert found == ["ConfigError", "UnknownMachine", "Duplicate"]
+    assert db.execute("select count(*) from durable.gen_durable where parent_id is not null") == [(0,)]
+
+
+async def test_more_children_than_a_page(durable_dsn):
+    @da.job(name="test.leaf")
+    async def leaf(args: State) -> int:
+        return args["n"]
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.then, [da.Child(leaf, args={"n": n}) for n in range(1200)])
+
+        @da.step
+        async def then(self, ctx):
+            everyone = [child.result async for child in ctx.iter_children()]
+            return da.Done([len(ctx.children), everyone == list(range(1200))])
+
+    async with running(durable_dsn, queues={"default": da.Queue(50, prefetch=100)}) as run:
+        assert (await run.run(Parent)).result == [1000, True]
+
+
+async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):
+    double, twice = family()
+    found: list[list[int | None]] = []
+
+    class Starter(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            found.append(
+                [
+                    await ctx.start_child(double, key="a", args={"n": 1}),
+                    await ctx.start_child(double, key="b", args={"n": 1}),
+                    await ctx.start_child(twice, key="a", state={"n": 1}),
+                    await ctx.insert(double, args={"n": 2}),
+                    await ctx.insert(double, args={"n": 2}),
+                    await ctx.insert(double, args={"n": 3}, unique_key="u", on_duplicate="return"),
+                    await ctx.insert(double, args={"n": 3}, unique_key="u"),
+                ]
+            )
+            if ctx.attempt < 2:
+                raise RuntimeError("again")
+            with pytest.raises(da.Duplicate) as duplicate:
+                await ctx.insert(double, args={"n": 3}, unique_key="u", on_duplicate="raise")
+            assert duplicate.value.existing_id == ctx.state["held"]
+            with pytest.raises(da.ConfigError, match="key"):
+                await ctx.start_child(double, key=5, args={"n": 1})  # type: ignore[arg-type]
+            return da.Next(self.second)
+
+        @da.step
+        async def second(self, ctx):
+            found.append([await ctx.start_child(double, key="a", args={"n": 1})])
+            return da.Done()
+
+        async def handle(self, error, ctx):
+            if isinstance(error, RuntimeError):
+                return da.Retry()
+            return da.Stop(error)
+
+    async with running(durable_dsn) as run:
+        held = await run.insert(double, args={"n": 0}, unique_key="u", schedule_in=3600)
+        row = await run.run(Starter, state={"held": held})
+        assert row.status == "done", row.last_error
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0][:5])) == 5
+    assert found[0][5:] == [held, None]
+    assert found[3][0] not in found[0], "of another step"
+    children = db.execute("select count(*) from durable.gen_durable where parent_id = %s", row.id)
+    assert children == [(4,)]
