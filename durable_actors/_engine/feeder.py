@@ -166,6 +166,8 @@ class Feeder(Actor[object]):
                 self._fresh = False
             if self._deadline <= began:
                 await self._expire(conn)
+            if node.draining:  # it may have begun while this waited for the connection
+                return Picked([], [], {})
             begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
             asked = trio.current_time()
             picked = await pick_instances(
@@ -178,7 +180,10 @@ class Feeder(Actor[object]):
                 now=asked,
             )
             # Claimed: from here on they are kept alive, whatever happens to this task.
+            waiting = len(self._buffer)
             self._buffer.extend(node.leases.hold(claim) for claim in picked.claims)
+            if waiting and picked.claims:  # prefetched; what is more urgent goes before it
+                self._buffer = deque(sorted(self._buffer, key=_urgency))
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
             short = picked.window < wanted
@@ -244,16 +249,22 @@ class Feeder(Actor[object]):
     # -- starting
 
     def _start_buffered(self) -> None:
-        """Hand buffered claims to free slots, the most urgent first."""
+        """Hand buffered claims to free slots, the most urgent first. None in a drain: its last pick may still come."""
         now = trio.current_time()
-        while self._buffer and self._running < self._limits.concurrency:
+        while self._buffer and self._running < self._limits.concurrency and not self._node.draining:
             held = self._next_startable()
             if held is None:
                 return
             if held.lost is not None or held.claim.trusted_until <= now:
                 self._give_back(held)
                 continue
-            held.task = self._pool.start_nowait(self._tasks.run, held, key=held)
+            try:
+                held.task = self._pool.start_nowait(self._tasks.run, held, key=held)
+            except (
+                BaseException
+            ):  # the pool is down: back to the buffer, or it would be kept alive for nobody
+                self._buffer.appendleft(held)
+                raise
             self._running += 1
             held.task.deadline = held.claim.trusted_until
 
@@ -303,6 +314,10 @@ class Feeder(Actor[object]):
                 QueueSaturated(queue=self._queue, running=self._running, buffered=len(self._buffer))
             )
         self._saturated = full
+
+
+def _urgency(held: Held) -> int:
+    return held.claim.priority
 
 
 def _contended(claim: Claim) -> PartitionContended:

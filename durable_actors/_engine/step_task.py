@@ -4,7 +4,8 @@ Owns       one claim, in a slot of its queue's pool.
 Receives   nothing; it is cancelled when its claim is lost, its lease can no longer be trusted, or a drain is over.
 Sends      transitions to the flusher, and waits for the verdict of each.
 Writes     nothing itself.
-If it dies (cancelled, or a bug here) its claim goes back, attempt + 1; the step runs again from its beginning.
+If it dies (cancelled) its claim goes back, attempt + 1; the step runs again from its beginning. After a bug of ours its
+lease ends it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from durable_actors._engine.flusher import Commits, Refused, Stale, Verdict
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import TROUBLE
 from durable_actors._engine.spawn import spawn_children
-from durable_actors._engine.step_run import Ran, StepRun
+from durable_actors._engine.step_run import Ran, StepRun, ends_run
 from durable_actors._engine.surroundings import NOTHING, Surroundings
 from durable_actors._engine.transition import failure
 from durable_actors._store.rows import Claim, Committed
-from durable_actors.errors import StoreUnavailable
+from durable_actors.errors import StateError
 from durable_actors.telemetry import (
     ClaimLost,
     OutcomeLate,
@@ -59,10 +61,12 @@ class StepTasks:
             self._interrupted(held)
             raise
         except BaseException as exc:
-            self._commits.release(claim, attempts=1)
             fatal = _asked_to_exit(exc)
+            if fatal is None and not ends_run(exc):
+                raise  # a bug of ours. Given back it would run into it again at once; the reaper counts and backs off
+            self._commits.release(claim, attempts=1)
             if fatal is None:
-                raise
+                raise  # cancelled, and the step's own clean-up failed beside that
             # The node stops, and the row goes back. Raised here it would tear the tree down before that.
             self._node.on_fatal(fatal)
         finally:
@@ -80,8 +84,10 @@ class StepTasks:
             steps += 1
             ahead = partial(self._may_go_on, claim, until) if spec.run_ahead and steps < AHEAD_STEPS else _no
             around = NOTHING if claim.plain else await self._survey(claim)
-            run = StepRun(node, claim, spec, around)
-            if node.telemetry.active:
+            run = StepRun(node, claim, spec, NOTHING if isinstance(around, StateError) else around)
+            if isinstance(around, StateError):
+                ran = await run.recover(around)
+            elif node.telemetry.active:
                 ran = await self._observed(run, claim, ahead)
             else:
                 ran = await run.run(ahead)
@@ -94,12 +100,17 @@ class StepTasks:
             claim.state = committed.state
             claim.inbox = committed.inbox  # a signal may have come while the step ran
 
-    async def _survey(self, claim: Claim) -> Surroundings:
-        """Read what the step is shown; while the store is away, wait: the lease decides for how long."""
+    async def _survey(self, claim: Claim) -> Surroundings | StateError:
+        """Read what the step is shown; while the store is away, wait: the lease decides for how long.
+
+        A child's result that does not decode is for `handle`: raised here, it would end the task again and again.
+        """
         while True:
             try:
                 return await self._node.surveyor.look(claim)
-            except StoreUnavailable:
+            except StateError as exc:
+                return exc
+            except TROUBLE:
                 await trio.sleep(LOOK_AGAIN)
 
     def _may_go_on(self, claim: Claim, until: float) -> bool:

@@ -43,7 +43,7 @@ class Surveyor:
         self._inboxes: Batched[int, list[Signal]] = Batched(self._fetch)
 
     async def look(self, claim: Claim) -> Surroundings:
-        """What the claim's step is shown. Raises `StoreUnavailable`."""
+        """What the claim's step is shown. Raises `StoreUnavailable`; `StateError` for a child's result."""
         signals: tuple[Signal, ...] = ()
         awaited: tuple[Signal, ...] = ()
         children: tuple[ChildView, ...] = ()
