@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from durable_actors._engine.demand import QueueLimits, demand, idle_wait
+from durable_actors._engine.demand import QueueLimits, demand, idle_wait, shape_pause
 from hypothesis import given, strategies as st
 
 
@@ -76,3 +76,9 @@ def test_idle_wait_is_bounded(of, empty, due):
     if due is not None:
         assert wait <= max(due, 0)
     assert idle_wait(of, empty_picks=empty + 1, next_due=due) >= wait
+
+
+def test_a_look_at_a_queue_full_of_dead_entries_costs_a_twentieth():
+    assert shape_pause(0.001) == 0.0, "a cheap one may follow every short pick"
+    assert shape_pause(0.05) == pytest.approx(1.0)
+    assert shape_pause(10.0) == 2.0

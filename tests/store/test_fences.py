@@ -325,3 +325,16 @@ async def test_a_key_switch_to_a_busy_key_commits_with_the_others(db: psycopg.Co
             0
         ].id == mover.id
         assert [claim.id for claim in await claims(conn)] == [mover.id]
+
+
+async def test_state_and_result_are_stored_as_json_not_as_text(db: psycopg.Connection, durable_dsn: str):
+    """HAZARDS H17: encoded twice they would be strings, in which no query finds anything."""
+    insert(db, 2)
+    async with connect(durable_dsn) as conn:
+        first, second = await claims(conn)
+        assert await commit(conn, outcome(first, status="runnable", state=b'{"n": 1}'))
+        assert await commit(conn, outcome(second, result=b'{"n": 1}'))
+    assert rows(db, "jsonb_typeof(state), state->>'n', jsonb_typeof(result)") == [
+        ("object", "1", None),
+        ("object", None, "object"),
+    ]
