@@ -1,0 +1,33 @@
+"""One contestant in a process of its own: `python -m bench.child '{...}'` prints its figures as JSON."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from typing import Any
+
+import trio
+
+from bench import ceiling, workload
+from bench.meter import Meter
+
+
+def run(order: dict[str, Any]) -> dict[str, float]:
+    """Fill the database, then do what the order says."""
+    dsn, count = order["dsn"], order["count"]
+    machine = order.get("machine", "bench:noop")
+    workload.fill(dsn, machine, order.get("rows", count), **order.get("columns", {}))
+    meter = Meter(dsn, order["postmaster"])
+    if order["what"] == "ceiling":
+        return ceiling.run(
+            meter, dsn, count=count, steps=order.get("steps", 1), batch=order.get("batch", 500)
+        )
+    queue, options = order.get("queue"), order.get("options", {})
+    return trio.run(
+        functools.partial(workload.drain, meter, dsn, count=count, queue=queue, **options)
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -1,0 +1,32 @@
+"""1. One-step jobs: the ceiling, the engine at its best, at other settings, and with nothing set."""
+
+from __future__ import annotations
+
+from bench.contest import Contestant, Figure, Progress, compete, in_child
+from bench.server import Server
+from bench.workload import BEST
+
+
+def contestants(*, count: int, quick: bool) -> list[Contestant]:
+    ours = [
+        Contestant("ceiling", in_child(what="ceiling", count=count)),
+        Contestant("durable_actors, best", in_child(what="engine", count=count, queue=BEST)),
+        Contestant("durable_actors, defaults", in_child(what="engine", count=max(count // 10, 500))),
+    ]
+    if not quick:
+        hundred = {"concurrency": 100, "prefetch": 100, "min_demand": 50}
+        ours += [
+            Contestant(
+                "durable_actors, concurrency 100", in_child(what="engine", count=count, queue=hundred)
+            ),
+            Contestant(
+                "durable_actors, concurrency 100 alone",
+                in_child(what="engine", count=count // 2, queue={"concurrency": 100}),
+            ),
+        ]
+    return ours
+
+
+def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
+    count, rounds = (10_000, 3) if quick else (20_000, 7)
+    return compete("jobs", server, contestants(count=count, quick=quick), rounds=rounds, progress=progress)
