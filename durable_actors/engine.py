@@ -8,8 +8,9 @@ import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import psycopg
 import trio
 
 from durable_actors import client as clients
@@ -27,7 +28,7 @@ from durable_actors._store.node import register_node, stop_node
 from durable_actors._version import __version__
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, StoreUnavailable
-from durable_actors.otp import ChildSpec, Node as TreeNode, TaskChild, Tree, run_tree
+from durable_actors.otp import ChildSpec, Node as TreeNode, StartFailed, TaskChild, Tree, run_tree
 from durable_actors.telemetry import NodeStarted, NodeStopped
 
 FAREWELL: Final = 1.0
@@ -62,9 +63,9 @@ class Engine:
         return self._node.owner.name
 
     def request_stop(self) -> None:
-        """Begin to drain; `stop` does so and waits."""
+        """Begin to drain; `stop` does so and waits. While it still starts: as soon as it has."""
+        self._node.draining = True
         if self._tree is not None:
-            self._node.draining = True
             self._tree.request_stop("asked to stop")
 
     async def stop(self) -> None:
@@ -97,6 +98,8 @@ class Engine:
 
     def _attach(self, tree: Tree) -> None:
         self._tree = tree
+        if self._node.draining:  # a signal came meanwhile, and will not come again
+            self.request_stop()
 
     def _fail(self, error: BaseException) -> None:
         """A step raised KeyboardInterrupt or SystemExit: stop, then raise it where the engine was started."""
@@ -197,6 +200,14 @@ async def _run_tree(
 
     try:
         await run_tree(parts.root, drain_on_cancel=node.config.drain_on_cancel, task_status=Started())
+    except StartFailed as exc:
+        # A mistake in the options that shows in use only, e.g. a pooler: told as it is, not as a failed tree.
+        cause: BaseException | None = exc
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from cause.__cause__
     finally:
         await _farewell(node)
 
@@ -220,7 +231,7 @@ async def _farewell(node: Node) -> None:
         try:
             async with node.pool.acquire(node.lane("client")) as conn:
                 await stop_node(conn, node.owner.schema, node.owner.name)
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, psycopg.Error) as exc:
             logger.debug("the stop of %s could not be noted: %s", node.owner.name, exc)
     if node.telemetry.active:
         node.telemetry.emit(NodeStopped(node=node.owner.name))
@@ -274,23 +285,43 @@ async def open_engine(config: Config | None = None, **options: Any) -> AsyncGene
     """Run an engine around a block; it drains when the block ends.
 
     An error raised in the block leaves it as it is. If the engine fails, the block is cancelled and the engine's error
-    raised.
+    raised; if both fail, an ExceptionGroup of both.
     """
     checked = _make_config(config, options)
     body: BaseException | None = None
+    failure: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             engine: Engine = await nursery.start(partial(run_engine, checked))
             try:
                 yield engine
-            except trio.Cancelled:
-                raise
-            except BaseException as exc:  # noqa: BLE001 - raised again below, outside the nursery's group
+            except BaseException as exc:
+                if _is_cancelled(exc):
+                    raise
                 body = exc
-            await engine.stop()
+            await _stop_after(engine, body)
     except BaseExceptionGroup as group:
-        if body is None and len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
+        failure = group.exceptions[0] if len(group.exceptions) == 1 else group
+    if failure is not None and (body is None or failure is body or _is_cancelled(failure)):
+        raise failure  # with Cancelled in it: on its way to its scope, the block's error with it
+    if body is not None and failure is not None:
+        raise BaseExceptionGroup("the block failed, and so did the engine", [body, failure])
     if body is not None:
         raise body
+
+
+async def _stop_after(engine: Engine, body: BaseException | None) -> None:
+    """Stop the engine; if cancelled meanwhile, raise the block's error, or it would be lost."""
+    stopped = False
+    try:
+        await engine.stop()
+        stopped = True
+    finally:
+        if not stopped and body is not None:
+            raise body
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_cancelled, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    return isinstance(error, trio.Cancelled)

@@ -260,10 +260,10 @@ class Feeder(Actor[object]):
                 continue
             try:
                 held.task = self._pool.start_nowait(self._tasks.run, held, key=held)
-            except (
-                BaseException
-            ):  # the pool is down: back to the buffer, or it would be kept alive for nobody
-                self._buffer.appendleft(held)
+            except BaseException:
+                self._buffer.appendleft(
+                    held
+                )  # the pool is down: dropped here, it would be renewed for nobody
                 raise
             self._running += 1
             held.task.deadline = held.claim.trusted_until

@@ -1,0 +1,118 @@
+"""Starting and stopping at bad moments: no error is lost, no request to stop is."""
+
+from __future__ import annotations
+
+import signal
+
+import durable_actors as da
+import psycopg
+import pytest
+import trio.testing
+from durable_actors import engine as engines
+from durable_actors._engine.keeper import Keeper
+from durable_actors._engine.key_session import KeySession
+from durable_actors.telemetry import DrainStarted
+from tests.engine.engine_kit import PATIENCE, QUICK, Gate, running
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in leaves(each)]
+    return [error]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_an_error_of_the_block_survives_a_cancelled_drain(durable_dsn, wrapped):
+    """Cancelled while the engine drains after a failed block: the scope may take its Cancelled, not the error."""
+    gate, scope = Gate(), trio.CancelScope()
+
+    @da.job
+    async def slow(args):
+        await gate.wait()
+
+    def cancel_then(event):
+        if isinstance(event, DrainStarted):
+            scope.cancel()
+
+    with pytest.raises(BaseException) as caught, scope:
+        async with running(durable_dsn, observers=[cancel_then], drain_timeout=0.1) as run:
+            await run.insert(slow, args={})
+            await gate.wait_entered()
+            if not wrapped:
+                raise ValueError("the block's own")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel()
+                raise ValueError("the block's own")
+    [leaf] = leaves(caught.value)
+    assert isinstance(leaf, ValueError)
+
+
+async def test_both_errors_are_told(durable_dsn, monkeypatch):
+    async def fails(node):
+        raise RuntimeError("the engine's")
+
+    monkeypatch.setattr(engines, "_farewell", fails)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with da.open_engine(dsn=durable_dsn, **QUICK):
+            raise ValueError("the block's")
+    assert {type(leaf) for leaf in leaves(caught.value)} == {ValueError, RuntimeError}
+
+
+async def test_an_engine_that_fails_cancels_the_block_and_is_bare(durable_dsn):
+    with pytest.raises(KeyboardInterrupt):
+        async with da.open_engine(dsn=durable_dsn, **QUICK) as engine:
+            engine._fail(KeyboardInterrupt())
+            await trio.sleep_forever()
+
+
+async def test_a_signal_during_the_start_is_obeyed(durable_dsn, monkeypatch):
+    """An orchestrator sends it once, then kills."""
+    init = Keeper.init
+
+    async def init_late(self):
+        signal.raise_signal(signal.SIGTERM)
+        await trio.testing.wait_all_tasks_blocked()  # so that it was heard
+        await init(self)
+
+    monkeypatch.setattr(Keeper, "init", init_late)
+    with trio.fail_after(PATIENCE):
+        await da.serve(dsn=durable_dsn, **QUICK)
+
+
+async def test_a_mistake_that_shows_in_use_is_a_bare_config_error(durable_dsn, monkeypatch):
+    async def pooled(node):
+        raise da.ConfigError("a pooler; set session_dsn", option="session_dsn")
+
+    monkeypatch.setattr(KeySession, "open", pooled)
+    with pytest.raises(da.ConfigError, match="session_dsn"):
+        await da.serve(dsn=durable_dsn, **QUICK)
+
+
+async def test_stop_from_within_a_step(durable_dsn, db):
+    """It waits for itself, so it has drain_timeout like any other step."""
+
+    stopped = trio.Event()
+    engines_open: list[da.Engine] = []
+
+    @da.job(name="stops")
+    async def stops(args):
+        try:
+            await engines_open[0].stop()
+        finally:
+            stopped.set()
+
+    async with running(durable_dsn, drain_timeout=0.1) as run:
+        engines_open.append(run.engine)
+        number = await run.insert(stops, args={})
+        with trio.fail_after(PATIENCE):
+            await stopped.wait()
+    assert db.row(number, "status::text, attempt, crashes") == ("runnable", 1, 0)
+
+
+async def test_a_stop_in_a_schema_that_is_gone(durable_dsn, db):
+    async with running(durable_dsn):
+        with psycopg.connect(durable_dsn) as conn:
+            conn.execute("alter table durable.nodes rename to nodes_away")
