@@ -19,10 +19,9 @@ from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._store import migrate as migrating
 from durable_actors._store.observe import Filters, count_statuses, list_instances, read_nodes
 from durable_actors._store.read import Instance, read_by_ids
-from durable_actors.cli.demo_accounts import Accounts, audit
-from durable_actors.cli.demo_orders import SCHEMA, Fulfil, Order
-from durable_actors.cli.demo_workers import LOOK_EVERY, Worker, open_workers, wait_alive
-from durable_actors.cli.options import bare_errors, json_option
+from durable_actors.cli.demo_accounts import SCHEMA, Accounts, Order, audit
+from durable_actors.cli.demo_workers import LOOK_EVERY, MACHINES, Worker, open_workers, wait_alive
+from durable_actors.cli.options import bare_errors, import_modules, json_option
 from durable_actors.cli.output import plain, print_json
 from durable_actors.client import open_client
 from durable_actors.config import EMBEDDED, Config
@@ -53,6 +52,7 @@ def demo(*, orders: int, dsn: str, as_json: bool) -> None:
     Everything happens in a schema of its own, durable_demo, which is dropped in the end.
     """
     console = Console(highlight=False, quiet=as_json)
+    import_modules([MACHINES], verbose=False)
     with bare_errors():
         found = trio.run(_demo, console, Config(dsn=dsn).dsn, orders)
     if as_json:
@@ -125,7 +125,7 @@ class Demo:
     async def _place(self, count: int) -> list[Order]:
         placed = [Order(number, 100 + number * 7) for number in range(1, count + 1)]
         async with open_client(self.dsn, schema=SCHEMA, name="demo") as client:
-            await client.insert_many(Fulfil, [{"state": order} for order in placed])
+            await client.insert_many("demo:order", [{"state": order} for order in placed])
         self.tick(f"{count} orders placed, in one statement")
         return placed
 

@@ -1,14 +1,26 @@
-"""The end of the demo: is every order accounted for? Pure."""
+"""What the demo places, and its end: is every order accounted for? Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import attrs
 
 from durable_actors._store.read import Instance
-from durable_actors.cli.demo_orders import STEPS, Order
+
+SCHEMA: Final = "durable_demo"
+"""Where everything of the demo lives; its machines have it in their SQL."""
+STEPS: Final = 4
+"""Steps of an order; its row counts the visits."""
+
+
+@attrs.frozen
+class Order:
+    """What an order carries along."""
+
+    number: int
+    cents: int
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,7 @@
 """The machines of `durable-actors demo`: an order pipeline and the mail that follows it.
 
-A worker process runs them with the real command: `durable-actors serve durable_actors.cli.demo_orders`.
+A worker process runs them with the real command: `durable-actors serve durable_actors.cli.demo_orders`. Nothing else of
+the command line imports this module, or every worker would know these machines.
 """
 
 from __future__ import annotations
@@ -9,27 +10,15 @@ import os
 import random
 from typing import Final
 
-import attrs
 import trio
 
 import durable_actors as da
-
-SCHEMA: Final = "durable_demo"
-STEPS: Final = 4
-"""Steps of an order; its row counts the visits."""
+from durable_actors.cli.demo_accounts import Order
 
 PAY: Final = """
 insert into durable_demo.payments (key, number, cents) values (%s, %s, %s)
 on conflict (key) do update set asked = payments.asked + 1
 """
-
-
-@attrs.frozen
-class Order:
-    """What an order carries along."""
-
-    number: int
-    cents: int
 
 
 class CardDeclinedError(Exception):

@@ -19,6 +19,7 @@ from durable_actors.errors import DurableError
 
 # Short, so that the demo is: a node is given up a second after it vanished. The defaults are 60, 10, 30 and 1 s.
 OPTIONS: Final = ("--lease", "6", "--dead-after", "1", "--reap", "1", "--poll", "200ms", "--drain", "3")
+MACHINES: Final = "durable_actors.cli.demo_orders"
 QUEUES: Final = ("--queue", "orders=6", "--queue", "mail=4")
 START_TIMEOUT: Final = 25.0
 STOP_TIMEOUT: Final = 4.0
@@ -70,7 +71,7 @@ async def open_workers(
                     "-m",
                     "durable_actors.cli",
                     "serve",
-                    "durable_actors.cli.demo_orders",
+                    MACHINES,
                 ]
                 process = await trio.lowlevel.open_process(
                     [*command, "--node", name, *QUEUES, *OPTIONS, "--stop-on-eof"],

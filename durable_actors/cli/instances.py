@@ -97,7 +97,8 @@ def list_(
     else:
         console.print("no instances")
     if found.before is not None:
-        click.echo(f"{found.looked} rows looked at; older ones: --before {found.before}", err=True)
+        looked = "" if len(found.instances) == limit else f"{found.looked} rows looked at; "
+        click.echo(f"{looked}older ones: --before {found.before}", err=True)
 
 
 def _table(instances: tuple[Instance, ...]) -> Any:

@@ -12,8 +12,7 @@ import sys
 import attrs
 import psycopg
 import pytest
-from durable_actors.cli.demo_accounts import audit
-from durable_actors.cli.demo_orders import Order
+from durable_actors.cli.demo_accounts import Order, audit
 from tests.cli.test_why import instance
 
 ORDERS = [Order(1, 100), Order(2, 250)]
@@ -144,3 +143,10 @@ def test_the_audit_finds_it(name: str):
         *(ORDERS, case.orders, case.mails, case.payments), recovered=[1], recovery_seconds=1.0, seconds=2.0
     )
     assert found.right is case.right
+
+
+def test_the_demos_machines_are_nobody_elses():
+    """They would be served by every worker, had `serve` imported them."""
+    code = "import durable_actors.cli, durable_actors.machine as m; print(len(m.current_registry()))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert run.stdout == "0\n"
