@@ -82,6 +82,14 @@ def flag(option: str, value: Any) -> bool:
     return value
 
 
+def choice(option: str, value: Any, *choices: str) -> str:
+    """One of these words."""
+    if value not in choices:
+        words = " or ".join(map(repr, choices))
+        raise ConfigError(f"{option}={value!r} must be {words}", option=option, value=value)
+    return str(value)
+
+
 def not_yet(option: str, value: Any) -> None:
     """An option of a later release."""
     if value is not None:

@@ -172,10 +172,7 @@ class Config:
         for option, value in (*later.items(), ("retention", retention), ("journal", journal)):
             check.not_yet(option, value)
         _set(self, "dsn", resolve_dsn(dsn))
-        if session_dsn is not None and (not isinstance(session_dsn, str) or session_dsn == EMBEDDED):
-            text = f"session_dsn={session_dsn!r} must be a connection string or URI"
-            raise ConfigError(text, option="session_dsn", value=session_dsn)
-        _set(self, "session_dsn", session_dsn)
+        _set(self, "session_dsn", None if session_dsn is None else _session_dsn(session_dsn))
         _set(self, "schema", check.check_schema_name(schema))
         _set(self, "migrate", check.flag("migrate", migrate))
         _set(self, "name", check.name("name", name))
@@ -195,10 +192,7 @@ class Config:
         _set(self, "thread_limit", check.count("thread_limit", thread_limit, least=1, most=10_000))
         crashes = None if max_crashes is None else check.count("max_crashes", max_crashes, least=1)
         _set(self, "max_crashes", crashes)
-        if late_commit not in {"accept", "reject"}:
-            text = f"late_commit={late_commit!r} must be 'accept' or 'reject'"
-            raise ConfigError(text, option="late_commit", value=late_commit)
-        _set(self, "late_commit", late_commit)
+        _set(self, "late_commit", check.choice("late_commit", late_commit, "accept", "reject"))
         _set(self, "observers", check.callables("observers", observers))
 
     def _set_times(
@@ -238,6 +232,13 @@ class Config:
         _set(self, "heartbeat_interval", beat)
         _set(self, "poll_interval", poll)
         _set(self, "max_poll_interval", most)
+
+
+def _session_dsn(value: Any) -> str:
+    if not isinstance(value, str) or value == EMBEDDED:
+        text = f"session_dsn={value!r} must be a connection string or URI"
+        raise ConfigError(text, option="session_dsn", value=value)
+    return value
 
 
 def _queues(value: Any) -> Mapping[str, Queue]:
