@@ -10,7 +10,7 @@ from tests.store.filled import fill
 
 @pytest.fixture(scope="session")
 def filled_dsn(durable_server: DatabaseServer) -> str:
-    """The big table: one for all workers, filled by whichever comes first (12 s)."""
+    """The big table: one for all workers, filled by whichever comes first."""
     return durable_server.dsn_of(durable_server.template(fill, kind="_filled"))
 
 
