@@ -114,6 +114,11 @@ class Pool:
         except KeyError:
             raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
 
+    @property
+    def closed(self) -> bool:
+        """Whether it lends nothing any more."""
+        return self._closed
+
     def statistics(self) -> PoolStatistics:
         """The pool now."""
         return PoolStatistics(
