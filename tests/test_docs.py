@@ -1,0 +1,88 @@
+"""Every Python block of README.md and docs/ runs. The blocks of a page are one program, in order.
+
+A block after `<!-- not run: why -->` is left out. `print(...)  # → text` promises that line. Line numbers in a traceback are those of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from durable_actors.cli import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"( *)```python\s*")
+EXCUSE = re.compile(r"<!-- not run: \S.* -->")
+
+PROMISE = re.compile(r"print\(.*\)  # → (.*)")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def program(text: str) -> str:
+    """The page's code, each line where it is on the page."""
+    lines: list[str] = []
+    indent: str | None = None
+    excused = False
+    last = ""
+    for line in text.splitlines():
+        if indent is not None and line.strip() == "```":
+            indent, code = None, ""
+        elif indent is not None:
+            code = "" if excused else line.removeprefix(indent)
+        else:
+            code = ""
+            if match := FENCE.fullmatch(line):
+                indent, excused = match[1], bool(EXCUSE.fullmatch(last.strip()))
+        lines.append(code)
+        last = line if line.strip() else last
+    return "\n".join(lines) + "\n"
+
+
+WITH_CODE = [page for page in PAGES if program(page.read_text("utf-8")).strip()]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=relative)
+def test_the_code_of_a_page_runs(page: Path, durable_dsn: str, tmp_path: Path):
+    script = tmp_path / "page.py"
+    script.write_text(program(page.read_text("utf-8")), "utf-8")
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "DURABLE_DSN": durable_dsn},
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert run.returncode == 0, f"{relative(page)}\n{run.stdout}\n{run.stderr}"
+    for promise in PROMISE.findall(script.read_text("utf-8")):
+        assert promise in run.stdout.splitlines()
+
+
+def test_a_page_becomes_a_program():
+    page = "# x\n```python\na = 1\n```\n- y\n  ```python\n  b = a\n  ```\n<!-- not run: z -->\n```python\nboom\n```\n"
+    assert program(page).split("\n") == ["", "", "a = 1", "", "", "", "b = a", "", "", "", "", "", ""]
+
+
+def test_the_command_lines_reference_is_complete():
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
+    missing = [
+        f"{name} {option}"
+        for name, verb in cli.commands.items()
+        for parameter in verb.params
+        for option in parameter.opts
+        if option.startswith("--")
+        and option != "--json"
+        and f"`{option}" not in text
+        and f" {option}" not in text
+    ]
+    assert not missing
+    assert not [name for name in cli.commands if f"`{name}`" not in text]
