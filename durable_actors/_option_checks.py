@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from durable_actors.errors import ConfigError
 
@@ -61,9 +61,10 @@ def name(option: str, value: Any) -> str:
 
 def several(option: str, value: Any) -> tuple[Any, ...]:
     """Several values; a text is one value."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+    usable = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    if not usable:
         raise ConfigError(f"{option}={value!r} must be several values", option=option, value=value)
-    return tuple(cast("Iterable[Any]", value))
+    return tuple(value)
 
 
 def callables(option: str, value: Any) -> tuple[Callable[[Any], object], ...]:
