@@ -1,7 +1,7 @@
 """Every Python block of README.md and docs/ runs. The blocks of a page are one program, in order.
 
-A block after `<!-- not run: why -->` is left out. `print(...)  # → text` promises that line. Line numbers in a traceback
-are those of the page.
+A block after `<!-- not run: why -->` is left out. `print(...)  # → text` promises that line. Line numbers in a
+traceback are those of the page.
 """
 
 from __future__ import annotations
