@@ -59,10 +59,9 @@ def name(option: str, value: Any) -> str:
     return value
 
 
-def several(option: str, value: Any) -> tuple[Any, ...]:
+def several(option: str, value: Iterable[Any]) -> tuple[Any, ...]:
     """Several values; a text is one value."""
-    usable = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-    if not usable:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ConfigError(f"{option}={value!r} must be several values", option=option, value=value)
     return tuple(value)
 

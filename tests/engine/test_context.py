@@ -1,0 +1,156 @@
+"""What a step is told about itself, and what it may do to others while it runs."""
+
+from __future__ import annotations
+
+import durable_actors as da
+import pytest
+from tests.engine.engine_kit import Gate, running, until
+from tests.engine.test_fences import REAP
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def leaf():
+    class Leaf(da.Machine, name="leaf", queue="nobody"):
+        @da.step
+        async def start(self, ctx):
+            return da.Done()
+
+    return Leaf
+
+
+async def test_its_fields(durable_dsn, db):
+    seen = {}
+
+    class M(da.Machine, name="m", version=4):
+        @da.step
+        async def start(self, ctx):
+            names = ("id", "machine", "version", "step", "attempt", "visit", "state", "parent_id")
+            seen.update({name: getattr(ctx, name) for name in names})
+            seen.update(signals=ctx.signals, awaited=ctx.awaited, children=ctx.children)
+            [(claim, token)] = db.execute("select claim_id::text, claim_token_hash from durable.gen_durable")
+            assert ctx.claim_id == claim
+            assert token
+            assert str(ctx.id) in ctx.idempotency_key
+            assert not hasattr(ctx, "token")
+            return da.Done()
+
+    async with running(durable_dsn) as run:
+        row = await run.run(M, state={"a": 1})
+    assert seen == {
+        "id": row.id,
+        "machine": "m",
+        "version": 4,
+        "step": "start",
+        "attempt": 0,
+        "visit": 1,
+        "state": {"a": 1},
+        "parent_id": None,
+        "signals": (),
+        "awaited": (),
+        "children": (),
+    }
+    assert db.row(row.id, "claim_id is not null, locked_by") == (
+        True,
+        None,
+    )  # completion keeps the claim's id
+
+
+async def test_a_crash_is_run_again_under_the_same_key(durable_dsn, db):
+    """Nothing of the first run counts: `handle` is not called, the attempt tells, the idempotency key stays."""
+    gate, runs, handled = Gate(), [], []
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            runs.append((ctx.attempt, ctx.visit, ctx.idempotency_key))
+            if not ctx.attempt:
+                await gate.wait()
+            return da.Done()
+
+        async def handle(self, error, ctx):
+            handled.append(error)
+            return da.Stop(error)
+
+    async with running(durable_dsn, lease_ttl=60, heartbeat_interval=0.05) as run:
+        number = await run.insert(M)
+        await gate.wait_entered()
+        db.execute(REAP, number)
+        row = await run.ended(number)
+    (first, second) = runs
+    assert (first[0], second[0], first[1:] == second[1:]) == (0, 1, True)
+    assert (row.status, row.attempt, row.crashes, handled) == ("done", 1, 1, [])
+
+
+async def test_what_it_inserts_is_there_at_once_and_once(durable_dsn, db, ahead):
+    """A re-run of the same visit finds the same instances; another visit makes new ones."""
+    Leaf, made = leaf(), []
+
+    class M(da.Machine, run_ahead=ahead):
+        @da.step
+        async def start(self, ctx):
+            ids = [await ctx.insert(Leaf, state={"n": n}) for n in range(2)]
+            assert db.execute("select count(*)::int from durable.gen_durable where id = any(%s)", ids) == [
+                (2,)
+            ]
+            made.append(ids)
+            if not ctx.attempt:
+                return da.Retry()
+            return da.Next(self.start) if ctx.visit == 1 else da.Done()
+
+    async with running(durable_dsn, queues={"default": 5}) as run:
+        await run.run(M)
+    (one, again, two, last) = made
+    assert one == again
+    assert two == last
+    assert not set(one) & set(two)
+    assert db.execute("select count(*)::int from durable.gen_durable where fsm = 'leaf'") == [(4,)]
+
+
+async def test_a_context_that_outlived_its_step_starts_nothing(durable_dsn, db):
+    Leaf, kept = leaf(), []
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            kept.append(ctx)
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": 5}) as run:
+        await run.run(M)
+        for call in (
+            lambda ctx: ctx.insert(Leaf),
+            lambda ctx: ctx.start_child(Leaf, key="k"),
+            lambda ctx: ctx.signal(ctx.id, "s"),
+        ):
+            with pytest.raises(da.LeaseLost):
+                await call(kept[0])
+    assert db.execute("select count(*)::int from durable.gen_durable") == [(1,)]
+
+
+async def test_a_lost_claim_starts_nothing(durable_dsn, db):
+    """Fenced in the database: the node need not know yet."""
+    gate, Leaf, errors = Gate(), leaf(), []
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            if ctx.attempt:
+                return da.Done()
+            await gate.wait()
+            try:
+                await ctx.insert(Leaf)
+            except da.LeaseLost as exc:
+                errors.append(exc)
+                raise
+            raise AssertionError("it was started")
+
+    async with running(durable_dsn, queues={"default": 5}) as run:
+        number = await run.insert(M)
+        await gate.wait_entered()
+        db.execute(REAP, number)
+        gate.open()
+        row = await run.ended(number)
+        await until(lambda: errors)
+    assert (row.status, row.attempt) == ("done", 1)
+    assert db.execute("select count(*)::int from durable.gen_durable") == [(1,)]
