@@ -83,13 +83,18 @@ class Queue:
             _set(self, option, None if value is None else check.duration(option, value))
 
 
+def _without_password(dsn: str | None) -> str:
+    """A config is shown in logs and tracebacks."""
+    return "'…'" if dsn is not None and ("password" in dsn or "@" in dsn) else repr(dsn)
+
+
 @attrs.frozen(init=False)
 class Config:
     """Settings of an engine or client. Durations are seconds or `timedelta`."""
 
-    dsn: str
+    dsn: str = attrs.field(repr=_without_password)
     """Connection string or URI. Default: `$DURABLE_DSN`, else libpq's environment, else embedded."""
-    session_dsn: str | None
+    session_dsn: str | None = attrs.field(repr=_without_password)
     """A direct way to the server for session locks, when `dsn` goes through a transaction pooler."""
     schema: str
     """Where the tables live."""

@@ -94,11 +94,8 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     rest = pool_size - 2
     found["commit"] = Lane("commit", 1, settings=_PLANS | PATIENCE) if rest > 1 else shared
     found["claim"] = Lane("claim", 1, settings=_PLANS) if rest > 2 else shared
-    own = sum(lane is not shared for lane in (found["commit"], found["claim"]))
     # Without _PLANS: a batch insert joins its rows back, and a nested loop over 10,000 of them is quadratic.
-    found["client"] = (
-        Lane("client", rest - own, settings={"jit": "off", **PATIENCE}) if rest > own else shared
-    )
+    found["client"] = Lane("client", rest - 2, settings={"jit": "off", **PATIENCE}) if rest > 2 else shared
     return found
 
 

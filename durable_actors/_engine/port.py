@@ -7,19 +7,22 @@ every such run of one visit. What `handle` does is numbered apart, per attempt: 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import attrs
+import trio
 
 from durable_actors._engine.leases import Leases
+from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.children import Started, child_uid, read_children, start_child
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import SHOWN, plan_signal, read_signals, signal_from_step
-from durable_actors.errors import ConfigError, Duplicate, LeaseLost, NoTarget
+from durable_actors.errors import ConfigError, Duplicate, LeaseLost, NoTarget, StoreUnavailable
 from durable_actors.machine import (
     ChildView,
     Context,
@@ -30,6 +33,11 @@ from durable_actors.machine import (
     current_registry,
     plan_insert,
 )
+
+T = TypeVar("T")
+
+LOOK_AGAIN: Final = 0.25
+"""Seconds between attempts while the store is away."""
 
 
 class EnginePort:
@@ -76,9 +84,7 @@ class EnginePort:
             ordinal = self._ordinal(ctx, "signal " + name)
             uid = child_uid(ctx.id, ctx.step, name, ordinal, kind="signal")
             delivery = attrs.evolve(delivery, dedup_key=f"step:{uid}")
-        found = await with_patience(
-            self._pool, self._lane, lambda conn: signal_from_step(conn, self._schema, claim, [delivery])
-        )
+        found = await self._bear(ctx, lambda conn: signal_from_step(conn, self._schema, claim, [delivery]))
         if found is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was sent")
         [sent] = found
@@ -91,8 +97,8 @@ class EnginePort:
         """The whole inbox, oldest first, in pages."""
         after = 0
         while True:
-            async with self._pool.acquire(self._lane) as conn:
-                page = await read_signals(conn, self._schema, ctx.id, after=after, limit=SHOWN)
+            read = partial(read_signals, schema=self._schema, number=ctx.id, after=after, limit=SHOWN)
+            page = await self._bear(ctx, read)
             for signal in page:
                 yield signal
             if len(page) < SHOWN:
@@ -103,8 +109,15 @@ class EnginePort:
         """All children of the barrier, in spawn order, in pages."""
         after = 0
         while True:
-            async with self._pool.acquire(self._lane) as conn:
-                page = await read_children(conn, self._schema, ctx.id, ctx.visit, after=after, limit=SHOWN)
+            read = partial(
+                read_children,
+                schema=self._schema,
+                parent=ctx.id,
+                barrier=ctx.visit,
+                after=after,
+                limit=SHOWN,
+            )
+            page = await self._bear(ctx, read)
             for child in page:
                 yield child
             if len(page) < SHOWN:
@@ -114,9 +127,8 @@ class EnginePort:
     async def _start(self, ctx: Context[Any], plan: InsertPlan, key: str, *, kind: str) -> Started:
         claim = self._claim(ctx)
         uid = child_uid(ctx.id, ctx.step, plan.machine, key, kind=kind)
-        started = await with_patience(
-            self._pool,
-            self._lane,
+        started = await self._bear(
+            ctx,
             lambda conn: start_child(conn, self._schema, claim, plan, uid=uid, as_child=kind == "child"),
         )
         if started is None:
@@ -124,6 +136,19 @@ class EnginePort:
         if started.new and not plan.delay and plan.eligible_at is None:
             self.poke(plan.queue, number=started.id, priority=plan.priority)
         return started
+
+    async def _bear(self, ctx: Context[Any], call: Callable[[PgConn], Awaitable[T]]) -> T:
+        """Run a call of a step; while the store is away, wait: the lease decides for how long.
+
+        An error would go through `handle`, whose default ends the instance for good. Repeating is harmless, also when
+        nobody knows whether it was done: what is started or sent has an identity.
+        """
+        while True:
+            try:
+                return await with_patience(self._pool, self._lane, call)
+            except StoreUnavailable:
+                await trio.sleep(LOOK_AGAIN)
+                self._claim(ctx)
 
     def _claim(self, ctx: Context[Any]) -> Claim:
         held = self._leases.find(ctx.claim_id)

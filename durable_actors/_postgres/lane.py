@@ -41,7 +41,7 @@ class Lane:
     """Session settings of its connections, e.g. `{"synchronous_commit": "off"}`."""
     max_waiting: int = attrs.field(default=1000, validator=_check_size)
     """So many tasks may wait for one of its connections; the next gets `PoolTimeout` at once."""
-    dsn: str | None = None
+    dsn: str | None = attrs.field(default=None, repr=False)
     """Another way to the server for this lane (session locks, past a transaction pooler)."""
     option: str = "pool_size"
     """The option that an operator raises when the lane is too small; errors name it."""
