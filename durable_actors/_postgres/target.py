@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -26,7 +26,7 @@ class Target:
 
 
 @asynccontextmanager
-async def open_target(dsn: str) -> AsyncIterator[Target]:
+async def open_target(dsn: str) -> AsyncGenerator[Target, None]:
     """Yield the database to use. An embedded server stays up at least as long as the body runs."""
     if dsn != EMBEDDED:
         yield Target(dsn, None)
