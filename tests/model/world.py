@@ -135,16 +135,17 @@ class World:
         row = self.rows[hold.id]
         return row.status == "executing" and row.claim == hold.number
 
-    def crash(self, number: int, *, max_crashes: int | None) -> None:
-        row = self.rows[number]
-        row.attempt += 1
-        row.crashes += 1
-        row.claim = None
-        if max_crashes is not None and row.crashes >= max_crashes:
-            self.end(row, "failed")
-            self.join([row])
-        else:
-            row.status, row.due = "runnable", True
+    def crash(self, numbers: Sequence[int], *, max_crashes: int | None) -> None:
+        for number in numbers:
+            row = self.rows[number]
+            row.attempt += 1
+            row.crashes += 1
+            row.claim = None
+            if max_crashes is not None and row.crashes >= max_crashes:
+                self.end(row, "failed")
+            else:
+                row.status, row.due = "runnable", True
+        self.join([self.rows[number] for number in numbers if self.rows[number].ended])
 
     # -- outcomes
 
