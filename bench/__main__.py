@@ -1,71 +1,145 @@
-"""`python -m bench [names...] [--seconds N]`: run the benchmarks, print a table, write bench/results/*.json."""
+"""`python -m bench [names...] [--quick]`: measure, show a table, write JSON and plots into bench/results/."""
 
 from __future__ import annotations
 
-import datetime as dt
-import platform
-from importlib.metadata import version
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import attrs
 import click
-import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from bench import driver
+from bench import (
+    children,
+    driver,
+    growth,
+    idle,
+    inserts,
+    jobs,
+    keys,
+    latency,
+    machines,
+    memory,
+    processes,
+    recovery,
+    report,
+    signals,
+)
+from bench.contest import Figure, Progress, Spread
+from bench.peers import peers
+from bench.reach import judge
+from bench.server import Server, open_server
 
-BENCHES = {"driver": driver.run}
-RESULTS = Path(__file__).parent / "results"
+
+def _driver(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:  # noqa: ARG001
+    """CPU per statement, our driver beside psycopg on asyncio. On the tests' server: it counts no disk."""
+    progress("driver")
+    return [
+        Figure(
+            "driver",
+            f"{each.workload}: {each.contender}",
+            "statement",
+            {
+                "worker_us": Spread(each.median, each.best, each.median),
+                "ratio": Spread(each.ratio, each.ratio, each.ratio),
+            },
+            each.slices,
+        )
+        for each in driver.run(seconds=3.0 if quick else 15.0)
+    ]
 
 
-def show(figures: list[driver.Figure], console: Console) -> None:
-    table = Table(box=box.SIMPLE)
-    for name in ("workload", "contender"):
-        table.add_column(name, no_wrap=True)
-    for name in ("CPU µs", "best", "ratio", "goal", "slices"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for figure in figures:
-        goal = "" if figure.goal is None else f"≤ {figure.goal} {'yes' if figure.met else 'NO'}"
-        table.add_row(
-            figure.workload, figure.contender, f"{figure.median:.1f}", f"{figure.best:.1f}",
-            f"{figure.ratio:.2f}", goal, str(figure.slices),
-        )  # fmt: skip
-    console.print(table)
+Bench = Callable[..., list[Figure]]
+BENCHES: dict[str, Bench] = {
+    "jobs": jobs.run,
+    "peers": peers.run,
+    "machines": machines.run,
+    "inserts": inserts.run,
+    "latency": latency.run,
+    "signals": signals.run,
+    "idle": idle.run,
+    "memory": memory.run,
+    "keys": keys.run,
+    "processes": processes.run,
+    "recovery": recovery.run,
+    "children": children.run,
+    "growth": growth.run,
+    "driver": _driver,
+}
+QUICK = ("jobs", "machines", "inserts", "latency")
+"""What `--quick` measures when nothing is named: about a minute."""
 
 
-def save(name: str, figures: list[driver.Figure]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    now = dt.datetime.now(dt.UTC)
-    path = RESULTS / f"{name}-{now:%Y%m%dT%H%M%S}.json"
-    report = {
-        "bench": name,
-        "at": now.isoformat(),
-        "python": platform.python_version(),
-        "psycopg": version("psycopg"),
-        "trio": version("trio"),
-        "figures": [attrs.asdict(figure) for figure in figures],
-    }
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    return path
+def compare(figures: Sequence[Figure], console: Console) -> None:
+    """Ratios to the ceiling, now and in the recorded run: the machine's mood is in both terms."""
+    if not report.BASELINE.exists():
+        return
+    before = {(each.bench, each.contender): each for each in report.load(report.BASELINE)}
+    for ours, base in (
+        (("jobs", "durable_actors, best"), ("jobs", "ceiling")),
+        (("jobs", "durable_actors, defaults"), ("jobs", "ceiling")),
+        (("machines", "durable_actors, run-ahead"), ("machines", "bare loop")),
+        (("inserts", "insert_many, 1,000 rows a call"), ("inserts", "bare INSERT … SELECT unnest")),
+    ):
+        now = {(each.bench, each.contender): each for each in figures}
+        if {ours, base} <= now.keys() & before.keys():
+            ratio = now[ours].median("per_second") / now[base].median("per_second")
+            recorded = before[ours].median("per_second") / before[base].median("per_second")
+            console.print(
+                f"{ours[0]}: {ours[1]} is {ratio:.2f} × {base[1]}; {ratio / recorded:.2f} × the recorded run "
+                f"({recorded:.2f}); worker {now[ours].median('worker_us'):.0f} µs, "
+                f"recorded {before[ours].median('worker_us'):.0f}"
+            )
 
 
 @click.command()
-@click.argument("names", nargs=-1, type=click.Choice(sorted(BENCHES)))
-@click.option("--seconds", default=15.0, show_default=True, help="How long to measure, each.")
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHES)))
+@click.option("--quick", is_flag=True, help="Small sizes and few rounds.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a goal is missed.")
-def main(names: tuple[str, ...], seconds: float, *, check: bool) -> None:
+@click.option("--record", is_flag=True, help="Keep the result as bench/baseline.json.")
+def main(names: tuple[str, ...], *, quick: bool, check: bool, record: bool) -> None:
     """Measure, as ratios within one run."""
     console = Console()
-    missed = False
-    for name in names or sorted(BENCHES):
-        figures = BENCHES[name](seconds=seconds)
-        show(figures, console)
-        path = save(name, figures)
-        console.print(f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
-        missed = missed or not all(figure.met for figure in figures)
-    raise SystemExit(1 if check and missed else 0)
+    if not console.is_terminal:
+        console = Console(width=170)
+    figures: list[Figure] = []
+    chosen = names or (QUICK if quick else tuple(BENCHES))
+    with open_server() as server, contextlib.ExitStack() as stack:
+        about = report.machine(server.version)
+        console.print(" · ".join(f"{name} {value}" for name, value in about.items()))
+        status = stack.enter_context(console.status("starting"))
+
+        def progress(text: str) -> None:
+            if console.is_terminal:
+                status.update(text)
+            else:
+                console.print(text, style="dim")
+
+        for name in chosen:
+            found = BENCHES[name](server, progress, quick=quick)
+            figures += found
+            report.show(found, console)
+    judged = judge(figures)
+    report.show_reach([each for each in judged if each.value is not None], console)
+    path = report.save(figures, judged, about, "quick" if quick else "bench")
+    console.print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    if not quick:
+        _draw(figures, console)
+    compare(figures, console)
+    if record:
+        report.BASELINE.write_bytes(path.read_bytes())
+    raise SystemExit(1 if check and any(each.met is False for each in judged) else 0)
+
+
+def _draw(figures: Sequence[Figure], console: Console) -> None:
+    try:
+        # Imported here: only the benchmarks' own environment has matplotlib.
+        from bench.plots import draw  # noqa: PLC0415
+    except ModuleNotFoundError:
+        console.print("no plots: matplotlib is not installed (make bench installs it)")
+        return
+    for path in draw(figures, report.RESULTS):
+        console.print(f"drawn: {path.name}")
 
 
 if __name__ == "__main__":

@@ -17,16 +17,18 @@ def run(order: dict[str, Any]) -> dict[str, float]:
     """Fill the database, then do what the order says."""
     dsn, count = order["dsn"], order["count"]
     machine = order.get("machine", "bench:noop")
-    workload.fill(dsn, machine, order.get("rows", count), **order.get("columns", {}))
+    before = order.get("before")
+    if before is not None:
+        workload.fill(dsn, before["machine"], before["count"], **before["columns"])
+    workload.fill(dsn, machine, count, **order.get("columns", {}))
     meter = Meter(dsn, order["postmaster"])
     if order["what"] == "ceiling":
         return ceiling.run(
             meter, dsn, count=count, steps=order.get("steps", 1), batch=order.get("batch", 500)
         )
     queue, options = order.get("queue"), order.get("options", {})
-    return trio.run(
-        functools.partial(workload.drain, meter, dsn, count=count, queue=queue, **options)
-    )
+    drain = functools.partial(workload.drain, meter, dsn, count=count, queue=queue, **options)
+    return trio.run(functools.partial(drain, alone=before is None))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,11 @@ async def noop(args: dict[str, Any]) -> None:  # noqa: ARG001 - a job has argume
     tally.ran()
 
 
+@da.job(name="bench:hot", queue=QUEUE)
+async def hot(args: dict[str, Any]) -> None:
+    """Work that nobody counts."""
+
+
 @attrs.frozen
 class Count:
     n: int = 0
@@ -81,7 +86,7 @@ class Released(_Five, name="bench:released", queue=QUEUE, run_ahead=False):
     """Every step is claimed anew."""
 
 
-MACHINES = {"bench:noop": "perform", "bench:five": "s0", "bench:released": "s0"}
+MACHINES = {"bench:noop": "perform", "bench:hot": "perform", "bench:five": "s0", "bench:released": "s0"}
 
 
 def fill(dsn: str, machine: str, count: int, **columns: str) -> None:
@@ -112,11 +117,21 @@ async def committed(running: da.Engine) -> None:
 
 
 async def drain(
-    meter: Meter, dsn: str, *, count: int, queue: Mapping[str, Any] | None, **options: Any
+    meter: Meter,
+    dsn: str,
+    *,
+    count: int,
+    queue: Mapping[str, Any] | None,
+    alone: bool = True,
+    **options: Any,
 ) -> dict[str, float]:
-    """Run what `fill` has made; the clock runs from the first step to the last commit."""
+    """Run what `fill` has made; the clock runs from the first step to the last commit.
+
+    Not `alone`: other work stays in the queue, so it runs to the last step.
+    """
     tally.expect(count, meter)
     async with engine(dsn, queue, **options) as running:
         await tally.over.wait()
-        await committed(running)
+        if alone:
+            await committed(running)
         return meter.stop(count)

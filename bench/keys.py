@@ -1,0 +1,29 @@
+"""9. Partition keys: none, 10,000, 100, one; and one hot key with a backlog in front of free work."""
+
+from __future__ import annotations
+
+from bench.contest import Contestant, Figure, Progress, compete, in_child
+from bench.server import Server
+from bench.workload import BEST
+
+
+def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
+    count, backlog, rounds = (3_000, 2_000, 2) if quick else (10_000, 50_000, 3)
+
+    def keyed(keys: int, rows: int) -> Contestant:
+        columns = {"partition_key": f"'key ' || n %% {keys}"}
+        name = f"{keys:,} key{'s' if keys > 1 else ''}"
+        return Contestant(name, in_child(what="engine", count=rows, queue=BEST, columns=columns))
+
+    before = {"machine": "bench:hot", "count": backlog, "columns": {"partition_key": "'hot'"}}
+    contestants = [
+        Contestant("no keys", in_child(what="engine", count=count, queue=BEST)),
+        keyed(10_000, count),
+        keyed(100, count),
+        keyed(1, count // 10),
+        Contestant(
+            f"free work behind {backlog:,} rows of one hot key",
+            in_child(what="engine", count=count, queue=BEST, before=before),
+        ),
+    ]
+    return compete("keys", server, contestants, rounds=rounds, progress=progress)

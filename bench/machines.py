@@ -1,0 +1,30 @@
+"""2. Five-step machines, with run-ahead and without, beside a bare loop that commits each step in batches."""
+
+from __future__ import annotations
+
+from bench.contest import Contestant, Figure, Progress, compete, in_child
+from bench.server import Server
+from bench.workload import BEST
+
+STEPS = 5
+
+
+def contestants(*, count: int) -> list[Contestant]:
+    return [
+        Contestant("bare loop", in_child(what="ceiling", machine="bench:five", count=count, steps=STEPS), "machine"),
+        Contestant(
+            "durable_actors, run-ahead",
+            in_child(what="engine", machine="bench:five", count=count, queue=BEST),
+            "machine",
+        ),
+        Contestant(
+            "durable_actors, each step claimed",
+            in_child(what="engine", machine="bench:released", count=count // 2, queue=BEST),
+            "machine",
+        ),
+    ]  # fmt: skip
+
+
+def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
+    count, rounds = (2_000, 3) if quick else (5_000, 7)
+    return compete("machines", server, contestants(count=count), rounds=rounds, progress=progress)

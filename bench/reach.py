@@ -1,0 +1,112 @@
+"""The goals, as ratios within one run. Pure: figures in, verdicts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from bench.contest import Figure
+
+BEST = "durable_actors, best"
+DEFAULTS = "durable_actors, defaults"
+AHEAD = "durable_actors, run-ahead"
+STEPS = 5
+
+
+@attrs.frozen
+class Judged:
+    """A goal and what was measured; None: this run did not measure it."""
+
+    measure: str
+    goal: float
+    least: bool
+    """Whether more is better."""
+    value: float | None
+
+    @property
+    def met(self) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= self.goal if self.least else self.value <= self.goal
+
+
+class Figures:
+    """Look-up by benchmark, contender and name. What was not measured raises KeyError, or ValueError from `max`."""
+
+    def __init__(self, figures: Sequence[Figure]) -> None:
+        self._found = {(each.bench, each.contender): each for each in figures}
+        self.all = figures
+
+    def get(self, bench: str, contender: str, name: str = "per_second") -> float:
+        return self._found[bench, contender].median(name)
+
+    def ratio(self, bench: str, ours: str, other: str, name: str = "per_second") -> float:
+        return self.get(bench, ours, name) / self.get(bench, other, name)
+
+    def over_peer(self, ours: str, *peers: str) -> float:
+        """How often faster than the fastest of these."""
+        rates = [self.get("peers", peer) for peer in peers]
+        return self.get("jobs", ours) / max(rates)
+
+
+def judge(figures: Sequence[Figure]) -> list[Judged]:
+    """Every goal that has a number."""
+    found = Figures(figures)
+    return [Judged(measure, goal, least, _value(compute, found)) for measure, goal, least, compute in GOALS]
+
+
+def _value(compute: Callable[[Figures], float], found: Figures) -> float | None:
+    try:
+        return compute(found)
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _defaults_over_peers(f: Figures) -> float:
+    peers = [each for each in f.all if each.bench == "peers" and "defaults" in each.contender and each.rounds]
+    return f.get("jobs", DEFAULTS) / max(each.median("per_second") for each in peers)
+
+
+def _growth(f: Figures) -> float:
+    base = f.get("growth", "1,000 runnable", "pick_ms")
+    return max(each.median("pick_ms") for each in f.all if each.bench == "growth") / base
+
+
+def _dearest(f: Figures) -> float:
+    return max(each.median("slowest_statement_ms") for each in f.all if each.bench == "children")
+
+
+POLLED = "another process, poll 0.02"
+FAST_POLL = "poll_interval = max_poll_interval = 0.02"
+MANY, BARE = "insert_many, 1,000 rows a call", "bare INSERT … SELECT unnest"
+START, WAKE, COMMIT = "insert → step", "signal → step", "one commit"
+SLOW_PEERS = ("Procrastinate, best", "DBOS, best")
+
+GOALS: list[tuple[str, float, bool, Callable[[Figures], float]]] = [
+    ("jobs/s : the ceiling's", 0.6, True, lambda f: f.ratio("jobs", BEST, "ceiling")),
+    ("jobs/s : PgQueuer's, fastest", 1.3, True, lambda f: f.over_peer(BEST, "PgQueuer, batch 500, uvloop")),
+    ("jobs/s : Oban for Python's", 10, True, lambda f: f.over_peer(BEST, "Oban, best")),
+    ("jobs/s : DBOS's and Procrastinate's", 50, True, lambda f: f.over_peer(BEST, *SLOW_PEERS)),
+    ("worker CPU per job, µs", 70, False, lambda f: f.get("jobs", BEST, "worker_us")),
+    ("server CPU per job : the ceiling's", 1.3, False, lambda f: f.ratio("jobs", BEST, "ceiling", "server_us")),
+    ("statements per job at concurrency 100", 0.05, False,
+     lambda f: f.get("jobs", "durable_actors, concurrency 100 alone", "statements")),
+    ("five-step machines/s : a bare loop's", 0.6, True, lambda f: f.ratio("machines", AHEAD, "bare loop")),
+    ("five-step machines/s : absurd's best", 30, True,
+     lambda f: f.get("machines", AHEAD) / f.get("peers", "absurd, five steps")),
+    ("worker CPU per step of five, µs", 40, False, lambda f: f.get("machines", AHEAD, "worker_us") / STEPS),
+    ("insert_many : bare INSERT … SELECT unnest", 0.7, True, lambda f: f.ratio("inserts", MANY, BARE)),
+    ("start at rest, p50 : the median commit", 3, False, lambda f: f.ratio("latency", START, COMMIT, "p50_ms")),
+    ("start at rest, p99 : the p99 commit", 3, False, lambda f: f.ratio("latency", START, COMMIT, "p99_ms")),
+    ("from another process, p99 ms, polling every 20", 25, False, lambda f: f.get("latency", POLLED, "p99_ms")),
+    ("idle worker at that poll, % of a core", 1, False, lambda f: f.get("idle", FAST_POLL, "worker_percent")),
+    ("await → signal → running, p50 : the median commit", 4, False,
+     lambda f: f.ratio("signals", WAKE, COMMIT, "p50_ms")),
+    ("dearest pick : pick at 1,000 runnable", 2, False, _growth),
+    ("slowest statement of 100,000 children, ms", 1000, False, _dearest),
+    ("defaults : best", 0.25, True, lambda f: f.ratio("jobs", DEFAULTS, BEST)),
+    ("defaults : the fastest peer's defaults", 1.5, True, _defaults_over_peers),
+    ("bytes per step in flight", 10_240, False,
+     lambda f: f.get("memory", "resident bytes per step", "in_flight_bytes")),
+]  # fmt: skip
