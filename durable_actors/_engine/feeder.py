@@ -37,6 +37,8 @@ MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred buy nothing."""
 SOONEST: Final = 0.01
 """Seconds until a deadline is looked at at the soonest: its row may be locked by whoever signals it."""
+LATEST: Final = 0.3
+"""The same, when it was found locked several times."""
 SHAPE_EVERY: Final = 2.0
 """Seconds between looks at which priorities a busy queue has; an idle one looks whenever it finds nothing."""
 
@@ -68,6 +70,7 @@ class Feeder(Actor[object]):
         self._empty = 0
         self._next_due: float | None = None
         self._deadline = math.inf
+        self._soonest = SOONEST
         self._shape_at = 0.0
         self._shape_from = 0.0
         self._shape_old = False
@@ -212,7 +215,9 @@ class Feeder(Actor[object]):
         shape = await read_queue(conn, self._node.owner.schema, self._queue)
         now = trio.current_time()
         self._next_due = shape.next_due
-        self._deadline = math.inf if shape.next_deadline is None else now + max(shape.next_deadline, SOONEST)
+        self._deadline = (
+            math.inf if shape.next_deadline is None else now + max(shape.next_deadline, self._soonest)
+        )
         self._shape_at = now + SHAPE_EVERY
         return self.cursor.learn(shape, known=self._node.known.names)
 
@@ -220,6 +225,8 @@ class Feeder(Actor[object]):
         """Wake instances whose deadline has passed; a full batch leaves more for the next round."""
         count = await expire_awaits(conn, self._node.owner.schema, self._queue, limit=MAX_PICK)
         self._shape_at = 0.0
+        # None although one is due: somebody's transaction has locked it. A hundred looks a second would not help.
+        self._soonest = SOONEST if count else min(self._soonest * 2, LATEST)
         if count and self._node.telemetry.active:
             self._node.telemetry.emit(AwaitTimedOut(count=count))
 
