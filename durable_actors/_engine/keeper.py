@@ -120,7 +120,7 @@ class Keeper(Actor[object]):
     async def _open(self) -> None:
         await self._give_back()
         self._session = await KeySession.open(self._node)
-        self._keys.up = True
+        self._keys.opened()
         self._outage.over()
         logger.debug("keeper: the session is server process %d", self._session.backend)
 

@@ -17,7 +17,7 @@ per stay in the table.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set as AbstractSet
 from typing import Final
 
 import attrs
@@ -71,13 +71,12 @@ class KeyTable:
         return self._owners.get(key) == claim and key in self._locked
 
     def free(self, key: str, claim: str, now: float) -> bool:
-        """The claim needs its key no more; tell whether the key is idle now. Repeating it changes nothing."""
+        """The claim needs its key no more; tell whether it had it. Repeating it changes nothing."""
         if self._owners.get(key) != claim:
             return False
         del self._owners[key]
-        if key not in self._locked:
-            return False
-        self._idle[key] = now
+        if key in self._locked:
+            self._idle[key] = now
         return True
 
     # -- told by the session
@@ -150,16 +149,16 @@ class KeyTable:
         return len(self._idle)
 
 
-@attrs.define
-class _Again:
-    """When to offer a busy key's rows again."""
+@attrs.frozen(eq=False)
+class Again:
+    """When to offer a busy key's rows again. News about the key replace it: an offer under way is about the old one."""
 
     at: float
     wait: float
     offered: bool = False
     """A row is on offer: wait for news until `at`, then forget the key."""
-    empty: int = 0
-    """Offers in a row that found nothing held."""
+    empty: bool = False
+    """The last offer found nothing held."""
 
 
 class BusyKeys:
@@ -171,7 +170,7 @@ class BusyKeys:
     __slots__ = ("_keys",)
 
     def __init__(self) -> None:
-        self._keys: dict[str, _Again] = {}
+        self._keys: dict[str, Again] = {}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -183,7 +182,7 @@ class BusyKeys:
         """A claim did not get this key; its row goes back, held."""
         again = self._keys.get(key)
         wait = FIRST_OFFER if again is None else min(again.wait * 2.0, LONGEST_OFFER)
-        self._keys[key] = _Again(now + wait, wait)
+        self._keys[key] = Again(now + wait, wait)
 
     def got(self, key: str) -> None:
         """A claim got it."""
@@ -193,26 +192,30 @@ class BusyKeys:
         """Its holder here has exited: offer its rows now."""
         again = self._keys.get(key)
         if again is not None:
-            again.at, again.offered = now, False
+            self._keys[key] = Again(now, again.wait)
 
-    def due(self, now: float) -> list[str]:
+    def hurry_all(self, now: float) -> None:
+        """The session is back: what was busy only for want of it should not wait."""
+        for key in self._keys:
+            self.hurry(key, now)
+
+    def due(self, now: float) -> dict[str, Again]:
         """Keys to offer now; forgets those that were offered a while ago and were not met again."""
-        late = [(key, again) for key, again in self._keys.items() if again.at <= now]
-        for key, again in late:
+        late = {key: again for key, again in self._keys.items() if again.at <= now}
+        for key, again in late.items():
             if again.offered:
                 del self._keys[key]
-        return [key for key, again in late if not again.offered]
+        return {key: again for key, again in late.items() if not again.offered}
 
-    def offered(self, keys: Iterable[str], with_rows: set[str], now: float) -> None:
-        """These were offered, and those of them had a held row."""
-        for key in keys:
-            again = self._keys.get(key)
-            if again is None:
-                continue
+    def offered(self, offers: Mapping[str, Again], with_rows: AbstractSet[str], now: float) -> None:
+        """What `due` gave was offered, and those keys had a held row."""
+        for key, again in offers.items():
+            if self._keys.get(key) is not again:
+                continue  # met again meanwhile, or got
             if key in with_rows:
-                again.offered, again.empty, again.at = True, 0, now + 2 * LONGEST_OFFER
+                self._keys[key] = Again(now + 2 * LONGEST_OFFER, again.wait, offered=True)
             elif again.empty:
                 del self._keys[key]  # nothing waits for it, or a node that knows better has it
             else:
                 # Its row may still be on its way back, or was locked just now.
-                again.empty, again.at = 1, now + again.wait
+                self._keys[key] = Again(now + FIRST_OFFER, again.wait, empty=True)

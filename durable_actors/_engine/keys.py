@@ -119,10 +119,11 @@ class Keys:
         key = key_of(claim)
         now = trio.current_time()
         sleeps = not self.table.idle
-        if self.table.free(key, claim.claim_id, now) and sleeps:
+        if not self.table.free(key, claim.claim_id, now):
+            return
+        self.busy.hurry(key, now)
+        if sleeps and self.table.idle:
             self._wake.cast(None)  # with idle keys it is awake soon anyway
-        if key in self.busy:
-            self.busy.hurry(key, now)
 
     def statistics(self) -> KeyStatistics:
         """The keys now."""
@@ -202,6 +203,11 @@ class Keys:
                 if got:
                     granted.add(claim.claim_id)
             request.answer(granted)
+
+    def opened(self) -> None:
+        """The session is there."""
+        self.up = True
+        self.busy.hurry_all(trio.current_time())
 
     def lose(self) -> None:
         """The session is gone: whoever waits gets nothing, and nobody owns anything until it is back."""

@@ -21,11 +21,10 @@ class Probe:
         self.started: list[int] = []
 
 
-# The keepers' sessions alone: a pick that is cut after its commit leaves claims to their leases.
+# Whoever has an advisory lock: the keepers, and now and then a pick that is deciding about keys.
 CUT = (
-    "select pg_terminate_backend(l.pid, 5000) from pg_locks l join durable.nodes n"
-    " on (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('durable' || chr(2) || n.incarnation, 0)"
-    " where l.locktype = 'advisory' and l.objsubid = 1"
+    "select pg_terminate_backend(pid, 5000) from pg_locks where locktype = 'advisory' and objsubid = 1"
+    " and database = (select oid from pg_database where datname = current_database())"
 )
 
 
