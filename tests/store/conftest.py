@@ -15,11 +15,15 @@ def filled_dsn(durable_server: DatabaseServer) -> str:
 
 
 @pytest.fixture
-def big(filled_dsn: str) -> Iterator[psycopg.Connection]:
-    """A connection to the big table, for one test at a time: another's row locks would change what is measured."""
-    with psycopg.connect(filled_dsn, autocommit=True) as db:
-        db.execute("select pg_advisory_lock(hashtextextended('one test at a time', 0))")
-        yield db
+def big(durable_server: DatabaseServer, filled_dsn: str) -> Iterator[psycopg.Connection]:
+    """A connection to the big table, for one test at a time: another's row locks would change what is measured.
+
+    Waited for in another database: a statement that waits has a snapshot, which keeps dead rows of its database alive.
+    """
+    with psycopg.connect(durable_server.dsn, autocommit=True) as turn:
+        turn.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [filled_dsn])
+        with psycopg.connect(filled_dsn, autocommit=True) as db:
+            yield db
 
 
 @pytest.fixture
