@@ -23,6 +23,8 @@ LOOK_AGAIN: Final = 0.005
 """Seconds until a row that was left is looked at again: whoever was busy with its key is mostly done by then."""
 LOOK_MAX: Final = 0.1
 """The pause doubles up to this: an elder sibling may wait in a queue that is full, or that nobody here serves."""
+MAX_EXTRAS: Final = 10_000
+"""Rows to remember by id. Those of a queue that is full for long are found by a full scan anyway."""
 
 _HEAD: Final = ("-infinity", 0)
 
@@ -83,7 +85,7 @@ class PickCursor:
 
     def hint(self, number: int | None = None, priority: int | None = None) -> None:
         """A row is on offer: by its id, or somewhere in this priority."""
-        if number is not None:
+        if number is not None and len(self._extras) < MAX_EXTRAS:
             self._extras[number] = 0.0
             self._pauses.pop(number, None)
         if priority is not None:

@@ -18,6 +18,8 @@ from durable_actors._postgres.pool import Pool
 
 PATIENCE: Final = {"lock_timeout": "100ms"}
 """Settings of a lane on which locks are waited for in turns."""
+CALLERS: Final = 10_000
+"""Calls that may wait for a connection of such a lane: a host's burst of inserts is served in turn, not turned away."""
 LONGEST_PAUSE: Final = 0.25
 
 T = TypeVar("T")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
+import trio
+from durable_actors._engine.cursor import MAX_EXTRAS, PickCursor
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, StepStarted
 from tests.engine.engine_kit import Gate, running, until
@@ -68,3 +70,28 @@ async def test_urgent_rows_overtake_prefetched_ones(durable_dsn):
         for number in numbers:
             await run.ended(number)
     assert order == ["first", "urgent", "later"]
+
+
+def test_hints_are_bounded():
+    cursor = PickCursor()
+    for number in range(MAX_EXTRAS + 5):
+        cursor.hint(number)
+    assert len(cursor.begin(1.0, limit=10**6, known=frozenset()).extras) == MAX_EXTRAS
+
+
+async def test_a_burst_of_inserts_is_served(durable_dsn):
+    @da.job
+    async def quick(args):
+        return args["n"]
+
+    ids: list[int] = []
+
+    async with running(durable_dsn, queues={}) as run:
+
+        async def insert(n):
+            ids.append(await run.insert(quick, args={"n": n}))
+
+        async with trio.open_nursery() as nursery:
+            for n in range(1200):
+                nursery.start_soon(insert, n)
+    assert len(set(ids)) == 1200
