@@ -1,8 +1,9 @@
 """The engine's side of `Context`: what a step may do to other instances while it runs.
 
 Everything here is fenced by the step's claim and idempotent by identity, for the step may run again. What has no key of
-its own is numbered: the n-th call of a kind, by a run of the step that was handed the same signals, is the same call in
-every such run of one visit. What `handle` does is numbered apart, per attempt: it tells of that failure.
+its own is numbered: the n-th call of a kind in one visit is the same call in every run, as long as the oldest signal
+that the run was handed is the same; so a step that answers and awaits again answers every time. What `handle` does is
+numbered apart, per attempt: it tells of that failure.
 """
 
 from __future__ import annotations
@@ -160,7 +161,10 @@ class EnginePort:
         """Which call of its kind this is, in words that every run of the step which does the same would use."""
         counts = self._calls.setdefault(ctx, {})
         counts[kind] = counts.get(kind, 0) + 1
-        run = f"handle {ctx.attempt}" if ctx.in_handle else sorted(signal.id for signal in ctx.awaited)
+        # The oldest of what it was handed: a run after a crash may have been handed more, a run after a same-step await
+        # that has consumed its signals has been handed others.
+        oldest = min((signal.id for signal in ctx.awaited), default=0)
+        run = f"handle {ctx.attempt}" if ctx.in_handle else str(oldest)
         return f"{ctx.visit}/{run}/{counts[kind]}"
 
 

@@ -66,12 +66,16 @@ class Pair(da.Machine[Player], name="soak.Pair", queue="players"):
 
     @da.step
     async def play(self, ctx: da.Context[Player]) -> da.Outcome:
-        """Count the ball that came, and send it back."""
-        [ball] = ctx.awaited
-        state = attrs.evolve(ctx.state, got=ctx.state.got + 1, balls=ctx.state.balls + ball.payload)
-        even = state.n % 2 == 0
-        if not (even and state.got == state.rounds):
-            await _throw(ctx, ball.payload + 1)
+        """Count the ball that came, and send it back.
+
+        A run after a crash may be handed two: the partner has answered what the killed run had sent. The first call of
+        `signal` is then the same as in that run, and not sent again.
+        """
+        state = ctx.state
+        for ball in ctx.awaited:
+            state = attrs.evolve(state, got=state.got + 1, balls=state.balls + ball.payload)
+            if state.n % 2 or state.got < state.rounds:
+                await _throw(ctx, ball.payload + 1)
         if state.got < state.rounds:
             return da.Await("ball", state, then=self.play, consume=ctx.awaited)
         family = [da.Child(child, args={"n": state.n * CHILDREN + k}) for k in range(CHILDREN)]
