@@ -63,6 +63,11 @@ Verdict = Committed | Stale | Refused
 STALE: Final = Stale()
 
 
+def blames_data(error: psycopg.Error) -> bool:
+    """Whether the transition's own data are refused: trying again would not help."""
+    return (error.sqlstate or "")[:2] in _DATA
+
+
 class _Entry:
     """A transition on its way, and the task that waits for it (None once it has gone)."""
 
@@ -197,7 +202,7 @@ class Flusher(Actor[object]):
                 committed = await self._commit(batch)
                 await self._resolve(batch, committed)
             except TROUBLE as exc:
-                if isinstance(exc, psycopg.Error) and (exc.sqlstate or "")[:2] in _DATA:
+                if isinstance(exc, psycopg.Error) and blames_data(exc):
                     await self._bisect(batch, exc)
                     return
                 if isinstance(exc, psycopg.errors.LockNotAvailable):

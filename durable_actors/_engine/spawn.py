@@ -5,15 +5,15 @@ from __future__ import annotations
 import psycopg
 import trio
 
-from durable_actors._engine.flusher import STALE, Refused, Verdict
+from durable_actors._engine.flusher import LOCK_PAUSE, STALE, Refused, Verdict, blames_data
 from durable_actors._engine.node import Node
-from durable_actors._engine.outage import Outage
+from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
 from durable_actors._store.commit import was_committed
 from durable_actors._store.rows import Transition
-from durable_actors.errors import CommitUnknown, Duplicate, StoreUnavailable
+from durable_actors.errors import CommitUnknown, Duplicate
 
 
 async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
@@ -34,14 +34,13 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
                     # The claim is gone: the row tells whether the first attempt had happened.
                     states = await read_claims(conn, node.owner.schema, [transition.claim.id])
                     done = was_committed(transition, states.get(transition.claim.id))
-        except CommitUnknown as exc:
-            unknown = True
-            await trio.sleep(outage.failed(exc))
-        except StoreUnavailable as exc:
-            await trio.sleep(outage.failed(exc))
-        except psycopg.Error as exc:
-            if exc.sqlstate not in RETRYABLE:
+        except TROUBLE as exc:
+            if isinstance(exc, psycopg.Error) and blames_data(exc):
                 return Refused(exc)
+            unknown = unknown or isinstance(exc, CommitUnknown)
+            # A lock is waited for without the connection: others of the lane go on meanwhile.
+            locked = isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE
+            await trio.sleep(LOCK_PAUSE if locked else outage.failed(exc))
         except Duplicate as exc:  # a child with on_duplicate="raise"
             return Refused(exc)
         else:

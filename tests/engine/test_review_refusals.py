@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
+from durable_actors._engine import spawn
 from durable_actors._engine.heartbeat import Heartbeat
 from durable_actors.telemetry import StoreDown, StoreUp
+from psycopg.errors import DeadlockDetected, InternalError_, QueryCanceled
 from tests.engine.engine_kit import Gate, running
 from tests.engine.kit import make_node, pick
 
@@ -101,3 +103,33 @@ async def test_two_claims_of_one_instance_are_told_apart(durable_dsn, db):
         assert first.trusted_until == trusted
         assert new.lost is None
         assert second.trusted_until > trusted
+
+
+@pytest.mark.parametrize("error", [QueryCanceled("x"), DeadlockDetected("x"), InternalError_("x")])
+async def test_a_refused_spawn_is_tried_again(durable_dsn, monkeypatch, error):
+    """Nothing is wrong with the outcome: it must not go through `handle`, whose default ends the instance."""
+    real, refusals = spawn.schedule_children, [error]
+
+    async def refused(*args, **options):
+        if refusals:
+            raise refusals.pop()
+        return await real(*args, **options)
+
+    monkeypatch.setattr(spawn, "schedule_children", refused)
+
+    @da.job
+    async def leaf(args):
+        return 1
+
+    class Parent(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.end, [da.Child(leaf, args={})])
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done(len(ctx.children))
+
+    async with running(durable_dsn) as run:
+        row = await run.run(Parent)
+    assert (row.result, row.attempt, refusals) == (1, 0, [])
