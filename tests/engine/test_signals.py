@@ -267,6 +267,36 @@ async def test_a_step_signals_once_however_often_it_runs(durable_dsn):
         ]
 
 
+async def test_a_run_that_was_handed_more_sends_nothing_twice(durable_dsn):
+    """Its partner has answered what the first run, which failed, had sent: the second run is handed that, too."""
+
+    class Sender(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.Await("a", then=self.work)
+
+        @da.step
+        async def work(self, ctx):
+            for received in ctx.awaited:
+                await ctx.signal("k", "n", received.payload)
+            if ctx.attempt == 0:
+                await da.signal(ctx.id, "a", 2)
+                raise RuntimeError("again")
+            return da.Done()
+
+        async def handle(self, error, ctx):
+            return da.Retry()
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(collector(), unique_key="k")
+        sender = await run.insert(Sender)
+        await parked(run, number)
+        await da.signal(sender, "a", 1)
+        await run.ended(sender)
+        await da.signal(number, "stop")
+        assert await da.result(number, timeout=PATIENCE) == [1, 2]
+
+
 async def test_a_server_that_awaits_in_one_step_answers_every_request(durable_dsn):
     """One visit, many wakes: an answer for each, none swallowed as a repetition."""
 
