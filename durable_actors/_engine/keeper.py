@@ -25,7 +25,7 @@ from durable_actors._engine.key_session import KeySession, trust_window
 from durable_actors._engine.keys import Keys, keys_of
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
-from durable_actors._store.key import offer_keys
+from durable_actors._store.claim import promote_siblings
 from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Actor
 
@@ -180,10 +180,10 @@ class Keeper(Actor[object]):
                 continue
             try:
                 async with node.pool.acquire(node.lane("claim")) as conn:
-                    promoted, with_rows = await offer_keys(conn, node.owner.schema, sorted(due))
+                    promoted = await promote_siblings(conn, node.owner.schema, sorted(due))
             except TROUBLE as exc:
                 await trio.sleep(outage.failed(exc))
             else:
                 outage.over()
-                busy.offered(due, with_rows, trio.current_time())
+                busy.offered(due, trio.current_time())
                 node.offer(promoted)

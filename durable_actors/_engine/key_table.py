@@ -17,7 +17,7 @@ per stay in the table.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Set as AbstractSet
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -26,6 +26,8 @@ FIRST_OFFER: Final = 1.0
 """Seconds until the rows of a busy key are offered again, the first time."""
 LONGEST_OFFER: Final = 5.0
 """Seconds between two offers, at most."""
+OFFERS: Final = 3
+"""So often a key is offered without being met again."""
 
 
 class Answer(enum.Enum):
@@ -155,10 +157,8 @@ class Again:
 
     at: float
     wait: float
-    offered: bool = False
-    """A row is on offer: wait for news until `at`, then forget the key."""
-    empty: bool = False
-    """The last offer found nothing held."""
+    offers: int = 0
+    """Made since the last news."""
 
 
 class BusyKeys:
@@ -200,22 +200,19 @@ class BusyKeys:
             self.hurry(key, now)
 
     def due(self, now: float) -> dict[str, Again]:
-        """Keys to offer now; forgets those that were offered a while ago and were not met again."""
-        late = {key: again for key, again in self._keys.items() if again.at <= now}
-        for key, again in late.items():
-            if again.offered:
-                del self._keys[key]
-        return {key: again for key, again in late.items() if not again.offered}
+        """Keys to offer now."""
+        return {key: again for key, again in self._keys.items() if again.at <= now}
 
-    def offered(self, offers: Mapping[str, Again], with_rows: AbstractSet[str], now: float) -> None:
-        """What `due` gave was offered, and those keys had a held row."""
+    def offered(self, offers: Mapping[str, Again], now: float) -> None:
+        """What `due` gave was offered. Without news it is offered again, a few times, and then forgotten.
+
+        Not once: the row that did not get its key may still be on its way back. Then a row behind it was offered, and
+        is held again by the next pick; or nothing was, or it was locked.
+        """
         for key, again in offers.items():
             if self._keys.get(key) is not again:
                 continue  # met again meanwhile, or got
-            if key in with_rows:
-                self._keys[key] = Again(now + 2 * LONGEST_OFFER, again.wait, offered=True)
-            elif again.empty:
-                del self._keys[key]  # nothing waits for it, or a node that knows better has it
+            if again.offers + 1 < OFFERS:
+                self._keys[key] = Again(now + again.wait, again.wait, again.offers + 1)
             else:
-                # Its row may still be on its way back, or was locked just now.
-                self._keys[key] = Again(now + FIRST_OFFER, again.wait, empty=True)
+                del self._keys[key]  # another node has it, or nothing waits for it

@@ -12,8 +12,6 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
-from durable_actors._store.claim import read_promoted
-from durable_actors._store.rows import Promoted
 from durable_actors._store.sql import statement
 
 
@@ -72,9 +70,3 @@ async def read_held_keys(conn: PgConn, schema: str, keys: Sequence[str]) -> set[
         statement("read_held_keys", schema, read_only=True), [schema.encode(), encode.text_array(keys)]
     )
     return {row[0].decode() for row in result.rows if row[0] is not None}
-
-
-async def offer_keys(conn: PgConn, schema: str, keys: Sequence[str]) -> tuple[list[Promoted], set[str]]:
-    """Offer the first held row of each key to the pick again. Returns the rows, and the keys that had one."""
-    result = await conn.run(statement("promote_siblings", schema), [encode.text_array(keys)])
-    return read_promoted(result.rows), {row[4].decode() for row in result.rows if row[4] is not None}

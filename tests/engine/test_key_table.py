@@ -115,28 +115,34 @@ def test_a_busy_key_is_offered_after_a_pause_that_grows():
         while not busy.due(now):
             now += 0.25
         waits.append(now - began)
-        busy.offered(busy.due(now), {"k"}, now)
-        assert not busy.due(now + LONGEST_OFFER), "on offer: whoever meets it says so"
+        busy.offered(busy.due(now), now)
+        assert not busy.due(now)
     assert waits == [FIRST_OFFER, 2.0, 4.0, LONGEST_OFFER, LONGEST_OFFER]
 
 
-def test_an_offered_key_that_is_not_met_again_is_forgotten():
-    busy = BusyKeys()
+def test_a_key_is_offered_a_few_times_until_it_is_met_again():
+    """The first time its row may still be on its way back: then a row behind it is offered, and held again."""
+    busy, times = BusyKeys(), []
     busy.note("k", 0.0)
-    busy.offered(busy.due(1.0), {"k"}, 1.0)
-    assert "k" in busy
-    assert not busy.due(100.0)
-    assert "k" not in busy
-
-
-def test_a_key_without_held_rows_gets_a_second_look():
-    """Its row may have been on its way back when the first offer was made."""
-    busy = BusyKeys()
-    busy.note("k", 0.0)
-    busy.offered(busy.due(1.0), set(), 1.0)
-    assert not busy.due(1.5)
-    busy.offered(busy.due(2.0), set(), 2.0)
+    for now in range(20):
+        if offers := busy.due(now):
+            times.append(now)
+            busy.offered(offers, now)
+    assert times == [1, 2, 3]
     assert len(busy) == 0
+
+
+def test_a_key_met_again_while_it_is_offered_begins_anew():
+    """The offer under way was about the row before: the one that met the key just now is held, and nobody's."""
+    busy = BusyKeys()
+    busy.note("k", 0.0)
+    for now in (1.0, 2.0):
+        busy.offered(busy.due(now), now)
+    offers = busy.due(3.0)
+    busy.note("k", 3.1)
+    busy.offered(offers, 3.2)
+    assert not busy.due(5.0)
+    assert set(busy.due(5.1)) == {"k"}
 
 
 def test_when_its_holder_here_exits_it_is_offered_at_once():
@@ -148,23 +154,6 @@ def test_when_its_holder_here_exits_it_is_offered_at_once():
     assert set(busy.due(0.1)) == {"k"}
 
 
-def test_a_key_that_was_got_is_forgotten():
-    busy = BusyKeys()
-    busy.note("k", 0.0)
-    busy.got("k")
-    assert not busy.due(100.0)
-
-
-def test_a_key_met_again_while_it_is_offered_is_not_taken_for_offered():
-    """The offer under way was about the row before: the one that met the key just now is held, and nobody's."""
-    busy = BusyKeys()
-    busy.note("k", 0.0)
-    offers = busy.due(1.0)
-    busy.note("k", 1.1)
-    busy.offered(offers, {"k"}, 1.2)
-    assert set(busy.due(3.1)) == {"k"}
-
-
 def test_when_the_session_is_back_nothing_waits_any_longer():
     busy = BusyKeys()
     for _ in range(5):
@@ -172,3 +161,12 @@ def test_when_the_session_is_back_nothing_waits_any_longer():
     busy.note("l", 0.0)
     busy.hurry_all(0.1)
     assert set(busy.due(0.1)) == {"k", "l"}
+
+
+def test_a_key_that_was_got_is_forgotten():
+    busy = BusyKeys()
+    busy.note("k", 0.0)
+    offers = busy.due(1.0)
+    busy.got("k")
+    busy.offered(offers, 1.0)
+    assert not busy.due(100.0)

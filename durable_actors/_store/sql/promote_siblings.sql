@@ -1,6 +1,6 @@
 -- promote_siblings: offer the first held row of each key to the pick again. An extra promotion is always safe.
 -- params   $1 keys text[]: the keys of rows that left 'executing'
--- returns  id, queue, priority, eligible_at, partition_key of the rows now offered
+-- returns  id, queue, priority, eligible_at of the rows now offered
 -- locks    FOR NO KEY UPDATE SKIP LOCKED; runs in the transaction of the write that freed the key, as a later statement, so
 --          that its snapshot sees what was held behind that row
 -- index    gen_durable_held, gen_durable_pkey
@@ -12,4 +12,4 @@ update durable.gen_durable g set hold = 0, updated_at = now()
         select y.id from durable.gen_durable y
          where y.partition_key = u.key and y.status = 'runnable' and y.hold = 1
          order by y.priority, y.eligible_at, y.id limit 1 for no key update skip locked) h))
-returning g.id, g.queue, g.priority, g.eligible_at, g.partition_key
+returning g.id, g.queue, g.priority, g.eligible_at
