@@ -50,6 +50,7 @@ def program(text: str) -> str:
 WITH_CODE = [page for page in PAGES if program(page.read_text("utf-8")).strip()]
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("page", WITH_CODE, ids=relative)
 def test_the_code_of_a_page_runs(page: Path, durable_dsn: str, tmp_path: Path):
     script = tmp_path / "page.py"
@@ -60,7 +61,7 @@ def test_the_code_of_a_page_runs(page: Path, durable_dsn: str, tmp_path: Path):
         env={**os.environ, "DURABLE_DSN": durable_dsn},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         check=False,
     )
     assert run.returncode == 0, f"{relative(page)}\n{run.stdout}\n{run.stderr}"

@@ -43,13 +43,14 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | ELSEWHERE
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example(name: str, empty_dsn: str, tmp_path: Path):
     run = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         check=False,
         cwd=tmp_path,
         env={**os.environ, "DURABLE_DSN": empty_dsn},

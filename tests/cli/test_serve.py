@@ -21,13 +21,14 @@ from durable_actors.cli.serve import read_queues
 from durable_actors.config import Queue
 
 SHOP = """
+from pathlib import Path
 import trio
 import durable_actors as da
 
 @da.job(queue="mail")
 async def send(args: dict) -> dict:
-    if args.get("slow"):
-        await trio.sleep(args["slow"])
+    while "until" in args and not Path(args["until"]).exists():
+        await trio.sleep(0.02)
     return {"sent": args["to"]}
 """
 
@@ -84,7 +85,7 @@ def insert(dsn: str, state: str) -> int:
 
 
 async def wait_status(dsn: str, number: int, status: str) -> tuple[Any, ...]:
-    with psycopg.connect(dsn, autocommit=True) as conn, trio.fail_after(20):
+    with psycopg.connect(dsn, autocommit=True) as conn, trio.fail_after(40):
         while True:
             row = conn.execute(
                 "select status::text, result, attempt, locked_by from durable.gen_durable where id = %s",
@@ -96,16 +97,18 @@ async def wait_status(dsn: str, number: int, status: str) -> tuple[Any, ...]:
             await trio.sleep(0.02)
 
 
-async def test_it_serves_and_drains_on_sigterm(start: Start, durable_dsn: str):
-    process = start("served_shop", "--queue", "mail=2+1", "--node", "w1", "--poll", "50ms")
+async def test_it_serves_and_drains_on_sigterm(start: Start, durable_dsn: str, tmp_path: Path):
+    process = start("served_shop", "--queue", "mail=2+1", "--node", "w1", "--poll", "50ms", "--drain", "50")
     said = wait_for(process, "serves mail")
     assert re.search(r"engine default: w1:[0-9a-f]+ serves mail", said)
     number = insert(durable_dsn, '{"to": "a"}')
     assert (await wait_status(durable_dsn, number, "done"))[1] == {"sent": "a"}
-    slow = insert(durable_dsn, '{"to": "b", "slow": 1}')
+    slow = insert(durable_dsn, '{"to": "b", "until": "may-end"}')
     await wait_status(durable_dsn, slow, "executing")
-    process.send_signal(signal.SIGTERM)  # it may finish its step
-    out, _ = process.communicate(timeout=20)
+    process.send_signal(signal.SIGTERM)
+    wait_for(process, "draining: 1 steps run")
+    (tmp_path / "may-end").touch()  # it may finish its step
+    out, _ = process.communicate(timeout=40)
     assert (process.returncode, out) == (0, "")
     assert (await wait_status(durable_dsn, slow, "done"))[1:3] == ({"sent": "b"}, 0)
 
@@ -113,10 +116,10 @@ async def test_it_serves_and_drains_on_sigterm(start: Start, durable_dsn: str):
 async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str):
     process = start("served_shop", "--drain", "100ms", "--poll", "50ms")
     wait_for(process, "serves")
-    slow = insert(durable_dsn, '{"to": "b", "slow": 600}')
+    slow = insert(durable_dsn, '{"to": "b", "until": "never"}')
     await wait_status(durable_dsn, slow, "executing")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=40)
     assert process.returncode == 0
     assert await wait_status(durable_dsn, slow, "runnable") == ("runnable", None, 1, None)
 
@@ -124,7 +127,7 @@ async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str):
 def test_it_ends_with_its_standard_input(start: Start):
     process = start("served_shop", "--stop-on-eof", stdin=subprocess.PIPE)
     wait_for(process, "serves")
-    process.communicate(timeout=20)  # closes it
+    process.communicate(timeout=40)  # closes it
     assert process.returncode == 0
 
 
