@@ -10,6 +10,9 @@ import termios
 
 import pytest
 
+# Makes its standard input its controlling terminal, as a shell would, so that Ctrl-C is a signal.
+OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+
 
 def read_until(master: int, wanted: bytes) -> bytes:
     seen = b""
@@ -29,14 +32,14 @@ def test_top_draws_until_it_is_told_to_stop(durable_dsn: str, key: bytes):
     master, slave = pty.openpty()
     before = termios.tcgetattr(slave)
     environ = {**os.environ, "DURABLE_DSN": durable_dsn, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "durable_actors.cli", "top", "--interval", "100ms"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "durable_actors.cli", "top", "--interval", "100ms"],
+        [sys.executable, "-c", OWN_TERMINAL, *command],
         stdin=slave,
         stdout=slave,
         stderr=slave,
         env=environ,
         start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, termios.TIOCSCTTY, 0),
     )
     try:
         read_until(master, b"no node is alive")
