@@ -61,6 +61,15 @@ class PickCursor:
             shelved=[machine for machine in self._shelved if machine in known],
         )
 
+    @property
+    def expects_rows(self) -> bool:
+        """Whether rows are to be looked at by their ids."""
+        return bool(self._extras)
+
+    def rewind(self) -> None:
+        """The queue has no row on offer: the next pick begins at the head, and misses nothing."""
+        self._positions.clear()
+
     def advance(self, picked: Picked, *, now: float, took: float) -> None:
         """Learn from a pick that took so many seconds."""
         for priority, position in picked.positions.items():

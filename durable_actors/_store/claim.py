@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from operator import itemgetter
+from typing import Final, Literal, cast
 
 import attrs
 
@@ -68,24 +69,26 @@ async def pick_instances(
 
 def read_pick(rows: list[Row], *, queue: str, trusted_until: float) -> Picked:
     """Make values of a pick's rows. Pure."""
-    order: list[tuple[int, str, int, Row]] = []
+    order: list[tuple[int, str, int, str, Row]] = []
     positions: dict[int, tuple[str, int]] = {}
     for row in rows:
-        number, priority, at = int(row[0] or 0), int(row[1] or 0), (row[2] or b"").decode()
-        order.append((priority, at, number, row))
-        position = positions.get(priority)
+        at = (row[2] or b"").decode()
         # The session's time zone is UTC and its datestyle ISO, but fractions vary in length: compare as keys.
-        if position is None or (_instant(at), number) > (_instant(position[0]), position[1]):
-            positions[priority] = (at, number)
-    order.sort(key=lambda item: (item[0], _instant(item[1]), item[2]))
+        order.append((int(row[1] or 0), _instant(at), int(row[0] or 0), at, row))
+    order.sort(key=_ORDER)
     claims: list[Claim] = []
     seen: list[Seen] = []
-    for priority, at, number, row in order:
+    for priority, _, number, at, row in order:
+        positions[priority] = (at, number)  # the last one of each priority stays
         if row[3] == b"c":
             claims.append(_claim(row, number, priority, queue, trusted_until))
         else:
             seen.append(Seen(number, priority, at, cast('Literal["h", "s", "l"]', (row[3] or b"").decode())))
     return Picked(claims, seen, positions)
+
+
+_ORDER: Final = itemgetter(0, 1, 2)
+"""Priority, instant, id: the order of the pick."""
 
 
 def _instant(text: str) -> str:

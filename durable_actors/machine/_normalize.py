@@ -94,15 +94,15 @@ def exhausted(spec: MachineSpec, attempt: int) -> Stop | None:
 
 def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]) -> Outcome:
     match value:
+        case None:  # first, for most jobs return it: the patterns below take 2.5 µs
+            return Done(None)
         case Error(reason=reason):
             return job_failure(reason, spec, attempt=attempt, random=random)
         case Cancel():
             return Stop(value.reason)
-        case Retry():
-            if attempt + 1 >= _max_attempts(spec):
-                return Stop(f"{spec} asked for a retry after {attempt + 1} executions (max_attempts)")
-            return value
-        case Done() | Stop():
+        case Retry() if attempt + 1 >= _max_attempts(spec):
+            return Stop(f"{spec} asked for a retry after {attempt + 1} executions (max_attempts)")
+        case Retry() | Done() | Stop():
             return value
         case Next() | Await() | ScheduleChildren():
             raise InvalidOutcome(

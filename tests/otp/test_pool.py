@@ -226,16 +226,38 @@ async def test_workers_are_reused_and_bounded(autojump_clock):
         tasks.add(trio.lowlevel.current_task())
         await trio.lowlevel.checkpoint()
 
-    pool = otp.Pool("pool", slots=1000)
+    pool = otp.Pool("pool", slots=1500)
     async with otp.open_tree(root(pool)):
         for _ in range(50):
             pool.start_nowait(note)
             await wait_all_tasks_blocked()
         assert len(tasks) == 1
-        for _ in range(1000):
+        for _ in range(1500):
             pool.start_nowait(note)
         await wait_until(lambda: len(pool) == 0)
-        assert len(pool._idle) == 128
+        assert len(pool._idle) == 1000
+
+
+async def test_a_parked_worker_keeps_its_deadline_and_goes_with_it(autojump_clock):
+    pool = otp.Pool("pool", slots=2)
+    async with otp.open_tree(root(pool)):
+        pool.start_nowait(trio.lowlevel.checkpoint, deadline=trio.current_time() + 5)
+        await wait_until(lambda: len(pool) == 0)
+        assert len(pool._idle) == 1
+        long = pool.start_nowait(trio.sleep, 20)  # the same worker: without a deadline now
+        assert not pool._idle
+        assert long.deadline == math.inf
+        await trio.sleep(10)
+        assert long.running
+        await wait_until(lambda: len(pool) == 0)
+        brief = pool.start_nowait(trio.sleep_forever, deadline=trio.current_time() + 1)
+        await wait_until(lambda: not brief.running)
+        pool.start_nowait(trio.lowlevel.checkpoint, deadline=trio.current_time() + 3)
+        await wait_until(lambda: len(pool) == 0)
+        assert len(pool._idle) == 1
+        await trio.sleep(4)
+        assert not pool._idle
+        assert pool.statistics().cancelled == 1
 
 
 async def test_a_pool_restarts_empty(autojump_clock):
