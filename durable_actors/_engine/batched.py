@@ -16,13 +16,14 @@ V = TypeVar("V")
 
 
 class _Ask(Generic[K, V]):
-    __slots__ = ("answer", "done", "error", "key", "turn")
+    __slots__ = ("answer", "done", "error", "gone", "key", "turn")
 
     def __init__(self, key: K) -> None:
         self.key = key
         self.turn = trio.Event()
         """Set when it is answered, and when it is its turn to read."""
         self.done = False
+        self.gone = False
         self.answer: V | None = None
         self.error: Exception | None = None
 
@@ -52,6 +53,7 @@ class Batched(Generic[K, V]):
                 else:
                     await self._read()
         finally:
+            ask.gone = True
             if not ask.done and ask in self._asks:
                 self._asks.remove(ask)
             # Also when it was woken to read and is cancelled instead: the others must not wait for ever.
@@ -67,12 +69,13 @@ class Batched(Generic[K, V]):
         batch, self._asks = self._asks[: self._limit], self._asks[self._limit :]
         try:
             answers = await self._fetch([ask.key for ask in batch])
-        except trio.Cancelled:
-            self._asks = batch + self._asks
-            raise
         except Exception as exc:  # noqa: BLE001 - it is everybody's in the batch, and raised there
             for ask in batch:
                 ask.settle(None, exc)
+        except BaseException:
+            # Without those who were cancelled meanwhile: the turn would pass to somebody who has left.
+            self._asks = [ask for ask in batch if not ask.gone] + self._asks
+            raise
         else:
             for ask in batch:
                 ask.settle(answers[ask.key], None)
