@@ -11,7 +11,11 @@ import termios
 import pytest
 
 # Makes its standard input its controlling terminal, as a shell would, so that Ctrl-C is a signal.
-OWN_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+OWN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def read_until(master: int, wanted: bytes) -> bytes:
