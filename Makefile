@@ -26,7 +26,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test check format bench docs clean test-postgres test-floor
+.PHONY: help demo test check format bench bench-quick docs clean test-postgres test-floor
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -78,8 +78,38 @@ format: $(VENV)/.dev ## rewrite the code in the house style
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev ## CPU per round trip, as ratios in one run
-	@$(BIN)/python -m bench
+# The benchmarks and each group of peers have environments of their own: nothing of theirs is ever near the product's.
+BENCH := .venv-bench
+OBAN_PYTHON ?= $(shell for p in python3.12 python3.13 $(HOME)/.pyenv/versions/3.1[23]*/bin/python; do \
+	if command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null; \
+	then echo $$p; break; fi; done)
+
+$(BENCH)/.done: pyproject.toml $(CONSTRAINTS) bench/requirements.txt
+	@echo "Creating $(BENCH) ..."
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[embedded]' -r bench/requirements.txt
+	@touch $@
+
+$(BENCH)-peers/.done: bench/peers/requirements.txt
+	@echo "Creating $(BENCH)-peers ..."
+	@$(PYTHON) -m venv $(BENCH)-peers
+	@$(BENCH)-peers/bin/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements.txt
+	@touch $@
+
+# Oban needs Python 3.12: without one the run goes on and says so.
+$(BENCH)-oban/.done: bench/peers/requirements-oban.txt
+	@if [ -n "$(OBAN_PYTHON)" ]; then \
+		echo "Creating $(BENCH)-oban ..."; \
+		$(OBAN_PYTHON) -m venv $(BENCH)-oban && \
+		$(BENCH)-oban/bin/python -m pip install --quiet --disable-pip-version-check -r bench/peers/requirements-oban.txt; \
+	else mkdir -p $(BENCH)-oban; echo "No Python 3.12 or newer: the run goes without Oban (OBAN_PYTHON=... names one)"; fi
+	@touch $@
+
+bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done ## every figure and every peer, about half an hour (BENCH_ARGS='jobs peers' picks some)
+	@$(BENCH)/bin/python -m bench $(BENCH_ARGS)
+
+bench-quick: $(BENCH)/.done ## a minute: ratios to the ceiling and to the recorded run
+	@$(BENCH)/bin/python -m bench --quick $(BENCH_ARGS)
 
 docs: $(VENV)/.docs ## HTML into docs/_build
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html

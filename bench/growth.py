@@ -52,6 +52,8 @@ async def picks(dsn: str, count: int) -> Sample:
         (seconds if picked.claims else idle).append(took)
         claimed += len(picked.claims)
     conn.close()
+    if not seconds:
+        seconds = [0.0]
     seconds.sort()
     return {
         "shelve_ms": statistics.median(idle or [0.0]) * 1e3,
