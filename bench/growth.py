@@ -125,25 +125,24 @@ def snapshot(dsn: str, *, held: bool) -> Generator[None]:
 
 
 def measure(server: Server, case: Case) -> Sample:
-    with server.database() as dsn:
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute("alter table durable.gen_durable set (autovacuum_enabled = off)")
-            with snapshot(dsn, held=case.holds_xmin):
-                if case.before:
-                    fill(dsn, "bench:noop", case.before)
-                    trio.run(picks, dsn, case.before // BATCH)
-                    connection.execute(
-                        "update durable.gen_durable set status = 'done', finished_at = now(), locked_by = null,"
-                        " lease_expires_at = null where status = 'executing'"
-                    )
-                _insert(connection, case.rows)
-                for statement in case.statements:
-                    connection.execute(statement)  # type: ignore[arg-type]
-                if not case.before:
-                    connection.execute("analyze durable.gen_durable")
-                # Picks take rows of unknown machines out of the index, once; then they cost nothing.
-                shelving = trio.run(picks, dsn, case.unknown // BATCH)["shelve_ms"] if case.unknown else 0.0
-                sample = trio.run(picks, dsn, min(PICKS, case.rows // BATCH))
+    with server.database() as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("alter table durable.gen_durable set (autovacuum_enabled = off)")
+        with snapshot(dsn, held=case.holds_xmin):
+            if case.before:
+                fill(dsn, "bench:noop", case.before)
+                trio.run(picks, dsn, case.before // BATCH)
+                connection.execute(
+                    "update durable.gen_durable set status = 'done', finished_at = now(), locked_by = null,"
+                    " lease_expires_at = null where status = 'executing'"
+                )
+            _insert(connection, case.rows)
+            for statement in case.statements:
+                connection.execute(statement)  # type: ignore[arg-type]
+            if not case.before:
+                connection.execute("analyze durable.gen_durable")
+            # Picks take rows of unknown machines out of the index, once; then they cost nothing.
+            shelving = trio.run(picks, dsn, case.unknown // BATCH)["shelve_ms"] if case.unknown else 0.0
+            sample = trio.run(picks, dsn, min(PICKS, case.rows // BATCH))
     return {**sample, "shelve_ms": shelving}
 
 

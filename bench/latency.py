@@ -1,4 +1,4 @@
-"""4. Pick-up latency at rest: from the call of insert to the first line of the step; with commits in between as yardstick.
+"""4. Pick-up latency at rest: from the call of insert to the first line of the step, beside commits as yardstick.
 
 In-process an insert pokes the feeder. A row inserted elsewhere is found by polling, so the second part inserts by
 plain SQL, as another process would.
@@ -95,7 +95,11 @@ async def elsewhere(dsn: str, count: int, **options: Any) -> Sample:
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
     count = 60 if quick else 400
     rounds = 1 if quick else 3
-    samples: dict[str, list[Sample]] = {"insert → step": [], "one commit": [], "another process, poll 0.02": []}
+    samples: dict[str, list[Sample]] = {
+        "insert → step": [],
+        "one commit": [],
+        "another process, poll 0.02": [],
+    }
     for number in range(rounds):
         progress(f"latency ({number + 1}/{rounds})")
         with server.database() as dsn:

@@ -53,7 +53,9 @@ def several(server: Server, dsn: str, workers: int, count: int) -> Sample:
             time.sleep(max(due[0], 0.0))
             begin, cpu = time.monotonic(), sum(process_cpu(each.pid) for each in running)
             server_before = server_cpu(server.postmaster)
-            left = "select exists (select 1 from durable.gen_durable where status in ('runnable', 'executing'))"
+            left = (
+                "select exists (select 1 from durable.gen_durable where status in ('runnable', 'executing'))"
+            )
             while connection.execute(left).fetchone() == (True,):
                 time.sleep(0.02)
             seconds = time.monotonic() - begin

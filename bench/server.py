@@ -113,7 +113,7 @@ def open_server() -> Generator[Server]:
 def _reachable_base() -> Path:
     """Not /dev/shm: there an fsync costs nothing and every figure lies."""
     account = server_account(Path("/nonexistent"))
-    bases = (Path(tempfile.gettempdir()), Path("/var/tmp"))  # noqa: S108 - a private directory inside it
+    bases = (Path(tempfile.gettempdir()), Path("/var/tmp"))
     for base in bases:
         with contextlib.suppress(ConfigError):
             check_reachable(base, account)

@@ -20,7 +20,7 @@ async def _main(dsn: str, finish: Finish, limit: int | None) -> None:
     finish.on_over = lambda: loop.call_soon_threadsafe(done.set)
 
     @job(queue="default")
-    async def noop(n: int) -> None:  # noqa: ARG001, RUF029 - its protocol
+    async def noop(n: int) -> None:  # noqa: ARG001 - its protocol
         finish.ran()
 
     pool = AsyncConnectionPool(conninfo=dsn, min_size=2, max_size=10, open=False)

@@ -14,7 +14,7 @@ async def _main(dsn: str, finish: Finish, concurrency: int | None) -> None:
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn))
 
     @app.task(queue="bench", name="noop")
-    async def noop(n: int) -> None:  # noqa: ARG001, RUF029 - its protocol
+    async def noop(n: int) -> None:  # noqa: ARG001 - its protocol
         finish.ran()
 
     async with app.open_async():

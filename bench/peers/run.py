@@ -13,7 +13,9 @@ from bench.peers.finish import Finish
 
 def main(order: dict[str, Any]) -> None:
     peer = importlib.import_module(f"bench.peers.{order['peer']}_peer")
-    peer.run(order["dsn"], Finish(order["count"], Meter(order["dsn"], order["postmaster"])), **order["settings"])
+    peer.run(
+        order["dsn"], Finish(order["count"], Meter(order["dsn"], order["postmaster"])), **order["settings"]
+    )
 
 
 if __name__ == "__main__":
