@@ -155,7 +155,7 @@ def _insert(connection: psycopg.Connection, rows: int) -> None:
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
     samples: dict[str, list[Sample]] = {}
-    for number in range(1 if quick else 2):
+    for number in range(1):
         for case in cases(quick=quick):
             progress(f"growth: {case.name} ({number + 1})")
             server.settle()

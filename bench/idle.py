@@ -30,7 +30,7 @@ async def rest(server: Server, dsn: str, seconds: float, **options: Any) -> Samp
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    seconds, rounds = (3.0, 1) if quick else (8.0, 3)
+    seconds, rounds = (3.0, 1) if quick else (8.0, 2)
     fast: list[Sample] = []
     plain: list[Sample] = []
 

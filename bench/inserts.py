@@ -107,7 +107,7 @@ def contestant(name: str, insert: Inserts, count: int) -> Contestant:
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    batch, ones, rounds = (10_000, 300, 3) if quick else (20_000, 1_000, 5)
+    batch, ones, rounds = (10_000, 300, 3) if quick else (20_000, 1_000, 3)
     contestants = [
         contestant("bare INSERT … SELECT unnest", bare, batch),
         contestant("insert_many, 1,000 rows a call", many, batch),

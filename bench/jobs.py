@@ -28,5 +28,5 @@ def contestants(*, count: int, quick: bool) -> list[Contestant]:
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count, rounds = (10_000, 3) if quick else (20_000, 7)
+    count, rounds = (10_000, 3) if quick else (20_000, 5)
     return compete("jobs", server, contestants(count=count, quick=quick), rounds=rounds, progress=progress)

@@ -8,7 +8,7 @@ from bench.workload import BEST
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count, backlog, rounds = (3_000, 2_000, 2) if quick else (10_000, 50_000, 3)
+    count, backlog, rounds = (3_000, 2_000, 2) if quick else (10_000, 50_000, 2)
 
     def keyed(keys: int, rows: int) -> Contestant:
         columns = {"partition_key": f"'key ' || n %% {keys}"}

@@ -93,8 +93,8 @@ async def elsewhere(dsn: str, count: int, **options: Any) -> Sample:
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count = 60 if quick else 400
-    rounds = 1 if quick else 3
+    count = 60 if quick else 300
+    rounds = 1 if quick else 2
     samples: dict[str, list[Sample]] = {
         "insert → step": [],
         "one commit": [],

@@ -26,5 +26,5 @@ def contestants(*, count: int) -> list[Contestant]:
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count, rounds = (2_000, 3) if quick else (5_000, 7)
+    count, rounds = (2_000, 3) if quick else (5_000, 5)
     return compete("machines", server, contestants(count=count), rounds=rounds, progress=progress)

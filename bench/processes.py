@@ -104,7 +104,7 @@ def recover(dsn: str, count: int, **options: Any) -> Sample:
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count, rounds = (5_000, 1) if quick else (30_000, 3)
+    count, rounds = (5_000, 1) if quick else (30_000, 2)
     samples: dict[int, list[Sample]] = {1: [], 2: [], 4: []}
     for number in range(rounds):
         for workers, found in samples.items():

@@ -87,7 +87,7 @@ async def flood(server: Server, dsn: str, count: int, *, many: bool) -> Sample:
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count, rounds = (60, 1) if quick else (300, 3)
+    count, rounds = (60, 1) if quick else (200, 2)
     load = 500 if quick else 3_000
     samples: dict[str, list[Sample]] = {
         "signal → step": [], "one commit": [], "signal, 50 tasks, woken and run": [], "signal_many, woken and run": [],

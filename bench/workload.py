@@ -29,9 +29,12 @@ class Tally:
     def expect(self, count: int, meter: Meter | None = None) -> None:
         self.left, self.meter, self.over = count, meter, trio.Event()
 
-    def ran(self) -> None:
+    def began(self) -> None:
         if self.meter is not None and not self.meter.running:
             self.meter.start()
+
+    def ran(self) -> None:
+        self.began()
         self.left -= 1
         if self.left == 0:
             self.over.set()
@@ -58,6 +61,7 @@ class Count:
 class _Five(da.Machine[Count], name="bench:base", queue=QUEUE):
     @da.step(initial=True)
     async def s0(self, ctx: da.Context[Count]) -> da.Outcome:
+        tally.began()
         return da.Next(self.s1, Count(ctx.state.n + 1))
 
     @da.step

@@ -52,4 +52,4 @@ def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
         contestant(name, peer, small if quick else count, settings)
         for name, peer, count, small, settings in PEERS
     ]
-    return compete("peers", server, contestants, rounds=1 if quick else 3, progress=progress)
+    return compete("peers", server, contestants, rounds=1 if quick else 2, progress=progress)
