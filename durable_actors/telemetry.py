@@ -29,13 +29,20 @@ event                  when
 `StoreDown`            Postgres cannot be reached
 `StoreUp`              Postgres is back
 =====================  ==================================================================================
+
+Log records, yours and the engine's, can carry the step they belong to. Add the filter to a handler::
+
+    handler = logging.StreamHandler()
+    handler.addFilter(da.telemetry.StepLogFilter())
+    handler.setFormatter(logging.Formatter("[%(instance)s %(machine)s.%(step)s #%(attempt)s] %(message)s"))
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from contextvars import ContextVar
+from typing import Final, Protocol
 
 import attrs
 
@@ -53,6 +60,7 @@ __all__ = [
     "Picked",
     "QueueSaturated",
     "StepCommitted",
+    "StepLogFilter",
     "StepStarted",
     "StepStopped",
     "StoreDown",
@@ -263,3 +271,44 @@ class Telemetry:
                 logger.exception("observer %r failed on %r and is dropped", observer, event)
                 self._observers = tuple(each for each in self._observers if each is not observer)
                 self.active = bool(self._observers)
+
+
+class RunningStep(Protocol):
+    """What a log record is told of a step; a `Context` is one."""
+
+    @property
+    def id(self) -> int:
+        """The instance."""
+        ...
+
+    @property
+    def machine(self) -> str:
+        """The machine's name."""
+        ...
+
+    @property
+    def step(self) -> str:
+        """The step's name."""
+        ...
+
+    @property
+    def attempt(self) -> int:
+        """How often it ran before."""
+        ...
+
+
+current_step: Final[ContextVar[RunningStep | None]] = ContextVar("durable_actors_step", default=None)
+"""The step that runs in this task or thread; None outside of steps."""
+
+
+class StepLogFilter(logging.Filter):
+    """Adds `instance`, `machine`, `step` and `attempt` to every record; None outside of steps. Lets all pass."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Note which step the record comes from."""
+        running = current_step.get()
+        record.instance = None if running is None else running.id
+        record.machine = None if running is None else running.machine
+        record.step = None if running is None else running.step
+        record.attempt = None if running is None else running.attempt
+        return True

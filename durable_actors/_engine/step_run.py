@@ -37,6 +37,7 @@ from durable_actors.machine import (
     job_failure,
     normalize_outcome,
 )
+from durable_actors.telemetry import current_step
 
 
 @attrs.define(eq=False)
@@ -173,7 +174,7 @@ class StepRun:
 
     def _context(self, state: Any) -> Context[Any]:
         claim = self._claim
-        return Context(
+        ctx = Context(
             state=state,
             id=claim.id,
             machine=claim.fsm,
@@ -188,6 +189,8 @@ class StepRun:
             claim_id=claim.claim_id,
             port=self._node.port,
         )
+        current_step.set(ctx)  # for log records; this task's context is its own
+        return ctx
 
 
 def ends_run(error: BaseException) -> bool:
