@@ -14,7 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
 from durable_actors._option_checks import Duration, count
 from durable_actors._postgres.lane import Lane
-from durable_actors._postgres.patience import CALLERS, PATIENCE
+from durable_actors._postgres.patience import CALLER, CALLERS
 from durable_actors._postgres.pool import open_pool
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
@@ -97,7 +97,7 @@ async def open_client(
     count("pool_size", pool_size, least=1, most=1000)
     config = Config(dsn=dsn, schema=schema, name=name)
     async with open_target(config.dsn) as target:
-        lane = Lane("client", pool_size, settings={"jit": "off", **PATIENCE}, max_waiting=CALLERS)
+        lane = Lane("client", pool_size, settings=CALLER, max_waiting=CALLERS)
         async with open_pool(target.dsn, lanes=[lane]) as pool:
             async with pool.acquire("client") as conn:
                 await require_schema(conn, schema=config.schema)

@@ -14,7 +14,7 @@ from durable_actors._engine.leases import Leases
 from durable_actors._engine.surroundings import Surveyor
 from durable_actors._postgres import encode
 from durable_actors._postgres.lane import Lane
-from durable_actors._postgres.patience import CALLERS, PATIENCE
+from durable_actors._postgres.patience import CALLER, CALLERS, PATIENCE
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
@@ -94,9 +94,7 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     rest = pool_size - 2
     found["commit"] = Lane("commit", 1, settings=_PLANS | PATIENCE) if rest > 1 else shared
     found["claim"] = Lane("claim", 1, settings=_PLANS) if rest > 2 else shared
-    # Without _PLANS: a batch insert joins its rows back, and a nested loop over 10,000 of them is quadratic.
-    client = {"jit": "off", **PATIENCE}
-    found["client"] = Lane("client", rest - 2, settings=client, max_waiting=CALLERS) if rest > 2 else shared
+    found["client"] = Lane("client", rest - 2, settings=CALLER, max_waiting=CALLERS) if rest > 2 else shared
     return found
 
 
