@@ -119,6 +119,7 @@ def main(names: tuple[str, ...], *, quick: bool, check: bool, record: bool) -> N
             found = BENCHES[name](server, progress, quick=quick)
             figures += found
             report.show(found, console)
+            report.save(figures, judge(figures), about, "unfinished")  # half a run is better than none
     judged = judge(figures)
     report.show_reach([each for each in judged if each.value is not None], console)
     path = report.save(figures, judged, about, "quick" if quick else "bench")
@@ -127,7 +128,7 @@ def main(names: tuple[str, ...], *, quick: bool, check: bool, record: bool) -> N
         _draw(figures, console)
     compare(figures, console)
     if record:
-        report.BASELINE.write_bytes(path.read_bytes())
+        report.record(figures, judged, about)
     raise SystemExit(1 if check and any(each.met is False for each in judged) else 0)
 
 

@@ -95,18 +95,29 @@ def machine(server_version: str) -> Mapping[str, Any]:
 
 
 def save(figures: Sequence[Figure], judged: Sequence[Judged], about: Mapping[str, Any], name: str) -> Path:
-    """Write one JSON file per run."""
+    """Write one JSON file per run; an unfinished one is overwritten."""
     RESULTS.mkdir(exist_ok=True)
     now = dt.datetime.now(dt.UTC)
-    path = RESULTS / f"{name}-{now:%Y%m%dT%H%M%S}.json"
+    path = RESULTS / (f"{name}-{now:%Y%m%dT%H%M%S}.json" if name != "unfinished" else "unfinished.json")
+    _write(path, figures, judged, about)
+    return path
+
+
+def record(figures: Sequence[Figure], judged: Sequence[Judged], about: Mapping[str, Any]) -> None:
+    """Keep these figures as the baseline; benchmarks that this run left out stay as they were."""
+    new = {each.bench for each in figures}
+    old = [each for each in load(BASELINE) if each.bench not in new] if BASELINE.exists() else []
+    _write(BASELINE, [*figures, *old], judged, about)
+
+
+def _write(path: Path, figures: Sequence[Figure], judged: Sequence[Judged], about: Mapping[str, Any]) -> None:
     report = {
-        "at": now.isoformat(),
+        "at": dt.datetime.now(dt.UTC).isoformat(),
         "machine": about,
         "figures": [attrs.asdict(each) for each in figures],
         "reach": [attrs.asdict(each) for each in judged],
     }
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-    return path
 
 
 def load(path: Path) -> list[Figure]:
