@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
 from typing import Any
@@ -26,6 +27,9 @@ def run(order: dict[str, Any]) -> dict[str, float]:
         return ceiling.run(
             meter, dsn, count=count, steps=order.get("steps", 1), batch=order.get("batch", 500)
         )
+    if order.get("gc"):
+        gc.freeze()
+        gc.set_threshold(*order["gc"])
     queue, options = order.get("queue"), order.get("options", {})
     drain = functools.partial(workload.drain, meter, dsn, count=count, queue=queue, **options)
     return trio.run(functools.partial(drain, alone=before is None))

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from bench.contest import Contestant, Figure, Progress, compete, in_child
 from bench.server import Server
-from bench.workload import BEST
+from bench.workload import BEST, GC
 
 
 def contestants(*, count: int, quick: bool) -> list[Contestant]:
     ours = [
         Contestant("ceiling", in_child(what="ceiling", count=count)),
-        Contestant("durable_actors, best", in_child(what="engine", count=count, queue=BEST)),
+        Contestant("durable_actors, best", in_child(what="engine", count=count, queue=BEST, gc=GC)),
         Contestant("durable_actors, defaults", in_child(what="engine", count=max(count // 10, 500))),
     ]
     if not quick:
+        ours.append(
+            Contestant("durable_actors, best, Python's gc", in_child(what="engine", count=count, queue=BEST))
+        )
         hundred = {"concurrency": 100, "prefetch": 100, "min_demand": 50}
         ours += [
             Contestant(
-                "durable_actors, concurrency 100", in_child(what="engine", count=count, queue=hundred)
+                "durable_actors, concurrency 100", in_child(what="engine", count=count, queue=hundred, gc=GC)
             ),
             Contestant(
                 "durable_actors, concurrency 100 alone",
-                in_child(what="engine", count=count // 2, queue={"concurrency": 100}),
+                in_child(what="engine", count=count // 2, queue={"concurrency": 100}, gc=GC),
             ),
         ]
     return ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.contest import Contestant, Figure, Progress, compete, in_child
 from bench.server import Server
-from bench.workload import BEST
+from bench.workload import BEST, GC
 
 STEPS = 5
 
@@ -14,12 +14,12 @@ def contestants(*, count: int) -> list[Contestant]:
         Contestant("bare loop", in_child(what="ceiling", machine="bench:five", count=count, steps=STEPS), "machine"),
         Contestant(
             "durable_actors, run-ahead",
-            in_child(what="engine", machine="bench:five", count=count, queue=BEST),
+            in_child(what="engine", machine="bench:five", count=count, queue=BEST, gc=GC),
             "machine",
         ),
         Contestant(
             "durable_actors, each step claimed",
-            in_child(what="engine", machine="bench:released", count=count // 2, queue=BEST),
+            in_child(what="engine", machine="bench:released", count=count // 2, queue=BEST, gc=GC),
             "machine",
         ),
     ]  # fmt: skip

@@ -17,6 +17,9 @@ QUEUE = "bench"
 BEST = {"concurrency": 500, "prefetch": 500, "min_demand": 250}
 """The best of the settings tried for short steps: a pick brings half a buffer, steps never wait for it."""
 
+GC = [10_000, 20, 20]
+"""As `durable-actors serve` sets it: a thousand steps in flight are no garbage."""
+
 
 class Tally:
     """Counts runs; tells the first and the last."""
