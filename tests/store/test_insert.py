@@ -181,7 +181,8 @@ async def test_a_batch_waits_for_the_key_of_an_open_transaction_and_decides_then
     """The interleaving that would deadlock: A has the first key and wants the second, B comes from the other end."""
     async with connect(durable_dsn, "client") as a, connect(durable_dsn, "client") as b:
         ids: list[int | None] = []
-        await b.script("set lock_timeout = 0")  # the lane gives up after 100 ms and tries again; here it shall wait
+        # The lane gives up after 100 ms and tries again; here it shall wait.
+        await b.script("set lock_timeout = 0")
 
         async def insert_backwards() -> None:
             ids.extend(await insert_instances(b, SCHEMA, [unique("2"), unique("1")]))
