@@ -47,7 +47,7 @@ class Figures:
     def over_peer(self, ours: str, *peers: str) -> float:
         """How often faster than the fastest of these."""
         rates = [self.get("peers", peer) for peer in peers]
-        return self.get("jobs", ours) / max(rates)
+        return self.get("peers", ours) / max(rates)
 
 
 def judge(figures: Sequence[Figure]) -> list[Judged]:
@@ -64,8 +64,9 @@ def _value(compute: Callable[[Figures], float], found: Figures) -> float | None:
 
 
 def _defaults_over_peers(f: Figures) -> float:
-    peers = [each for each in f.all if each.bench == "peers" and "defaults" in each.contender and each.rounds]
-    return f.get("jobs", DEFAULTS) / max(each.median("per_second") for each in peers)
+    peers = [each for each in f.all if each.bench == "peers" and each.contender != DEFAULTS]
+    rates = [each.median("per_second") for each in peers if "defaults" in each.contender and each.rounds]
+    return f.get("peers", DEFAULTS) / max(rates)
 
 
 def _growth(f: Figures) -> float:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.contest import ROOT, Contestant, Failed, Figure, Progress, Sample, compete, run_python
+from bench import workload
+from bench.contest import ROOT, Contestant, Failed, Figure, Progress, Sample, compete, in_child, run_python
+from bench.reach import BEST, DEFAULTS
 from bench.server import Server
 
 ENVIRONMENTS = {"oban": ".venv-bench-oban"}
@@ -48,8 +50,13 @@ def contestant(name: str, peer: str, count: int, settings: dict[str, Any]) -> Co
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    contestants = [
+    count = 10_000 if quick else 20_000
+    contestants = [  # ours among them, so that the same minute is compared
+        Contestant(BEST, in_child(what="engine", count=count, queue=workload.BEST, gc=workload.GC)),
+        Contestant(DEFAULTS, in_child(what="engine", count=count // 10)),
+    ]
+    contestants += [
         contestant(name, peer, small if quick else count, settings)
         for name, peer, count, small, settings in PEERS
     ]
-    return compete("peers", server, contestants, rounds=1 if quick else 2, progress=progress)
+    return compete("peers", server, contestants, rounds=1 if quick else 3, progress=progress)
