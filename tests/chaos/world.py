@@ -1,0 +1,235 @@
+"""The world of one run: its Postgres, its worker processes, its randomness, and a count of what was done to it.
+
+Nemeses act on it (`tests.chaos.nemeses`); `tests.chaos.run` makes one per run and judges what is left of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, LiteralString
+
+import attrs
+import psycopg
+import trio
+from durable_actors._postgres.embedded import EmbeddedServer
+from durable_actors.testing.faults import FaultProxy
+
+LEASE = 1.5
+"""Seconds: `lease_ttl` of every worker."""
+REAP = 0.4
+"""Seconds: `reap_interval` of every worker."""
+DEAD_AFTER = 0.8
+"""Seconds: `dead_after` of every worker."""
+RESPAWN = 0.3
+"""Seconds until a worker that could not start is tried again."""
+
+
+@attrs.frozen
+class Place:
+    """Where a run's Postgres is."""
+
+    dsn: str
+    """Into the run's own database; with several hosts where there are several servers."""
+    server: EmbeddedServer | None = None
+    """The run's own server; None: a shared one, which must not be hurt."""
+
+
+@attrs.define(eq=False)
+class WorkerProcess:
+    """One worker process, and what the world expects of it."""
+
+    name: str
+    process: trio.Process
+    log: Path
+    ready: Path
+    """There as soon as the worker serves."""
+    kill_at: str = ""
+    """The point at which it kills itself, if it was told to."""
+    doomed: bool = False
+    """Its end was asked for."""
+    stopped: bool = False
+    """SIGSTOP was sent, and no SIGCONT since."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, stopped or not."""
+        return self.process.poll() is None
+
+    @property
+    def serving(self) -> bool:
+        """Whether it is there, ready, awake, and nobody has told it to go."""
+        return self.alive and not self.doomed and not self.stopped and self.ready.exists()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        if self.alive:
+            self.process.send_signal(number)
+
+
+@attrs.define(eq=False, kw_only=True)
+class World:
+    """One run."""
+
+    seed: int
+    rng: random.Random
+    """The nemesis's; workload and workers have their own, from the same seed."""
+    folder: Path
+    """Of this run: logs, effect files, records of the senders."""
+    place: Place
+    proxy: FaultProxy | None = None
+    outages: bool = False
+    """Workers may fail to start: Postgres is away at times."""
+    worker_options: tuple[str, ...] = ()
+    nursery: trio.Nursery
+    until: float = 0.0
+    """Trio's time at which faults end."""
+    faults: Counter[str] = attrs.field(factory=Counter)
+    """What was done, by kind."""
+    workers: list[WorkerProcess] = attrs.field(factory=list)
+    """Every worker there ever was."""
+    deaths: list[str] = attrs.field(factory=list)
+    """Workers that ended without being told to: each is a failure of the run."""
+    story: list[str] = attrs.field(factory=list)
+    """What happened when, for people."""
+    closing: bool = False
+    """The run is over: whoever ends now is not replaced."""
+    _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+    _began: float = attrs.field(factory=trio.current_time)
+
+    # -- places
+
+    @property
+    def dsn(self) -> str:
+        """The direct way to the database: for looking, and for hurting it."""
+        return self.place.dsn
+
+    @property
+    def worker_dsn(self) -> str:
+        """The way of workers and senders."""
+        return self.place.dsn if self.proxy is None else self.proxy.dsn
+
+    async def query(
+        self, statement: LiteralString, params: Any = None, *, dsn: str | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement on a fresh direct connection and return its rows (none for a command)."""
+
+        def work() -> list[tuple[Any, ...]]:
+            with psycopg.connect(
+                dsn or self.dsn, autocommit=True, application_name="chaos", connect_timeout=5
+            ) as conn:
+                cursor = conn.execute(statement, params)
+                return cursor.fetchall() if cursor.description is not None else []
+
+        return await trio.to_thread.run_sync(work)
+
+    # -- time and tale
+
+    @property
+    def over(self) -> bool:
+        """Whether the time for faults is over."""
+        return trio.current_time() >= self.until
+
+    async def pause(self, least: float, most: float) -> bool:
+        """Wait for a random time, not past the end; False when the time for faults is over."""
+        await trio.sleep(min(self.rng.uniform(least, most), max(0.0, self.until - trio.current_time())))
+        return not self.over
+
+    def count(self, kind: str, about: str = "", number: int = 1) -> None:
+        """Note a fault that was injected."""
+        self.faults[kind] += number
+        self.tell(f"{kind} {about}".rstrip())
+
+    def tell(self, text: str) -> None:
+        """Note what happened, with the time."""
+        self.story.append(f"{trio.current_time() - self._began:7.3f}  {text}")
+
+    # -- workers
+
+    @property
+    def alive(self) -> list[WorkerProcess]:
+        """The workers that run now, stopped ones included."""
+        return [each for each in self.workers if each.alive]
+
+    def pick(self) -> WorkerProcess | None:
+        """A worker that serves, at random; None when there is none just now."""
+        serving = [each for each in self.workers if each.serving]
+        return self.rng.choice(serving) if serving else None
+
+    async def spawn(
+        self, *options: str, replace: bool = True, kill_at: str = "", module: str = "tests.chaos.worker"
+    ) -> WorkerProcess:
+        """Start a worker. With `replace`, another one with the world's options follows when it ends.
+
+        `kill_at` names a point and how often it is passed: `"step:3"` (tests.chaos.worker has the list).
+        """
+        number = next(self._numbers)
+        name = f"w{number}"
+        log, ready = self.folder / f"{name}.log", self.folder / f"{name}.ready"
+        command = [
+            *(sys.executable, "-m", module, "--dsn", self.worker_dsn, "--node", name),
+            *("--effects", str(self.folder / f"{name}.effects"), "--ready", str(ready)),
+            *("--seed", str(self.seed * 1000 + number), *self.worker_options, *options),
+            *(("--kill-at", kill_at) if kill_at else ()),
+        ]
+        # Appended to the list before anything is awaited: a worker that nobody knows would outlive the run.
+        with log.open("wb") as output:
+            worker = WorkerProcess(name, await _open(command, output), log, ready, kill_at.partition(":")[0])
+        self.workers.append(worker)
+        self.tell(f"start {name} {' '.join(options)}".rstrip())
+        self.nursery.start_soon(self._watch, worker, replace)
+        return worker
+
+    def kill(self, worker: WorkerProcess, kind: str = "SIGKILL") -> None:
+        """SIGKILL; another worker takes its place."""
+        worker.doomed = True
+        worker.send(signal.SIGKILL)
+        self.count(kind, worker.name)
+
+    def stop(self, worker: WorkerProcess) -> None:
+        """SIGSTOP: it neither works nor renews, and does not know."""
+        worker.stopped = True
+        worker.send(signal.SIGSTOP)
+        self.count("SIGSTOP", worker.name)
+
+    def resume(self, worker: WorkerProcess) -> None:
+        """SIGCONT."""
+        worker.stopped = False
+        worker.send(signal.SIGCONT)
+        self.tell(f"SIGCONT {worker.name}")
+
+    def terminate(self, worker: WorkerProcess, kind: str = "SIGTERM") -> None:
+        """SIGTERM: it drains and ends; another worker takes its place."""
+        worker.doomed = True
+        worker.send(signal.SIGTERM)
+        self.count(kind, worker.name)
+
+    async def _watch(self, worker: WorkerProcess, replace: bool) -> None:
+        code = await worker.process.wait()
+        self.tell(f"ended {worker.name}: {code}")
+        if worker.kill_at and code == -signal.SIGKILL and not worker.doomed:
+            worker.doomed = True
+            self.count(f"killed at {worker.kill_at}", worker.name)
+        if not worker.doomed and not self.closing:
+            if worker.ready.exists() or not self.outages:
+                text = worker.log.read_text(errors="replace")
+                self.deaths.append(f"{worker.name} ended by itself with {code}: {text[-2000:]}")
+            else:
+                self.tell(f"{worker.name} could not start")
+                await trio.sleep(RESPAWN)
+        if replace and not self.closing:
+            await self.spawn()
+
+
+async def _open(command: list[str], output: IO[bytes]) -> trio.Process:
+    """Start a process; a cancellation that comes meanwhile is felt by whoever awaits next, not here."""
+    with trio.CancelScope(shield=True):
+        return await trio.lowlevel.open_process(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
