@@ -6,12 +6,13 @@ Nemeses act on it (`tests.chaos.nemeses`); `tests.chaos.run` makes one per run a
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, LiteralString
 
@@ -20,6 +21,8 @@ import psycopg
 import trio
 from durable_actors._postgres.embedded import EmbeddedServer
 from durable_actors.testing.faults import FaultProxy
+from durable_actors.testing.history import EffectLog
+from psycopg.conninfo import make_conninfo
 
 LEASE = 1.5
 """Seconds: `lease_ttl` of every worker."""
@@ -27,6 +30,8 @@ REAP = 0.4
 """Seconds: `reap_interval` of every worker."""
 DEAD_AFTER = 0.8
 """Seconds: `dead_after` of every worker."""
+LOOK = 0.02
+"""Seconds between looks at whether anybody serves."""
 RESPAWN = 0.3
 """Seconds until a worker that could not start is tried again."""
 
@@ -54,6 +59,8 @@ class WorkerProcess:
     """The point at which it kills itself, if it was told to."""
     doomed: bool = False
     """Its end was asked for."""
+    replace_with: str = ""
+    """The kill point of the worker that takes its place, if any."""
     stopped: bool = False
     """SIGSTOP was sent, and no SIGCONT since."""
 
@@ -88,6 +95,9 @@ class World:
     """Workers may fail to start: Postgres is away at times."""
     worker_options: tuple[str, ...] = ()
     nursery: trio.Nursery
+    log: EffectLog
+    """Tell it what you do to processes and to Postgres (paused, resumed, outage, recovered, sessions_lost), before you
+    do it: what nobody could prevent is not blamed on the engine. `stop` and `resume` do so by themselves."""
     until: float = 0.0
     """Trio's time at which faults end."""
     faults: Counter[str] = attrs.field(factory=Counter)
@@ -100,6 +110,7 @@ class World:
     """What happened when, for people."""
     closing: bool = False
     """The run is over: whoever ends now is not replaced."""
+    _outages: int = 0
     _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
     _began: float = attrs.field(factory=trio.current_time)
 
@@ -150,6 +161,30 @@ class World:
         """Note what happened, with the time."""
         self.story.append(f"{trio.current_time() - self._began:7.3f}  {text}")
 
+    # -- times in which nobody can work
+
+    def outage(self) -> None:
+        """From now on nobody can work: before Postgres is stopped or cut off. May be nested."""
+        self._outages += 1
+        if self._outages == 1:
+            self.log.outage()
+
+    def recovered(self) -> None:
+        """That is over: after Postgres takes connections again."""
+        self._outages -= 1
+        if self._outages == 0:
+            self.log.recovered()
+
+    async def watch_outages(self) -> None:
+        """Note the times in which no worker serves: all killed or stopped at once. Endless."""
+        away = False
+        while True:
+            serves = any(each.serving for each in self.workers)
+            if serves is away:
+                away = not serves
+                (self.outage if away else self.recovered)()
+            await trio.sleep(LOOK)
+
     # -- workers
 
     @property
@@ -163,7 +198,12 @@ class World:
         return self.rng.choice(serving) if serving else None
 
     async def spawn(
-        self, *options: str, replace: bool = True, kill_at: str = "", module: str = "tests.chaos.worker"
+        self,
+        *options: str,
+        replace: bool = True,
+        kill_at: str = "",
+        module: str = "tests.chaos.worker",
+        environ: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
         """Start a worker. With `replace`, another one with the world's options follows when it ends.
 
@@ -173,14 +213,17 @@ class World:
         name = f"w{number}"
         log, ready = self.folder / f"{name}.log", self.folder / f"{name}.ready"
         command = [
-            *(sys.executable, "-m", module, "--dsn", self.worker_dsn, "--node", name),
-            *("--effects", str(self.folder / f"{name}.effects"), "--ready", str(ready)),
+            *(sys.executable, "-m", module, "--node", name),
+            *("--dsn", make_conninfo(self.worker_dsn, application_name=name)),
+            *("--effects", str(self.folder / f"{name}.jsonl"), "--ready", str(ready)),
             *("--seed", str(self.seed * 1000 + number), *self.worker_options, *options),
             *(("--kill-at", kill_at) if kill_at else ()),
         ]
         # Appended to the list before anything is awaited: a worker that nobody knows would outlive the run.
         with log.open("wb") as output:
-            worker = WorkerProcess(name, await _open(command, output), log, ready, kill_at.partition(":")[0])
+            worker = WorkerProcess(
+                name, await open_process(command, output, environ), log, ready, kill_at.partition(":")[0]
+            )
         self.workers.append(worker)
         self.tell(f"start {name} {' '.join(options)}".rstrip())
         self.nursery.start_soon(self._watch, worker, replace)
@@ -195,12 +238,14 @@ class World:
     def stop(self, worker: WorkerProcess) -> None:
         """SIGSTOP: it neither works nor renews, and does not know."""
         worker.stopped = True
+        self.log.paused(worker.process.pid)
         worker.send(signal.SIGSTOP)
         self.count("SIGSTOP", worker.name)
 
     def resume(self, worker: WorkerProcess) -> None:
         """SIGCONT."""
         worker.stopped = False
+        self.log.resumed(worker.process.pid)
         worker.send(signal.SIGCONT)
         self.tell(f"SIGCONT {worker.name}")
 
@@ -224,12 +269,19 @@ class World:
                 self.tell(f"{worker.name} could not start")
                 await trio.sleep(RESPAWN)
         if replace and not self.closing:
-            await self.spawn()
+            await self.spawn(kill_at=worker.replace_with)
 
 
-async def _open(command: list[str], output: IO[bytes]) -> trio.Process:
+async def open_process(
+    command: list[str], output: IO[bytes], environ: Mapping[str, str] | None = None
+) -> trio.Process:
     """Start a process; a cancellation that comes meanwhile is felt by whoever awaits next, not here."""
     with trio.CancelScope(shield=True):
-        return await trio.lowlevel.open_process(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **(environ or {})},
         )
+    return process  # noqa: RET504 - mypy: a scope may swallow

@@ -1,0 +1,252 @@
+"""The machines of the chaos runs. What each must come to is known when it is inserted (`tests.chaos.workload`).
+
+Every step begins and ends in the effect log, a file outside of the database: what a step did is compared with what was
+committed. Steps take a moment, so that faults hit them in between; a few take longer than a lease.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import durable_actors as da
+import trio
+from durable_actors.testing.history import EffectLog, Run
+
+LONG = 2.2
+"""Seconds of a step that outlives its first lease."""
+
+
+class Probe:
+    """What a worker process plugs into the steps."""
+
+    effects: EffectLog | None = None
+    """Where steps tell what they do."""
+    passing: Callable[[str], None] | None = None
+    """Called with the name of every kill point that lies in a step."""
+    block: float = 0.0
+    """Seconds for which the next step blocks the event loop, once."""
+
+
+probe = Probe()
+
+State = dict[str, Any]
+Ctx = da.Context[State]
+
+
+class Boom(Exception):
+    """A step's own failure, by design."""
+
+
+@contextmanager
+def effect(ctx: Ctx) -> Generator[Run]:
+    """The outside world during a step. Its end is noted however the step ends, unless the process does."""
+    log = probe.effects
+    assert log is not None
+    with log.run(ctx) as run:
+        if probe.passing is not None:
+            probe.passing("step")
+        seconds, probe.block = probe.block, 0.0
+        if seconds:
+            log.paused()
+            time.sleep(seconds)  # user code that blocks the loop: nothing of this worker moves
+            log.resumed()
+        yield run
+
+
+async def moment(ctx: Ctx) -> None:
+    """Take a moment: mostly a short one."""
+    long = LONG if ctx.state.get("long") and ctx.attempt == 0 else 0.0
+    await trio.sleep(long or random.choice((0.0, 0.01, 0.02, 0.05, 0.1, 0.4)) * random.random())
+
+
+class Base(da.Machine[State], name="chaos.Base", queue="work"):
+    """Errors by design are tried again; any other ends the instance, and so the run."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        """Nothing here is inserted."""
+        return da.Done()
+
+    async def handle(self, error: Exception, ctx: Ctx) -> da.Outcome:
+        return da.Retry(delay=0.02) if isinstance(error, Boom) else da.Stop(error)
+
+
+class Chain(Base, name="chaos.Chain", queue="work"):
+    """Hops, one of them in a thread; some fail at first."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            return run.end(self._hop(ctx))
+
+    @da.step
+    def labour(self, ctx: Ctx) -> da.Outcome:
+        """The same, in a thread that nobody can cancel."""
+        with effect(ctx) as run:
+            time.sleep(0.05 * random.random())
+            return run.end(self._hop(ctx))
+
+    def _hop(self, ctx: Ctx) -> da.Outcome:
+        hops, fails, path = ctx.state["hops"], ctx.state["fails"], ctx.state["path"]
+        if ctx.attempt < fails[len(path)]:
+            raise Boom
+        path = [*path, len(path)]
+        if len(path) == hops:
+            return da.Done(path)
+        state = {**ctx.state, "path": path}
+        return da.Next(self.labour if len(path) in ctx.state["threads"] else self.start, state)
+
+
+class Tally(Base, name="chaos.Tally", queue="work"):
+    """Counts ticks, then tocks; both may come at any time. Each must be counted once."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            return run.end(da.Await("tick", then=self.count, timeout=ctx.state["timeout"]))
+
+    @da.step
+    async def count(self, ctx: Ctx) -> da.Outcome:
+        """Add what came; a time-out is a wake like any other."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            state = dict(ctx.state)
+            for signal in ctx.awaited:
+                state[signal.name] += 1
+                state["sum"] += signal.payload
+            name = "tick" if state["tick"] < state["ticks"] else "tock"
+            if name == "tock" and state["tock"] == state["tocks"]:
+                return run.end(da.Done({each: state[each] for each in ("tick", "tock", "sum")}))
+            return run.end(
+                da.Await(name, state, then=self.count, timeout=state["timeout"], consume=ctx.awaited)
+            )
+
+
+class Pack(Base, name="chaos.Pack", queue="work"):
+    """Waits in one step until a pack of signals is complete."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            if len(ctx.awaited) < ctx.state["size"]:
+                return run.end(da.Await("card"))
+            await moment(ctx)
+            return run.end(da.Done(sorted(signal.payload for signal in ctx.awaited)))
+
+
+class Sleeper(Base, name="chaos.Sleeper", queue="work"):
+    """A deadline that must fire, since nobody sends."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            return run.end(da.Await("never", then=self.wake, timeout=ctx.state["timeout"]))
+
+    @da.step
+    async def wake(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            return run.end(da.Done(len(ctx.awaited)))
+
+
+@da.job(name="chaos.job", queue="jobs", max_attempts=10_000, backoff=lambda _: 0.02)
+async def job(args: State, ctx: Ctx) -> int:
+    """Fails as often as it is told to, then tells its number."""
+    with effect(ctx) as run:
+        await moment(ctx)
+        if ctx.attempt < args.get("fails", 0):
+            raise Boom
+        run.end(da.Done())
+        return int(args["n"])
+
+
+@da.job(name="chaos.hopeless", queue="jobs", max_attempts=3, backoff=lambda _: 0.02)
+async def hopeless(args: State, ctx: Ctx) -> None:
+    """Fails for good, by exhaustion or by its own word."""
+    with effect(ctx):
+        await moment(ctx)
+        if args["cancel"]:
+            raise da.Cancel("enough")
+        raise Boom
+
+
+class Family(Base, name="chaos.Family", queue="work"):
+    """Children, some of whom fail; a barrier for all or for some of them; then a second generation."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            join = ctx.state.get("quorum", "all")
+            return run.end(da.ScheduleChildren(self.gather, list(self._children(ctx.state)), join=join))
+
+    @da.step
+    async def gather(self, ctx: Ctx) -> da.Outcome:
+        """What all (or enough) of them came to."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            ended = [child for child in ctx.children if child.status in {"done", "failed"}]
+            if "quorum" in ctx.state:
+                return run.end(da.Done(len(ended) >= ctx.state["quorum"]))
+            found = [sum(c.result for c in ended if c.status == "done"), len(ended)]
+            if ctx.state["generation"] == 1:
+                return run.end(da.Done([ctx.state["first"], found]))
+            state = {**ctx.state, "generation": 1, "first": found}
+            return run.end(da.ScheduleChildren(self.gather, list(self._children(state)), state))
+
+    def _children(self, state: State) -> Generator[da.Child]:
+        for n in range(state["good"]):
+            yield da.Child(job, args={"n": n, "fails": n % 2})
+        for n in range(state["bad"]):
+            yield da.Child(hopeless, args={"cancel": n % 2 == 0})
+
+
+class Courier(Base, name="chaos.Courier", queue="work"):
+    """Sends and starts from inside its steps, which may run again: each of it must happen once."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            for payload in ctx.state["ticks"]:
+                await self._send(ctx, payload)
+                await moment(ctx)
+            return run.end(da.Next(self.hire))
+
+    async def _send(self, ctx: Ctx, payload: int) -> None:
+        try:
+            await ctx.signal(ctx.state["target"], "tick", payload)
+        except da.NoTarget:
+            # An earlier run has sent the last tick that the target waited for, and its worker was killed.
+            if ctx.attempt == 0:
+                raise
+
+    @da.step
+    async def hire(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await ctx.start_child(job, key="helper", args={"n": 1})
+            await moment(ctx)
+            await ctx.insert(job, args={"n": 2})
+            return run.end(da.Done("delivered"))
+
+
+class Lane(Base, name="chaos.Lane", queue="keys"):
+    """One of several instances of a partition key: one step at a time."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            return run.end(da.Next(self.work))
+
+    @da.step
+    def work(self, ctx: Ctx) -> da.Outcome:
+        """In a thread: it keeps its key as long as it runs, whatever became of its lease."""
+        with effect(ctx) as run:
+            time.sleep(0.03 * random.random())
+            return run.end(da.Done(ctx.state["n"]))

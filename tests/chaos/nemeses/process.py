@@ -1,0 +1,113 @@
+"""What is done to worker processes: killed, stopped, told to go, blocked, given a wrong clock."""
+
+from __future__ import annotations
+
+import signal
+from typing import Final
+
+import trio
+from tests.chaos.nemeses import nemesis
+from tests.chaos.world import LEASE, World
+
+POINTS: Final = {
+    "claimed": 12,
+    "step": 15,
+    "outcome": 15,
+    "sent": 12,
+    "committed": 12,
+    "spawned": 3,
+    "released": 2,
+    "reaped": 1,
+    "renewed": 3,
+}
+"""Kill points, and how often each is passed at most before the kill (tests.chaos.worker says what they are)."""
+
+
+@nemesis("none", seconds=3.0)
+async def none(world: World) -> None:
+    """Nothing: what fails here is no fault's fault."""
+    await trio.sleep_until(world.until)
+
+
+@nemesis("kill")
+async def kill(world: World) -> None:
+    """SIGKILL at random times, one worker after the other; once all of them at the same time."""
+    massacre = world.rng.random() < 0.5
+    while await world.pause(0.3, 1.2):
+        victims = [each for each in world.workers if each.serving]
+        if massacre and len(victims) > 1 and trio.current_time() > world.until - 2:
+            massacre = False
+        elif victims:
+            victims = [world.rng.choice(victims)]
+        for worker in victims:
+            world.kill(worker)
+
+
+@nemesis("kill-points")
+async def kill_points(world: World) -> None:
+    """Workers that kill themselves at a named point between a claim and the news of its commit."""
+    while not world.over:
+        if (worker := world.pick()) is not None and not worker.kill_at:
+            # Its place is taken by a doomed one, whose place is taken by a good one when it has died.
+            point = world.rng.choice(list(POINTS))
+            worker.replace_with = f"{point}:{world.rng.randint(1, POINTS[point])}"
+            world.terminate(worker, "SIGTERM")
+        await world.pause(0.5, 1.5)
+
+
+@nemesis("stop")
+async def stop(world: World) -> None:
+    """SIGSTOP for longer than a lease, then SIGCONT: it wakes and believes that nothing happened."""
+    while await world.pause(0.1, 0.5):
+        if (worker := world.pick()) is None:
+            continue
+        world.stop(worker)
+        # Not bounded by the end: the shortest is beyond the lease, or it would prove nothing.
+        await trio.sleep(LEASE * world.rng.uniform(1.1, 2.0))
+        world.resume(worker)
+
+
+@nemesis("term", worker_options=("--drain", "0.3"))
+async def term(world: World) -> None:
+    """SIGTERM while steps run; a second one, which cancels them; at times a SIGKILL in the middle of the drain."""
+    while await world.pause(0.3, 1.0):
+        if (worker := world.pick()) is None:
+            continue
+        world.terminate(worker)
+        how = world.rng.random()
+        if how < 0.3:
+            await trio.sleep(world.rng.random() * 0.2)
+            worker.send(signal.SIGTERM)
+            world.count("second SIGTERM", worker.name)
+        elif how < 0.6:
+            await trio.sleep(world.rng.random() * 0.4)
+            if worker.alive:
+                world.kill(worker, "SIGKILL in a drain")
+
+
+@nemesis("block")
+async def block(world: World) -> None:
+    """User code that blocks a worker's event loop for longer than a lease."""
+    while await world.pause(0.3, 1.5):
+        if (worker := world.pick()) is not None:
+            worker.send(signal.SIGUSR1)
+            world.count("blocked loop", worker.name)
+
+
+@nemesis("clock")
+async def clock(world: World) -> None:
+    """Workers whose clocks are an hour off, one ahead, one behind; each is killed, and another one comes."""
+    for hour in (3600, -3600):
+        await world.spawn(module="tests.chaos.skewed_worker", environ={"CHAOS_CLOCK": str(hour)})
+        world.count("wrong clock", f"{hour:+} s")
+    while await world.pause(0.8, 2.0):
+        if (worker := world.pick()) is not None:
+            world.kill(worker)
+
+
+@nemesis("mixed", seconds=6.0)
+async def mixed(world: World) -> None:
+    """Kills, stops, drains and blocks, all at once."""
+    async with trio.open_nursery() as nursery:
+        for attack in (kill, stop, term, block):
+            nursery.start_soon(attack, world)

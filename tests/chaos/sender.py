@@ -1,0 +1,135 @@
+"""A sender process: inserts and signals of its share of the plan, each repeated until it is acknowledged.
+
+    python -m tests.chaos.sender --dsn ... --seed 7 --seconds 5 --number 0 --acks FILE
+
+Every acknowledgement is written to its file before the next call. What was acknowledged must be there at the end; what
+was not (a lost connection, a time-out, `CommitUnknown`) may be there or not, and is sent again: its key makes that
+harmless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import durable_actors as da
+import trio
+from durable_actors._client import Client
+from tests.chaos import machines
+from tests.chaos.workload import ALWAYS, Ack, Insert, Plan, Send, make_plan
+
+CALL: Final = 3.0
+"""Seconds for one call; then nobody knows, and it is repeated."""
+AGAIN: Final = 0.1
+"""Seconds between attempts."""
+ABSENT: Final = 15.0
+"""Seconds for which a target may be missing: its insert is another sender's, who may have trouble."""
+
+MACHINES: Final = {
+    "chaos.Chain": machines.Chain,
+    "chaos.Tally": machines.Tally,
+    "chaos.Pack": machines.Pack,
+    "chaos.Sleeper": machines.Sleeper,
+    "chaos.Family": machines.Family,
+    "chaos.Courier": machines.Courier,
+    "chaos.Lane": machines.Lane,
+    "chaos.job": machines.job,
+    "chaos.hopeless": machines.hopeless,
+}
+
+logger = logging.getLogger("chaos.sender")
+
+
+class Sender:
+    """One process's share of the plan."""
+
+    def __init__(self, number: int, dsn: str, acks: Path) -> None:
+        self._number = number
+        self._dsn = dsn
+        self._acks = acks.open("a", buffering=1)
+        self._stack = AsyncExitStack()
+        self._client: Client | None = None
+
+    async def run(self, plan: Plan) -> None:
+        """Do it all, each at its time."""
+        began = trio.current_time()
+        async with self._stack:
+            for work in plan.of(self._number):
+                await trio.sleep_until(began + work.at)
+                await self._repeat(work)
+
+    async def _repeat(self, work: Insert | Send) -> None:
+        """Until it is acknowledged."""
+        unknown = False
+        since = trio.current_time()
+        while True:
+            try:
+                with trio.fail_after(CALL):
+                    await self._do(work)
+            except (da.StoreUnavailable, trio.TooSlowError) as exc:
+                unknown = True
+                logger.warning("%s: %s; again", work, exc)
+            except da.NoTarget:
+                # Ended, because an earlier attempt had done it? Or not inserted yet?
+                if unknown:
+                    self._note(work, None)
+                    return
+                if trio.current_time() > since + ABSENT:
+                    logger.exception("%s: no target", work)
+                    return
+            else:
+                return
+            await trio.sleep(AGAIN)
+
+    async def _do(self, work: Insert | Send) -> None:
+        client = self._client or await self._connect()
+        if isinstance(work, Send):
+            await client.signal(work.target, work.name, work.payload, dedup_key=work.dedup_key)
+            self._note(work, None)
+            return
+        number = await client.insert(
+            MACHINES[work.machine],
+            state=work.state,
+            unique_key=work.key,
+            unique_scope=ALWAYS,
+            on_duplicate="return",
+            partition_key=work.partition_key,
+            schedule_in=work.schedule_in,
+        )
+        self._note(work, number)
+
+    async def _connect(self) -> Client:
+        self._client = await self._stack.enter_async_context(da.open_client(self._dsn))
+        return self._client
+
+    def _note(self, work: Insert | Send, number: int | None) -> None:
+        key = work.key if isinstance(work, Insert) else work.dedup_key
+        self._acks.write(json.dumps({"sender": self._number, "key": key, "id": number}) + "\n")
+
+
+def read_acks(path: Path) -> list[Ack]:
+    """What a sender has written."""
+    return [Ack(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dsn", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--acks", type=Path, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plan = make_plan(options.seed, options.seconds, scale=options.scale)
+    trio.run(Sender(options.number, options.dsn, options.acks).run, plan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""What a run is asked to do, made from its seed, and what it must have come to. Pure.
+
+Every insert has a unique key that stays occupied after the end, every signal a dedup key: senders repeat until they are
+told that it is done, so at the end everything is there exactly once, whatever happened in between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+SENDERS: Final = 2
+ALWAYS: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed")
+"""A unique scope that is never left."""
+
+
+@attrs.frozen(kw_only=True)
+class Insert:
+    """One instance to insert."""
+
+    at: float
+    """Seconds after the start."""
+    sender: int
+    """Which sender; SENDERS: all of them, and one instance must come of it."""
+    key: str
+    machine: str
+    state: Mapping[str, Any]
+    partition_key: str | None = None
+    schedule_in: float | None = None
+    status: str = "done"
+    """How it must end."""
+    result: object = None
+    children: int = 0
+    """Rows that it makes, directly."""
+
+
+@attrs.frozen(kw_only=True)
+class Send:
+    """One signal to send."""
+
+    at: float
+    sender: int
+    target: str
+    name: str
+    payload: int
+    dedup_key: str
+
+
+@attrs.frozen
+class Plan:
+    """A run's work."""
+
+    inserts: tuple[Insert, ...]
+    sends: tuple[Send, ...]
+
+    def of(self, sender: int) -> list[Insert | Send]:
+        """What one sender does, in time's order."""
+        mine = [each for each in (*self.inserts, *self.sends) if each.sender in {sender, SENDERS}]
+        return sorted(mine, key=lambda each: each.at)
+
+
+def make_plan(seed: int, seconds: float, *, scale: float = 1.0) -> Plan:
+    """The work of a run, spread over so many seconds."""
+    maker = _Maker(random.Random(f"workload {seed}"), seconds)
+    for make, count in (
+        (maker.chain, 24),
+        (maker.tally, 12),
+        (maker.pack, 6),
+        (maker.sleeper, 10),
+        (maker.family, 8),
+        (maker.courier, 8),
+        (maker.job, 20),
+        (maker.hopeless, 5),
+        (maker.contended, 6),
+    ):
+        for n in range(max(1, round(count * scale))):
+            make(n)
+    for n in range(4):
+        maker.lane(n, max(2, round(7 * scale)))
+    return Plan(tuple(maker.inserts), tuple(maker.sends))
+
+
+class _Maker:
+    def __init__(self, rng: random.Random, seconds: float) -> None:
+        self.rng = rng
+        self.seconds = seconds
+        self.inserts: list[Insert] = []
+        self.sends: list[Send] = []
+
+    def _insert(self, machine: str, key: str, state: Mapping[str, Any], **fields: Any) -> Insert:
+        fields.setdefault("at", self.rng.random() * self.seconds)
+        fields.setdefault("sender", self.rng.randrange(SENDERS))
+        insert = Insert(machine=f"chaos.{machine}", key=key, state=state, **fields)
+        self.inserts.append(insert)
+        return insert
+
+    def _send(self, insert: Insert, name: str, payload: int) -> None:
+        at = insert.at + self.rng.random() * (self.seconds - insert.at)
+        dedup = f"{name}:{len(self.sends)}"
+        self.sends.append(
+            Send(
+                at=at,
+                sender=self.rng.randrange(SENDERS),
+                target=insert.key,
+                name=name,
+                payload=payload,
+                dedup_key=dedup,
+            )
+        )
+
+    def chain(self, n: int) -> None:
+        rng, hops = self.rng, self.rng.randint(2, 6)
+        fails = [rng.choice((0, 0, 0, 1, 2)) for _ in range(hops)]
+        threads = [hop for hop in range(hops) if rng.random() < 0.2]
+        state = {"hops": hops, "fails": fails, "threads": threads, "path": [], "long": n % 12 == 0}
+        delay = rng.random() if rng.random() < 0.2 else None
+        self._insert("Chain", f"chain:{n}", state, schedule_in=delay, result=list(range(hops)))
+
+    def _tally(self, key: str, ticks: list[int], tocks: list[int], **fields: Any) -> Insert:
+        state = {"ticks": len(ticks), "tocks": len(tocks), "tick": 0, "tock": 0, "sum": 0}
+        state["timeout"] = self.rng.choice((0.3, 1.0, 60.0, 60.0))
+        result = {"tick": len(ticks), "tock": len(tocks), "sum": sum(ticks) + sum(tocks)}
+        return self._insert("Tally", key, state, result=result, **fields)
+
+    def tally(self, n: int) -> None:
+        ticks = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 5))]
+        tocks = [self.rng.randrange(1000) for _ in range(self.rng.randint(0, 3))]
+        insert = self._tally(f"tally:{n}", ticks, tocks)
+        for name, payloads in (("tick", ticks), ("tock", tocks)):
+            for payload in payloads:
+                self._send(insert, name, payload)
+
+    def pack(self, n: int) -> None:
+        cards = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 4))]
+        insert = self._insert("Pack", f"pack:{n}", {"size": len(cards)}, result=sorted(cards))
+        for card in cards:
+            self._send(insert, "card", card)
+
+    def sleeper(self, n: int) -> None:
+        self._insert("Sleeper", f"sleeper:{n}", {"timeout": self.rng.random() * 2}, result=0)
+
+    def family(self, n: int) -> None:
+        good, bad = self.rng.randint(1, 4), self.rng.randint(0, 2)
+        state: dict[str, Any] = {"good": good, "bad": bad, "generation": 0}
+        if n % 4 == 3:
+            state["quorum"] = self.rng.randint(1, good + bad)
+            self._insert("Family", f"family:{n}", state, result=True, children=good + bad)
+        else:
+            each = [sum(range(good)), good + bad]
+            self._insert("Family", f"family:{n}", state, result=[each, each], children=2 * (good + bad))
+
+    def courier(self, n: int) -> None:
+        ticks = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 3))]
+        target = self._tally(f"receiver:{n}", ticks, [])
+        self._insert(
+            "Courier",
+            f"courier:{n}",
+            {"ticks": ticks, "target": target.key},
+            at=target.at + 0.001,  # by the same sender, and so after its target
+            sender=target.sender,
+            result="delivered",
+            children=2,
+        )
+
+    def job(self, n: int) -> None:
+        self._insert("job", f"job:{n}", {"n": n, "fails": self.rng.choice((0, 0, 1, 3))}, result=n)
+
+    def hopeless(self, n: int) -> None:
+        self._insert("hopeless", f"hopeless:{n}", {"cancel": n % 2 == 0}, status="failed")
+
+    def contended(self, n: int) -> None:
+        self._insert("job", f"contended:{n}", {"n": n}, sender=SENDERS, result=n)
+
+    def lane(self, key: int, count: int) -> None:
+        sender, at = self.rng.randrange(SENDERS), 0.0
+        for n in range(count):
+            at += self.rng.random() * 2 * self.seconds / count * 0.9
+            self._insert(
+                "Lane",
+                f"lane:{key}:{n}",
+                {"n": n},
+                at=min(at, self.seconds),
+                sender=sender,
+                partition_key=f"key:{key}",
+                result=n,
+            )
+
+
+# -- what must be true at the end
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """An instance as it was found at the end."""
+
+    id: int
+    machine: str
+    key: str | None
+    status: str
+    result: object
+    parent_id: int | None
+    last_error: str | None
+
+
+@attrs.frozen(kw_only=True)
+class Ack:
+    """What a sender was told: this is done."""
+
+    sender: int
+    key: str
+    """Unique key, or dedup key of a signal."""
+    id: int | None
+    """The instance's id; None for a signal."""
+
+
+def check_sums(plan: Plan, rows: Sequence[Row], acks: Iterable[Ack], unread: int) -> list[str]:
+    """Compare what is with what must be; each sentence is a failure."""
+    acks = list(acks)
+    return [
+        *_check_ends(plan, rows),
+        *_check_acks(plan, {row.key: row.id for row in rows if row.key is not None}, acks),
+        *_check_children(plan, rows),
+        *([f"{unread} signals are unread, but nobody is left to read them"] if unread else []),
+    ]
+
+
+def _check_ends(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    count = Counter(row.key for row in rows if row.key is not None)
+    found = {row.key: row for row in rows}
+    for insert in plan.inserts:
+        if count[insert.key] != 1:
+            yield f"{insert.key}: {count[insert.key]} instances, not one"
+            continue
+        row = found[insert.key]
+        if (row.status, row.result) != (insert.status, insert.result):
+            yield (
+                f"{insert.key} (instance {row.id}): {row.status} with {row.result!r}, error {row.last_error!r},"
+                f" but must be {insert.status} with {insert.result!r}"
+            )
+    for row in rows:
+        if row.status not in {"done", "failed"}:
+            yield f"instance {row.id} ({row.machine}, key {row.key}): still {row.status}"
+
+
+def _check_acks(plan: Plan, ids: Mapping[str, int], acks: Sequence[Ack]) -> Iterator[str]:
+    for ack in acks:
+        if ack.id is not None and ids.get(ack.key) != ack.id:
+            yield f"{ack.key}: acknowledged as instance {ack.id}, but found is {ids.get(ack.key)}"
+    told = Counter(ack.key for ack in acks)
+    for insert in plan.inserts:
+        must = SENDERS if insert.sender == SENDERS else 1
+        if told[insert.key] != must:
+            yield f"{insert.key}: its insert was acknowledged {told[insert.key]} times, not {must}"
+    for send in plan.sends:
+        if told[send.dedup_key] != 1:
+            yield f"signal {send.dedup_key} to {send.target}: acknowledged {told[send.dedup_key]} times"
+
+
+def _check_children(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    made = sum(insert.children for insert in plan.inserts)
+    extra = [row for row in rows if row.key is None]
+    if len(extra) != made:
+        yield f"{len(extra)} children and further instances, but must be {made}"
+    families = {insert.key: insert.children for insert in plan.inserts if insert.machine == "chaos.Family"}
+    of = Counter(row.parent_id for row in rows if row.parent_id is not None)
+    for row in rows:
+        if row.key in families and of[row.id] != families[row.key]:
+            yield f"{row.key} (instance {row.id}): {of[row.id]} children, but must be {families[row.key]}"
