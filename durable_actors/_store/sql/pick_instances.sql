@@ -8,6 +8,9 @@
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its keys
 -- index    gen_durable_pick, gen_durable_shelf, gen_durable_key, gen_durable_pkey
 -- keeps    I2 one live claim per instance · I9 one running step per key, in order
+-- fence    a claim id is 60 random bits of this pick, then the row's id: no claim of a row repeats, whatever a crash of the
+--          server may forget. A random number for each row cost 5 of the 24 µs that a claim takes where Postgres is built
+--          without OpenSSL: it opens, reads and closes /dev/urandom every time.
 -- cost     the batch's: every window row is claimed, leaves the index (held, shelved), or is passed by the cursor. Only
 --          'l' rows stay, and the caller looks at them again by id. A list of priorities instead of a range makes
 --          eligible_at an index bound, so future rows are never read.
@@ -61,7 +64,8 @@ with extra as materialized (
     returning g.id, g.priority, g.eligible_at
 ), claimed as (
     update durable.gen_durable g
-       set status = 'executing', hold = 0, locked_by = $3::text, claim_id = gen_random_uuid(),
+       set status = 'executing', hold = 0, locked_by = $3::text,
+           claim_id = ((select left(replace(gen_random_uuid()::text, '-', ''), 16)) || encode(int8send(g.id), 'hex'))::uuid,
            claim_token_hash = $12::bytea,
            lease_expires_at = now() + make_interval(secs => $4::float8), updated_at = now()
      where g.id = any (array(select m.id from mine m where m.k is null) || (select j.claim from judged j)::bigint[])
