@@ -100,12 +100,10 @@ async def migrate_on(
     found = plan(await _applied(conn, schema), shipped, schema=schema, target=version)
     if not found.pending:
         return found
-    lock = [f"durable_actors migrate {schema}".encode()]
-    while (await conn.run(_TRY_LOCK, lock)).rows[0][0] != b"t":  # noqa: ASYNC110 - see the docstring
-        await trio.sleep(_RETRY)
+    await _lock(conn, schema)
     try:
-        await conn.run(_ensure_schema(schema))
-        await conn.run(statement("ensure_migrations", schema))
+        # One transaction: a schema of ours always has the record by which `uninstall` knows it.
+        await conn.batch([(_ensure_schema(schema), ()), (statement("ensure_migrations", schema), ())])
         # Again, now that nobody else migrates.
         found = plan(await _applied(conn, schema), shipped, schema=schema, target=version)
         for migration in found.pending:
@@ -153,21 +151,32 @@ def migration_sql(schema: str = "durable") -> str:
 async def uninstall(dsn: str, *, schema: str = "durable") -> bool:
     """Drop every object of ours with its data; the schema, too, unless it holds something of the user's.
 
-    Returns whether the schema itself is gone. A schema that was never ours is left alone.
+    Returns whether the schema itself is gone. A schema that was never ours is left alone. Waits for a migrator at work.
+    Cancelled: all of it was done, or nothing.
     """
     check_schema_name(schema)
     conn = await PgConn.open(dsn)
     try:
-        if not await _applied(conn, schema):
+        await _lock(conn, schema)
+        if not await _present(conn, schema):
             return False
-        await conn.script(statement("uninstall", schema).sql)
-        try:
-            await conn.script(f'drop schema "{schema}"')
-        except psycopg.errors.DependentObjectsStillExist:
-            return False
-        return True
+        await conn.script(statement("uninstall", schema).sql + _drop_schema(schema))
+        return (await conn.run(_GONE, [schema.encode()])).rows[0][0] == b"t"
     finally:
         conn.close()
+
+
+async def _lock(conn: PgConn, schema: str) -> None:
+    """Become the only one who migrates this schema, until the connection ends."""
+    if conn.pooled:  # the lock would stay with a session of the pooler's, and the next migrator wait for ever
+        raise ConfigError(
+            "this dsn goes through a pooler, and a migration needs a session of its own. Migrate by a direct "
+            "connection to Postgres; an engine takes session_dsn for it",
+            option="session_dsn",
+        )
+    name = [f"durable_actors migrate {schema}".encode()]
+    while (await conn.run(_TRY_LOCK, name)).rows[0][0] != b"t":  # noqa: ASYNC110 - see the docstring
+        await trio.sleep(_RETRY)
 
 
 async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
@@ -189,11 +198,14 @@ async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
 
 async def _applied(conn: PgConn, schema: str) -> list[int]:
     """The recorded versions; empty when the table is not there."""
-    present = (await conn.run(_PRESENT, [schema.encode()])).rows[0][0]
-    if present != b"t":
+    if not await _present(conn, schema):
         return []
     rows = (await conn.run(statement("read_migrations", schema, read_only=True))).rows
     return [int(row[0] or 0) for row in rows]
+
+
+async def _present(conn: PgConn, schema: str) -> bool:
+    return (await conn.run(_PRESENT, [schema.encode()])).rows[0][0] == b"t"
 
 
 async def _require_server(conn: PgConn) -> None:
@@ -210,10 +222,21 @@ def _ensure_schema(schema: str) -> Statement:
     return Statement("ensure_schema", f'create schema if not exists "{check_schema_name(schema)}"')
 
 
+def _drop_schema(schema: str) -> str:
+    """Unless something of the user's is in it. A block, so that one transaction drops it with what is ours."""
+    drop = f'drop schema "{check_schema_name(schema)}"'
+    return f"do $$ begin {drop}; exception when dependent_objects_still_exist then null; end $$"
+
+
 _TRY_LOCK: Final = Statement("try_migrate_lock", "select pg_try_advisory_lock(hashtextextended($1, 0))")
 _PRESENT: Final = Statement(
     "migrations_present",
     "select to_regclass(format('%I.migrations', $1::text)) is not null",
+    read_only=True,
+)
+_GONE: Final = Statement(
+    "schema_gone",
+    "select not exists (select from pg_catalog.pg_namespace where nspname = $1::text)",
     read_only=True,
 )
 _SERVER: Final = Statement(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Final, cast
 
@@ -29,7 +31,8 @@ from durable_actors.errors import DurableError
 
 PATIENCE: Final = 60.0
 """Seconds after which the demo gives up on the orders; it takes 6 to 10."""
-CLEANUP: Final = 5.0
+CLEANUP: Final = 15.0
+"""Seconds for dropping everything; it takes 0.05 unless somebody else holds a lock there."""
 
 _HELLO: Final = Statement(
     "demo_hello",
@@ -49,16 +52,42 @@ _PAYMENTS: Final = (
 def demo(*, orders: int, dsn: str, as_json: bool) -> None:
     """Run an order pipeline on two worker processes, kill one of them, and account for every order.
 
-    Everything happens in a schema of its own, durable_demo, which is dropped in the end.
+    Everything happens in a schema of its own, durable_demo, which is dropped in the end, also after Ctrl-C.
     """
     console = Console(highlight=False, quiet=as_json)
     import_modules([MACHINES], verbose=False)
     with bare_errors():
-        found = trio.run(_demo, console, Config(dsn=dsn).dsn, orders)
+        found = trio.run(_until_signal, console, Config(dsn=dsn).dsn, orders)
+    if found is None:
+        raise click.Abort
     if as_json:
         print_json({**plain(found), "right": found.right})
     if not found.right:
         raise DurableError(f"the sums do not match: {found}")
+
+
+async def _until_signal(console: Console, dsn: str, orders: int) -> Accounts | None:
+    """Run the demo; SIGINT or SIGTERM ends it early, cleaned up, with None.
+
+    Not by KeyboardInterrupt: that comes up in any line, also in those that clean up, and costs the connection whose
+    answer is waited for. A second signal does what it does to a program that catches none; the next demo cleans up.
+    """
+    found: Accounts | None = None
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey, signals, interrupt := trio.CancelScope())
+            with interrupt:
+                found = await _demo(console, dsn, orders)
+            nursery.cancel_scope.cancel()
+    return found
+
+
+async def _obey(signals: AsyncIterator[int], interrupt: trio.CancelScope) -> None:
+    await anext(signals)
+    interrupt.cancel()
+    number = await anext(signals)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 async def _demo(console: Console, dsn: str, orders: int) -> Accounts:
@@ -71,18 +100,23 @@ async def _demo(console: Console, dsn: str, orders: int) -> Accounts:
             ):
                 server = await stack.enter_async_context(open_embedded())
             dsn, where = server.dsn(), str(server.data_dir)
-        conn = await PgConn.open(dsn)
-        stack.callback(conn.close)
-        [[version, locked]] = (await conn.run(_HELLO)).rows
+        # The lock has a connection of its own: a cancelled statement may cost its connection, and the lock would go
+        # to another demo, whose schema we would drop.
+        guard = await PgConn.open(dsn)
+        stack.callback(guard.close)
+        [[version, locked]] = (await guard.run(_HELLO)).rows
         if locked != b"t":
             raise DurableError("another demo is running on this server; it uses the same schema")
+        conn = await PgConn.open(dsn)
+        stack.callback(conn.close)
         run = Demo(console, conn, dsn, began)
         run.tick(f"PostgreSQL {(version or b'').decode()} in {where}")
         try:
-            return await run.show(orders)
+            accounts = await run.show(orders)
         finally:
-            with trio.move_on_after(CLEANUP, shield=True):  # else the next demo does it
-                await run.clean_up()
+            await run.clean_up()
+        console.print(f"\nDone in {time.monotonic() - began:.1f} s. Nothing is left behind.")
+        return accounts
 
 
 class Demo:
@@ -221,12 +255,21 @@ class Demo:
             self.tick(
                 f"the bank was asked {times} more than it paid: a killed step runs again, with the same idempotency key"
             )
-        self.console.print(f"\nDone in {time.monotonic() - self.began:.1f} s. Nothing is left behind.")
 
     async def clean_up(self) -> None:
-        """Drop everything of the demo."""
-        await self.conn.script("drop table if exists durable_demo.payments")
-        await migrating.uninstall(self.dsn, schema=SCHEMA)
+        """Drop everything of the demo, also when it was interrupted: on connections that nobody has used."""
+        with trio.move_on_after(CLEANUP, shield=True) as patience:
+            conn = await PgConn.open(self.dsn)
+            try:
+                await conn.script("drop table if exists durable_demo.payments")
+            finally:
+                conn.close()
+            await migrating.uninstall(self.dsn, schema=SCHEMA)
+        if patience.cancelled_caught:
+            raise DurableError(
+                f"schema {SCHEMA} could not be dropped within {CLEANUP:.0f} s, somebody uses it;"
+                " the next demo tries again"
+            )
 
 
 def _number(order: Instance) -> int:

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 
 import attrs
-import psycopg
 import pytest
 from durable_actors.cli.demo_accounts import Order, audit
+from tests.cli.demo_kit import assert_nothing_is_left, start_demo
 from tests.cli.test_why import instance
 
 ORDERS = [Order(1, 100), Order(2, 250)]
-
-
-def start_demo(dsn: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "durable_actors.cli", "demo", "--dsn", dsn, *arguments]
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def assert_nothing_is_left(dsn: str) -> None:
-    """No schema, and no session beside ours; a session may take a moment to see that its client is gone."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        schemas = conn.execute("select 1 from pg_namespace where nspname = 'durable_demo'").fetchall()
-        assert schemas == []
-        for _ in range(300):
-            sessions = conn.execute(
-                "select pid, query from pg_stat_activity where datname = current_database()"
-                " and pid <> pg_backend_pid() and backend_type = 'client backend'"
-            ).fetchall()
-            if not sessions:
-                return
-            conn.execute("select pg_sleep(0.1)")
-        raise AssertionError(sessions)
 
 
 @pytest.mark.slow
@@ -75,34 +45,6 @@ def test_the_demo_for_programs(empty_dsn: str):
     assert found["right"] is True
     assert (found["orders"], found["done"], found["lost"], found["twice"]) == (20, 20, 0, 0)
     assert found["asked"] >= found["payments"] == 20
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda each: each.name)
-def test_an_interrupted_demo_leaves_no_process(empty_dsn: str, number: signal.Signals):
-    process = start_demo(empty_dsn)
-    assert process.stdout is not None
-    pids: list[int] = []
-    for line in process.stdout:
-        if "share the work" in line:
-            pids = [int(part.partition(")")[0]) for part in line.split("(pid ")[1:]]
-        if "orders placed" in line:
-            break
-    assert len(pids) == 2, process.communicate()
-    watched = [os.pidfd_open(pid) for pid in pids]
-    try:
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
-        assert "Traceback" not in err
-        for each in watched:  # readable when the process has ended
-            assert select.select([each], [], [], 30)[0], "a worker outlived the demo"
-    finally:
-        for each in watched:
-            os.close(each)
-    if number is signal.SIGINT:
-        assert process.returncode == 1
-        assert_nothing_is_left(empty_dsn)
 
 
 @attrs.frozen
