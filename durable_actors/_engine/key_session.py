@@ -5,7 +5,9 @@ It is trusted for a while after the last answer, counted from when that was aske
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
 
 import attrs
 import psycopg
@@ -16,6 +18,9 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.pool import Lease
 from durable_actors._store.key import check_session, exchange_keys, lock_node, read_held_keys
 from durable_actors.errors import ConfigError, StoreUnavailable
+
+SECOND_PROCESS: Final = 2.0
+"""Seconds that a pooler may take for a second server process, at the start."""
 
 
 def trust_window(lease_ttl: float) -> float:
@@ -131,10 +136,10 @@ class KeySession:
         self.trusted_until = sent + self._trust
 
     async def _begin(self) -> None:
+        if self._conn.pooled:
+            await self._test_pooler()  # before a lock is taken: it would stay with somebody else's session
         self._backend = await self._lock_node()
         await self.check()
-        if self._backend != self._conn.pid:
-            await self._test_pooler()
 
     async def _lock_node(self) -> int:
         node = self._node
@@ -148,18 +153,40 @@ class KeySession:
         return state.backend
 
     async def _test_pooler(self) -> None:
-        """The server process has another pid than the one we connected to: there is a pooler between.
+        """There is a pooler between. In session mode it does no harm.
 
-        In session mode that does no harm. In transaction mode the process goes to whoever asks next: have somebody ask,
-        and keep it, and see whether ours has changed. A way of its own (`session_dsn`) is taken at its word; the
-        regular checks see to it.
+        In transaction mode the server process goes to whoever asks next: have somebody ask, and keep it, and see
+        whether ours has changed.
         """
         node = self._node
-        if node.roles["session"].dsn is not None:
-            return
-        async with node.pool.acquire(node.lane("client")) as conn, conn.transaction():
-            await check_session(conn, node.owner.schema, node.owner.name)
-            await self.check()
+        before = await self._process(self._conn)
+        async with self._open_another() as other, other.transaction():
+            await self._process(other)
+            with trio.move_on_after(SECOND_PROCESS) as scope:
+                now = await self._process(self._conn)
+                if now != before:
+                    raise _pooled(f"it was server process {before} and is {now} now")
+        if scope.cancelled_caught:
+            raise _pooled(f"it waited for another client's transaction for {SECOND_PROCESS:g} s")
+        logger.info("keeper: %s reaches Postgres through a pooler that keeps sessions", node.owner.name)
+
+    async def _process(self, conn: PgConn) -> int:
+        owner = self._node.owner
+        return (await check_session(conn, owner.schema, owner.name)).backend
+
+    @asynccontextmanager
+    async def _open_another(self) -> AsyncGenerator[PgConn]:
+        """A second connection by the same way."""
+        dsn = self._node.roles["session"].dsn
+        if dsn is None:
+            async with self._node.pool.acquire(self._node.lane("client")) as conn:
+                yield conn
+        else:
+            conn = await PgConn.open(dsn)
+            try:
+                yield conn
+            finally:
+                conn.close()
 
 
 def _pooled(why: str) -> ConfigError:

@@ -24,10 +24,10 @@ from trio.lowlevel import checkpoint_if_cancelled, wait_readable
 
 from durable_actors._postgres import failures, waiting
 from durable_actors._postgres.failures import COMMIT, NO_COMMIT
-from durable_actors._postgres.session import session_calls
-from durable_actors._postgres.statement import Message, Params, Prepared, Result, Statement, read_result
+from durable_actors._postgres.opening import set_up
+from durable_actors._postgres.statement import Params, Prepared, Result, Statement, read_result, send_pipeline
 from durable_actors._postgres.transaction import Transaction
-from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.errors import StoreUnavailable
 
 _TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
 
@@ -43,8 +43,8 @@ class PgConn:
     """A Postgres connection driven by Trio. Make one with `open`."""
 
     __slots__ = (
-        "_busy", "_fd", "_keepalive", "_pgconn", "_poller", "_prepared",
-        "broken", "in_transaction", "opened_at", "pid",
+        "_busy", "_fd", "_keepalive", "_pgconn", "_poller",
+        "broken", "in_transaction", "opened_at", "pid", "preamble", "prepared",
     )  # fmt: skip
 
     def __init__(self, pgconn: pq.abc.PGconn, keepalive: object) -> None:
@@ -53,8 +53,8 @@ class PgConn:
         self._fd = pgconn.socket
         self._poller = select.poll()
         self._poller.register(self._fd, select.POLLIN)
-        self._prepared = Prepared()
         self._busy = False
+        self.prepared: Final = Prepared()
         self.in_transaction = False
         """Inside `transaction()`: a statement's completion does not commit."""
         self.broken = False
@@ -62,7 +62,10 @@ class PgConn:
         self.opened_at: Final = trio.current_time()
         """When it was connected, on Trio's clock."""
         self.pid: Final = pgconn.backend_pid
-        """The server process."""
+        """The server process, or what a pooler says instead."""
+        self.preamble: list[
+            tuple[Statement, Params]
+        ] = []  # behind a pooler: what every transaction begins with
 
     @classmethod
     async def open(cls, dsn: str, *, settings: Mapping[str, str] | None = None) -> PgConn:
@@ -80,12 +83,7 @@ class PgConn:
             raise failures.bad_dsn(dsn, exc) from None
         conn = cls(pgconn, keepalive)
         try:
-            await conn.batch(session_calls(settings or {}))
-        except psycopg.Error as exc:
-            conn.close()
-            raise ConfigError(f"Postgres refused a session setting of {settings}: {exc}") from exc
-        except StoreUnavailable as exc:
-            raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
+            await set_up(conn, settings or {})
         except BaseException:
             conn.close()
             raise
@@ -95,6 +93,11 @@ class PgConn:
     def closed(self) -> bool:
         """Closed by us or found broken; a server that vanished silently is only noticed in use."""
         return self._pgconn.status == _BAD
+
+    @property
+    def pooled(self) -> bool:
+        """There is a pooler before the server: the next transaction may be another process's, see `opening`."""
+        return bool(self.preamble)
 
     @property
     def pristine(self) -> bool:
@@ -136,7 +139,7 @@ class PgConn:
 
         Raises `psycopg.Error` (refused, not done), `StoreUnavailable` (not done) or `CommitUnknown`.
         """
-        name = self._prepared.names.get(statement)
+        name = self.prepared.names.get(statement)
         if name is None:
             return (await self.batch([(statement, params)]))[0]
         expected = NO_COMMIT if statement.read_only or self.in_transaction else 1
@@ -158,21 +161,24 @@ class PgConn:
         calls = list(calls)
         if not calls:
             return []
-        known = [statement for statement, _ in calls if statement in self._prepared.names]
-        messages = self._prepared.plan(calls)
+        doing = calls[0][0].name
+        preamble = [] if self.in_transaction else self.preamble
+        calls = preamble + calls
+        known = [statement for statement, _ in calls if statement in self.prepared.names]
+        messages = self.prepared.plan(calls)
         commits = not (self.in_transaction or all(statement.read_only for statement, _ in calls))
         results = await self._converse(
-            len(messages) if commits else NO_COMMIT, calls[0][0].name, self._send_pipeline, messages
+            len(messages) if commits else NO_COMMIT, doing, send_pipeline, self._pgconn, messages
         )
         if len(results) > len(messages):  # every statement was done, but not the commit
-            self._refuse(results[-1], doing=f"the commit of {calls[0][0].name}")
-        executed = self._prepared.learn(messages, results)
+            self._refuse(results[-1], doing=f"the commit of {doing}")
+        executed = self.prepared.learn(messages, results)
         for (statement, _), result in zip(calls, executed, strict=True):
             if result.status == _REFUSED:
                 if not self._forgets(known, result):
                     self._refuse(result, doing=statement.name)
                 return await self.batch(calls)
-        return [read_result(result) for result in executed]
+        return [read_result(result) for result in executed[len(preamble) :]]
 
     async def script(self, sql: str) -> None:
         """Run any number of statements, without parameters, as one simple query (migrations).
@@ -185,10 +191,9 @@ class PgConn:
                 self._refuse(result, doing="script")
 
     def transaction(self, *, begin: str = "BEGIN") -> Transaction:
-        """Open an explicit transaction: `async with conn.transaction(): ...`.
+        """Open an explicit transaction: committed when the body ends, rolled back when it raises.
 
-        Committed when the body ends, rolled back when it raises. `begin` may carry modes
-        (`"BEGIN ISOLATION LEVEL REPEATABLE READ"`). Raises `CommitUnknown` when the COMMIT's fate is unknown.
+        `begin` may carry modes. Raises `CommitUnknown` when the COMMIT's fate is unknown.
         """
         return Transaction(self, begin)
 
@@ -326,19 +331,9 @@ class PgConn:
 
     # ------------------------------------------------------------------ after the conversation
 
-    def _send_pipeline(self, messages: list[Message]) -> None:
-        pgconn = self._pgconn
-        pgconn.enter_pipeline_mode()
-        for statement, name, params in messages:
-            if params is None:
-                pgconn.send_prepare(name, statement.sql.encode())
-            else:
-                pgconn.send_query_prepared(name, params)
-        pgconn.pipeline_sync()
-
     def _forgets(self, known: list[Statement], result: pq.abc.PGresult) -> bool:
         """Forget stale statements; tell whether to run them again, which a broken transaction forbids."""
-        return self._prepared.forget(known, result) and not self.in_transaction
+        return self.prepared.forget(known, result) and not self.in_transaction
 
     def _refuse(self, result: pq.abc.PGresult, *, doing: str) -> NoReturn:
         if failures.sqlstate(result) in failures.RECONNECT:

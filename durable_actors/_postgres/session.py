@@ -1,20 +1,18 @@
-"""What every session of the engine's driver is set to. Pure."""
+"""What every session of the engine's driver is set to. Pure.
+
+Behind a pooler that shares sessions out (PgBouncer in transaction mode) there is no session of ours: a SET would reach
+one transaction of ours by luck and the sessions of strangers for certain. There the settings go with each transaction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 from durable_actors._postgres.statement import Params, Statement
 
-# read_only: losing the connection here means "not connected", never "unknown".
-_SET: Final = Statement("set_config", "select set_config($1, $2, false)", read_only=True)
-_NOTICE_OUR_DEATH: Final = Statement(
-    "notice_our_death",
-    "select set_config('client_connection_check_interval', '2s', false)"
-    " where version() !~* 'windows|mingw|visual'",
-    read_only=True,
-)
+_NOTICE_OUR_DEATH: Final = "client_connection_check_interval"
 """Else a backend goes on with a statement that nobody waits for (Ctrl-C, kill -9, a lost network) until it
 wants to write. A server on Windows cannot, and refuses the setting."""
 
@@ -25,13 +23,43 @@ came since, whatever a role's or a database's default is."""
 _TEXT: Final = {"bytea_output": "hex", "datestyle": "ISO", "intervalstyle": "postgres", "timezone": "UTC"}
 """Columns come as text: what shapes it must not depend on a role's or a database's defaults."""
 
+_NOT_WINDOWS: Final = "version() !~* 'windows|mingw|visual'"
 
-def session_calls(settings: Mapping[str, str]) -> list[tuple[Statement, Params]]:
-    """The statements that set a new session up, in one round trip; `settings` win over ours."""
-    return [
-        (_NOTICE_OUR_DEATH, ()),
-        *(
-            (_SET, [name.encode(), value.encode()])
-            for name, value in (_SNAPSHOTS | _TEXT | dict(settings)).items()
-        ),
-    ]
+Call = tuple[Statement, Params]
+
+
+def session_calls(settings: Mapping[str, str], pid: int) -> list[Call]:
+    """The statements that set a new session up, in one round trip; `settings` win over ours.
+
+    They act, and the last one returns a row, only in server process `pid`, which is the one that we connected to: any
+    other has a pooler before it, and is not ours to change.
+    """
+    return _calls(_SNAPSHOTS | _TEXT | dict(settings), "false", str(pid).encode())
+
+
+def transaction_calls(settings: Mapping[str, str]) -> list[Call]:
+    """The same for one transaction, whose first statements they are. The last column tells its isolation level."""
+    return _calls(_TEXT | dict(settings), "true", None)
+
+
+def _calls(settings: Mapping[str, str], local: str, pid: bytes | None) -> list[Call]:
+    values = [text.encode() for setting in settings.items() for text in setting]
+    own = [] if pid is None else [pid]
+    notice, every = _statements(len(settings), local, pid is not None)
+    return [(notice, own), (every, [*own, *values])]
+
+
+@cache
+def _statements(count: int, local: str, own: bool) -> tuple[Statement, Statement]:  # noqa: FBT001 - private, cached
+    """For so many settings. read_only: losing the connection here means "not connected", never "unknown"."""
+    first = 2 if own else 1
+    places = [f"${number}::text" for number in range(first, first + 2 * count)]
+    pairs = zip(places[::2], places[1::2], strict=True)
+    calls = ", ".join(f"set_config({name}, {value}, {local})" for name, value in pairs)
+    calls += ", current_setting('transaction_isolation')"
+    where = "pg_backend_pid() = $1::int4" if own else "true"
+    notice = f"select set_config('{_NOTICE_OUR_DEATH}', '2s', {local}) where {_NOT_WINDOWS} and {where}"
+    return (
+        Statement("notice_our_death", notice, read_only=True),
+        Statement("set_config", f"select {calls} where {where}", read_only=True),
+    )

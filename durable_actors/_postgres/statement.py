@@ -1,4 +1,4 @@
-"""Statements, their results, and which of them a connection has prepared. Pure."""
+"""Statements, their results, and which of them a connection has prepared. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -42,21 +42,27 @@ class Result:
 
 
 Message = tuple[Statement, bytes, Params | None]
-"""One message of a pipeline: statement, its name on the connection, parameters (None: prepare it)."""
+"""One message of a pipeline: statement, its name on the connection, parameters (None: prepare it). Without a name it is
+parsed, run and forgotten."""
 
 
 class Prepared:
     """The statements that one connection has prepared, under which names."""
 
-    __slots__ = ("_serial", "names")
+    __slots__ = ("_serial", "names", "off")
 
     def __init__(self) -> None:
         self.names: Final[dict[Statement, bytes]] = {}
         """The prepared ones, with their names on the server."""
+        self.off = True
+        """Prepare nothing: the next transaction may be another server process's, where a name means nothing, or
+        worse, the statement of somebody else."""
         self._serial = 0
 
     def plan(self, calls: Sequence[tuple[Statement, Params]]) -> list[Message]:
         """What to send for these calls: a Parse before the first use of a statement, then its execution."""
+        if self.off:
+            return [(statement, b"", params) for statement, params in calls]
         messages: list[Message] = []
         fresh: dict[Statement, bytes] = {}
         for statement, params in calls:
@@ -96,6 +102,19 @@ class Prepared:
         for statement in known:
             self.names.pop(statement, None)
         return True
+
+
+def send_pipeline(pgconn: pq.abc.PGconn, messages: Sequence[Message]) -> None:
+    """Put the messages and one Sync into libpq's buffer."""
+    pgconn.enter_pipeline_mode()
+    for statement, name, params in messages:
+        if params is None:
+            pgconn.send_prepare(name, statement.sql.encode())
+        elif name:
+            pgconn.send_query_prepared(name, params)
+        else:
+            pgconn.send_query_params(statement.sql.encode(), params)
+    pgconn.pipeline_sync()
 
 
 def read_result(result: pq.abc.PGresult) -> Result:

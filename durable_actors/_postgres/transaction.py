@@ -29,9 +29,13 @@ class Transaction:
             raise RuntimeError("this connection is in a transaction already; transactions do not nest")
         try:
             await self._conn.command(self._begin)
+            if self._conn.preamble:
+                self._conn.in_transaction = True
+                await self._conn.batch(self._conn.preamble)
         except trio.BusyResourceError:
             raise  # another task's statement is not ours to roll back
         except BaseException:
+            self._conn.in_transaction = False
             await self._rollback()  # cancelled after BEGIN was sent: it may have been done
             raise
         self._conn.in_transaction = True

@@ -212,6 +212,7 @@ class Pooler:
         self._change = change
         self._calls = 0
         self.pid = pid
+        self.pooled = pid != conns[0].pid
         self.closed = False
 
     def _next(self) -> PgConn:
@@ -231,7 +232,7 @@ class Pooler:
         self.closed = True
 
 
-@pytest.mark.parametrize("change", [1, 2], ids=["between two statements", "when another client asks"])
+@pytest.mark.parametrize("change", [1, 3], ids=["when another client asks", "between two statements"])
 async def test_a_transaction_pooler_is_noticed_at_the_start(db: Db, change: int, monkeypatch):
     async with make_node(db.dsn) as node:
         conns = [await PgConn.open(db.dsn) for _ in range(2)]

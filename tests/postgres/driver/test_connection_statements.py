@@ -27,7 +27,7 @@ async def test_a_statement_is_prepared_once_and_keeps_its_name(conn, sql):
         await conn.run(sql.echo, [b"x"])
     names = Statement("names", "select name from pg_prepared_statements where name like 'echo%'")
     [[name]] = (await conn.run(names)).rows
-    assert name == conn._prepared.names[sql.echo]
+    assert name == conn.prepared.names[sql.echo]
 
 
 async def test_the_same_name_twice_is_two_statements(conn):

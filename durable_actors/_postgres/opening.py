@@ -1,0 +1,48 @@
+"""A connection that has just been made: whether the session is ours, and what it is set to.
+
+Poolers in transaction mode (PgBouncer, Odyssey, pgcat) hand each transaction to any of their server processes. What we
+set or prepare there stays behind and meets strangers: another application would run with our `lock_timeout`, and a
+name that we prepared may mean a statement of another version or schema of ours. So behind a pooler nothing is prepared
+and every transaction begins with its settings.
+
+How it is noticed: a pooler shows its clients a process number of its own making.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from durable_actors._postgres.session import session_calls, transaction_calls
+from durable_actors.errors import ConfigError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from durable_actors._postgres.connection import PgConn
+
+
+async def set_up(conn: PgConn, settings: Mapping[str, str]) -> None:
+    """Set the session up, or note what each transaction must begin with. One round trip; two behind a pooler.
+
+    Raises `ConfigError` for a refused setting. Failed or cancelled: the caller closes the connection.
+    """
+    try:
+        *_, ours = await conn.batch(session_calls(settings, conn.pid))
+        if ours.rows:
+            conn.prepared.off = False
+            return
+        preamble = transaction_calls(settings)
+        *_, shared = await conn.batch(preamble)
+    except psycopg.Error as exc:
+        raise ConfigError(f"Postgres refused a session setting of {dict(settings)}: {exc}") from exc
+    except StoreUnavailable as exc:
+        raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
+    level = (shared.rows[0][-1] or b"").decode()
+    if level != "read committed":
+        raise ConfigError(
+            f"default_transaction_isolation is {level!r} for this role or database, and behind a pooler it cannot be "
+            "set per connection. Set it to 'read committed' there (ALTER ROLE … SET), or connect directly",
+            option="dsn",
+        )
+    conn.preamble = preamble
