@@ -14,7 +14,7 @@ from durable_actors._postgres.pool import Lane, open_pool
 from durable_actors._postgres.statement import Statement
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 ONE = Statement("one", "select 1", read_only=True)
 
@@ -213,3 +213,32 @@ async def test_a_server_that_crashes_and_comes_back():
                     except StoreUnavailable:
                         pass  # the gate paces this loop
             assert pool.statistics().connect_failures == 0
+
+
+async def test_a_first_host_that_is_deaf_does_not_hide_the_second(server, monkeypatch):
+    """A machine that is gone answers nothing at all: the timeout for it must leave time for the next one."""
+    monkeypatch.setattr(waiting, "CONNECT_TIMEOUT", 4)
+    async with open_proxy(server.dsn) as gone, open_proxy(server.dsn) as there:
+        gone.blackhole()
+        ports = f"{gone.port},{there.port}"
+        dsn = make_conninfo(there.dsn, host="127.0.0.1,127.0.0.1", hostaddr="127.0.0.1,127.0.0.1", port=ports)
+        async with open_pool(dsn, lanes=[Lane("a", 1)], acquire_timeout=4) as pool:
+            assert await ask(pool) == [[b"1"]]
+        gone.heal()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "seconds"),
+    [
+        ("host=a", "10"),
+        ("dbname=x", "10"),
+        ("host=a,b", "5"),
+        ("hostaddr=1.1.1.1,1.1.1.2,1.1.1.3 host=a,b,c", "3"),
+        ("postgresql://a,b,c,d,e,f,g/db", "2"),
+        ("host=a,b connect_timeout=7", "7"),
+    ],
+)
+def test_the_hosts_share_the_time_to_connect(dsn, seconds, monkeypatch):
+    for name in ("PGHOST", "PGHOSTADDR", "PGCONNECT_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    assert conninfo_to_dict(waiting.with_timeout(dsn))["connect_timeout"] == seconds
