@@ -26,7 +26,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test check format bench bench-quick docs clean test-postgres test-floor
+.PHONY: help demo test chaos chaos-quick check format bench bench-quick docs clean test-postgres test-floor
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -65,6 +65,12 @@ test-floor: ## the driver's tests with the oldest psycopg that is supported
 	@sed 's/^psycopg\(-binary\)\{0,1\}==.*/psycopg\1==3.3.6/' constraints.txt > .constraints-floor.txt
 	@$(MAKE) --no-print-directory VENV=.venv-floor CONSTRAINTS=.constraints-floor.txt PYTHON=$(PYTHON) \
 		PYTEST_ARGS='tests/postgres tests/store $(PYTEST_ARGS)' test
+
+chaos: $(VENV)/.dev ## every nemesis with 20 seeds, an hour (CHAOS_ARGS='--nemesis kill --seed 17' picks some)
+	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+chaos-quick: $(VENV)/.dev ## every nemesis once, with a new seed: three minutes
+	@$(BIN)/python -m tests.chaos --quick $(CHAOS_ARGS)
 
 check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
 	@$(BIN)/ruff check .

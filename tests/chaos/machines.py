@@ -59,7 +59,7 @@ def effect(ctx: Ctx) -> Generator[Run]:
 
 async def moment(ctx: Ctx) -> None:
     """Take a moment: mostly a short one."""
-    long = LONG if ctx.state.get("long") and ctx.attempt == 0 else 0.0
+    long = LONG if ctx.state.get("long") and ctx.visit == 1 and ctx.attempt == 0 else 0.0
     await trio.sleep(long or random.choice((0.0, 0.01, 0.02, 0.05, 0.1, 0.4)) * random.random())
 
 

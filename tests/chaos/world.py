@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, LiteralString
+from typing import Any, LiteralString
 
 import attrs
 import psycopg
@@ -23,6 +23,7 @@ from durable_actors._postgres.embedded import EmbeddedServer
 from durable_actors.testing.faults import FaultProxy
 from durable_actors.testing.history import EffectLog
 from psycopg.conninfo import make_conninfo
+from tests.chaos.zygote import Forked, Zygote
 
 LEASE = 1.5
 """Seconds: `lease_ttl` of every worker."""
@@ -51,7 +52,7 @@ class WorkerProcess:
     """One worker process, and what the world expects of it."""
 
     name: str
-    process: trio.Process
+    process: Forked | trio.Process
     log: Path
     ready: Path
     """There as soon as the worker serves."""
@@ -59,8 +60,8 @@ class WorkerProcess:
     """The point at which it kills itself, if it was told to."""
     doomed: bool = False
     """Its end was asked for."""
-    replace_with: str = ""
-    """The kill point of the worker that takes its place, if any."""
+    killed: bool = False
+    """SIGKILL was sent by us."""
     stopped: bool = False
     """SIGSTOP was sent, and no SIGCONT since."""
 
@@ -95,6 +96,8 @@ class World:
     """Workers may fail to start: Postgres is away at times."""
     worker_options: tuple[str, ...] = ()
     nursery: trio.Nursery
+    zygote: Zygote
+    """Forks workers and senders."""
     log: EffectLog
     """Tell it what you do to processes and to Postgres (paused, resumed, outage, recovered, sessions_lost), before you
     do it: what nobody could prevent is not blamed on the engine. `stop` and `resume` do so by themselves."""
@@ -110,7 +113,7 @@ class World:
     """What happened when, for people."""
     closing: bool = False
     """The run is over: whoever ends now is not replaced."""
-    _outages: int = 0
+    _depth: int = 0
     _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
     _began: float = attrs.field(factory=trio.current_time)
 
@@ -165,14 +168,14 @@ class World:
 
     def outage(self) -> None:
         """From now on nobody can work: before Postgres is stopped or cut off. May be nested."""
-        self._outages += 1
-        if self._outages == 1:
+        self._depth += 1
+        if self._depth == 1:
             self.log.outage()
 
     def recovered(self) -> None:
         """That is over: after Postgres takes connections again."""
-        self._outages -= 1
-        if self._outages == 0:
+        self._depth -= 1
+        if self._depth == 0:
             self.log.recovered()
 
     async def watch_outages(self) -> None:
@@ -212,18 +215,19 @@ class World:
         number = next(self._numbers)
         name = f"w{number}"
         log, ready = self.folder / f"{name}.log", self.folder / f"{name}.ready"
-        command = [
-            *(sys.executable, "-m", module, "--node", name),
-            *("--dsn", make_conninfo(self.worker_dsn, application_name=name)),
+        arguments = [
+            *("--node", name, "--dsn", make_conninfo(self.worker_dsn, application_name=name)),
             *("--effects", str(self.folder / f"{name}.jsonl"), "--ready", str(ready)),
             *("--seed", str(self.seed * 1000 + number), *self.worker_options, *options),
             *(("--kill-at", kill_at) if kill_at else ()),
         ]
-        # Appended to the list before anything is awaited: a worker that nobody knows would outlive the run.
-        with log.open("wb") as output:
-            worker = WorkerProcess(
-                name, await open_process(command, output, environ), log, ready, kill_at.partition(":")[0]
-            )
+        # In the list before anything else is awaited: a worker that nobody knows would outlive the run.
+        process: Forked | trio.Process
+        if module == "tests.chaos.worker":
+            process = await self.zygote.fork(module, arguments, log, environ)
+        else:
+            process = await open_process([sys.executable, "-m", module, *arguments], log, environ)
+        worker = WorkerProcess(name, process, log, ready, kill_at.partition(":")[0])
         self.workers.append(worker)
         self.tell(f"start {name} {' '.join(options)}".rstrip())
         self.nursery.start_soon(self._watch, worker, replace)
@@ -231,7 +235,7 @@ class World:
 
     def kill(self, worker: WorkerProcess, kind: str = "SIGKILL") -> None:
         """SIGKILL; another worker takes its place."""
-        worker.doomed = True
+        worker.doomed = worker.killed = True
         worker.send(signal.SIGKILL)
         self.count(kind, worker.name)
 
@@ -258,7 +262,7 @@ class World:
     async def _watch(self, worker: WorkerProcess, replace: bool) -> None:
         code = await worker.process.wait()
         self.tell(f"ended {worker.name}: {code}")
-        if worker.kill_at and code == -signal.SIGKILL and not worker.doomed:
+        if worker.kill_at and code == -signal.SIGKILL and not worker.killed:
             worker.doomed = True
             self.count(f"killed at {worker.kill_at}", worker.name)
         if not worker.doomed and not self.closing:
@@ -269,14 +273,12 @@ class World:
                 self.tell(f"{worker.name} could not start")
                 await trio.sleep(RESPAWN)
         if replace and not self.closing:
-            await self.spawn(kill_at=worker.replace_with)
+            await self.spawn()
 
 
-async def open_process(
-    command: list[str], output: IO[bytes], environ: Mapping[str, str] | None = None
-) -> trio.Process:
+async def open_process(command: list[str], log: Path, environ: Mapping[str, str] | None) -> trio.Process:
     """Start a process; a cancellation that comes meanwhile is felt by whoever awaits next, not here."""
-    with trio.CancelScope(shield=True):
+    with log.open("wb") as output, trio.CancelScope(shield=True):
         process = await trio.lowlevel.open_process(
             command,
             stdin=subprocess.DEVNULL,

@@ -10,17 +10,20 @@ from tests.chaos.nemeses import nemesis
 from tests.chaos.world import LEASE, World
 
 POINTS: Final = {
-    "claimed": 12,
+    "claimed": 10,
     "step": 15,
     "outcome": 15,
-    "sent": 12,
-    "committed": 12,
-    "spawned": 3,
-    "released": 2,
+    "sent": 10,
+    "committed": 10,
+    "spawned": 2,
+    "released": 1,
     "reaped": 1,
-    "renewed": 3,
+    "renewed": 4,
+    "drain": 1,
 }
 """Kill points, and how often each is passed at most before the kill (tests.chaos.worker says what they are)."""
+DRAINING: Final = frozenset({"released", "drain"})
+"""Points that lie in a drain."""
 
 
 @nemesis("none", seconds=3.0)
@@ -46,13 +49,27 @@ async def kill(world: World) -> None:
 @nemesis("kill-points")
 async def kill_points(world: World) -> None:
     """Workers that kill themselves at a named point between a claim and the news of its commit."""
+    deck = world.rng.sample(list(POINTS), len(POINTS))
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(_doom, world, deck)
+
+
+async def _doom(world: World, deck: list[str]) -> None:
+    """One doomed worker after the other, each for another point."""
     while not world.over:
-        if (worker := world.pick()) is not None and not worker.kill_at:
-            # Its place is taken by a doomed one, whose place is taken by a good one when it has died.
-            point = world.rng.choice(list(POINTS))
-            worker.replace_with = f"{point}:{world.rng.randint(1, POINTS[point])}"
-            world.terminate(worker, "SIGTERM")
-        await world.pause(0.5, 1.5)
+        deck.append(point := deck.pop(0))
+        count = world.rng.randint(1, POINTS[point])
+        worker = await world.spawn(replace=False, kill_at=f"{point}:{count}")
+        while worker.alive and not worker.serving and not world.over:
+            await trio.sleep(0.02)
+        await world.pause(0.1, 0.3)
+        if point in DRAINING:
+            world.terminate(worker)
+        with trio.move_on_after(2.0):  # the point may be a rare one
+            await worker.process.wait()
+        if worker.alive:
+            world.kill(worker)
 
 
 @nemesis("stop")

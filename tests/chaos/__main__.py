@@ -1,0 +1,173 @@
+"""Chaos: break it on purpose, and count what was lost.
+
+    python -m tests.chaos                                     every nemesis, 20 seeds each
+    python -m tests.chaos --quick                             every nemesis once, with a new seed
+    python -m tests.chaos --nemesis kill --nemesis stop --seeds 5
+    python -m tests.chaos --nemesis kill --seed 17 --keep     one run again, its history kept
+    python -m tests.chaos --list
+
+The seed decides what is inserted and sent, and what is done to whom after how long. It does not decide how the kernel
+schedules processes: a failure may need several runs of its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import trio
+from durable_actors.testing.database import DatabaseServer, open_server
+from tests.chaos.nemeses import Nemesis, nemeses
+from tests.chaos.run import Report, run_once
+from tests.chaos.zygote import open_zygote
+
+SHOWN = 5
+"""Failures and violations that are shown of one run."""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--nemesis", action="append", metavar="NAME", help="only these (repeatable)")
+    parser.add_argument("--seeds", type=int, default=20, help="runs per nemesis (default 20)")
+    parser.add_argument("--seed", type=int, help="one run with this seed; with --seeds: the first of them")
+    parser.add_argument("--seconds", type=float, help="how long faults are injected in each run")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much work, 1.0 is about 600 commits")
+    parser.add_argument("--quick", action="store_true", help="every nemesis once, with a new seed")
+    parser.add_argument("--keep", action="store_true", help="keep the history of runs that went well, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every report to this file")
+    parser.add_argument("--list", action="store_true", help="name the nemeses and end")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.seeds = 1
+        options.seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
+    elif options.seed is not None and "--seeds" not in (arguments or sys.argv):
+        options.seeds = 1
+    return options
+
+
+def line_of(report: Report) -> str:
+    """One run in one line."""
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items())) or "no faults"
+    verdict = "ok" if report.ok else "FAILED"
+    return (
+        f"{report.nemesis:<14} seed {report.seed:<7} {report.seconds:5.1f} s  {report.commits:5} commits  "
+        f"{verdict:<6}  {faults}"
+    )
+
+
+def explain(report: Report, options: argparse.Namespace) -> str:
+    """What went wrong, where its history is, and how to do it again."""
+    lines = [f"  {text}" for text in report.failures[:SHOWN]]
+    if len(report.failures) > SHOWN:
+        lines.append(f"  ... and {len(report.failures) - SHOWN} failures more")
+    for name, count in Counter(each.invariant for each in report.violations).items():
+        lines.append(f"  {name}: {count} violations")
+    # The shortest story that shows it: one per invariant.
+    for name in dict.fromkeys(each.invariant for each in report.violations):
+        shortest = min(
+            (each for each in report.violations if each.invariant == name), key=lambda v: len(v.story)
+        )
+        lines += [f"  {line}" for line in str(shortest).splitlines()]
+    more = f" --seconds {options.seconds:g}" if options.seconds else ""
+    more += f" --scale {options.scale:g}" if options.scale != 1.0 else ""
+    lines.append(f"  history: {report.folder}")
+    lines.append(
+        f"  again:   python -m tests.chaos --nemesis {report.nemesis} --seed {report.seed}{more} --keep"
+    )
+    return "\n".join(lines)
+
+
+def table(reports: list[Report]) -> str:
+    """Per nemesis, and in all."""
+    lines = [
+        f"{'nemesis':<14} {'runs':>5} {'failed':>7} {'faults':>7} {'commits':>8} {'s/run':>6} {'worst':>6}"
+    ]
+    names = list(dict.fromkeys(each.nemesis for each in reports))
+    groups = [(name, [each for each in reports if each.nemesis == name]) for name in names]
+    for name, group in [*groups, ("all", reports)]:
+        seconds = [each.seconds for each in group]
+        lines.append(
+            f"{name:<14} {len(group):>5} {sum(not each.ok for each in group):>7} "
+            f"{sum(sum(each.faults.values()) for each in group):>7} {sum(each.commits for each in group):>8} "
+            f"{sum(seconds) / max(1, len(group)):>6.1f} {max(seconds, default=0.0):>6.1f}"
+        )
+    return "\n".join(lines)
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """For machines."""
+    return {
+        "nemesis": report.nemesis,
+        "seed": report.seed,
+        "ok": report.ok,
+        "seconds": round(report.seconds, 2),
+        "commits": report.commits,
+        "faults": dict(report.faults),
+        "failures": report.failures,
+        "violations": [str(each) for each in report.violations],
+        "history": None if report.folder is None else str(report.folder),
+    }
+
+
+async def run_all(
+    chosen: list[Nemesis], options: argparse.Namespace, server: DatabaseServer, reports: list[Report]
+) -> None:
+    """Seed by seed, so that every nemesis has been there early."""
+    first = 1 if options.seed is None else options.seed
+    run = partial(run_once, seconds=options.seconds, scale=options.scale, keep=options.keep)
+    async with open_zygote() as zygote:
+        for seed in range(first, first + options.seeds):
+            for each in chosen:
+                report = await run(each, seed, server, zygote)
+                reports.append(report)
+                print(line_of(report), flush=True)
+                if not report.ok:
+                    print(explain(report, options), flush=True)
+                elif options.keep:
+                    print(f"  history: {report.folder}")
+
+
+def main() -> int:
+    """The command."""
+    options = parse()
+    known = nemeses()
+    if options.list:
+        for each in known.values():
+            print(f"{each.name:<14} {each.about}")
+        return 0
+    unknown = [name for name in options.nemesis or () if name not in known]
+    if unknown:
+        print(f"no such nemesis: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    chosen = [known[name] for name in options.nemesis or known]
+    if options.quick:
+        print(f"seed {options.seed}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # take the workers with us
+    reports: list[Report] = []
+    began = time.monotonic()
+    try:
+        with open_server() as server:
+            trio.run(run_all, chosen, options, server, reports)
+    finally:
+        print()
+        print(table(reports))
+        print(f"{time.monotonic() - began:.0f} s in all")
+        if options.json is not None:
+            options.json.write_text(json.dumps([as_json(each) for each in reports], indent=1) + "\n")
+    return int(any(not each.ok for each in reports))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

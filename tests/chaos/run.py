@@ -1,0 +1,247 @@
+"""One run: a world is made, its work is sent, its nemesis acts, everything must end, and what is left is judged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import psycopg
+import trio
+from durable_actors._postgres import embedded
+from durable_actors._store.migrate import migrate
+from durable_actors.testing.audit import install_audit
+from durable_actors.testing.database import SERVER_SETTINGS, DatabaseServer, throwaway_directory
+from durable_actors.testing.faults import open_proxy
+from durable_actors.testing.history import EffectLog
+from durable_actors.testing.invariants import Violation
+from psycopg.conninfo import make_conninfo
+from tests.chaos.judge import dump, find_leftovers, judge_history, judge_sums
+from tests.chaos.nemeses import Nemesis
+from tests.chaos.workload import SENDERS, make_plan
+from tests.chaos.world import Place, World
+from tests.chaos.zygote import Zygote
+
+SECONDS: Final = 4.0
+"""How long work is sent and faults are injected, unless told otherwise."""
+START: Final = 30.0
+"""Seconds for the first workers to serve."""
+SETTLE: Final = 30.0
+"""Seconds after the last fault for everything to end."""
+DRAIN: Final = 20.0
+"""Seconds for the workers to go when they are told to."""
+NOW: Final = "select extract(epoch from clock_timestamp())::float8"
+LIVE: Final = "select count(*) from durable.gen_durable where status not in ('done', 'failed')"
+
+
+@attrs.define(kw_only=True)
+class Report:
+    """What came of one run."""
+
+    nemesis: str
+    seed: int
+    seconds: float = 0.0
+    """How long it took, all in all."""
+    faults: Counter[str] = attrs.field(factory=Counter)
+    commits: int = 0
+    """Commits that were checked."""
+    failures: list[str] = attrs.field(factory=list)
+    violations: list[Violation] = attrs.field(factory=list)
+    story: list[str] = attrs.field(factory=list)
+    ended: float = 0.0
+    """The server's time when the workers were told to go."""
+    folder: Path | None = None
+    """Where the run's history is kept, if it is."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.failures and not self.violations
+
+
+async def run_once(
+    nemesis: Nemesis,
+    seed: int,
+    shared: DatabaseServer,
+    zygote: Zygote,
+    *,
+    seconds: float | None = None,
+    scale: float = 1.0,
+    keep: bool = False,
+) -> Report:
+    """Make a world, break it, judge it."""
+    report = Report(nemesis=nemesis.name, seed=seed)
+    folder = Path(tempfile.mkdtemp(prefix=f"durable-chaos-{nemesis.name}-{seed}-"))
+    began = time.monotonic()
+    try:
+        async with _open_place(nemesis, folder, shared) as place:
+            await migrate(place.dsn)
+            await trio.to_thread.run_sync(install_audit, place.dsn)
+            span = seconds or nemesis.seconds or SECONDS
+            await _live(report, nemesis, place, folder, zygote, span, scale)
+            await _judge(report, nemesis, place, folder, span, scale)
+    finally:
+        report.seconds = time.monotonic() - began
+        if keep or not report.ok:
+            report.folder = folder
+            (folder / "story.txt").write_text("\n".join(report.story))
+        else:
+            shutil.rmtree(folder)
+    return report
+
+
+@asynccontextmanager
+async def _open_place(nemesis: Nemesis, folder: Path, shared: DatabaseServer) -> AsyncGenerator[Place]:
+    if nemesis.place is not None:
+        async with nemesis.place(folder) as place:
+            yield place
+    elif nemesis.private:
+        directory = throwaway_directory(f"chaos-{os.getpid()}-{time.monotonic_ns()}")
+        start = partial(
+            embedded.start, directory, throwaway=True, settings={**SERVER_SETTINGS, **nemesis.settings}
+        )
+        with await trio.to_thread.run_sync(start) as server:
+            yield Place(server.dsn(), server)
+    else:
+        with shared.database() as dsn:
+            yield Place(dsn)
+
+
+async def _live(
+    report: Report, nemesis: Nemesis, place: Place, folder: Path, zygote: Zygote, span: float, scale: float
+) -> None:
+    """The run itself; afterwards nobody is left."""
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(open_proxy(place.dsn)) if nemesis.proxy else None
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        world = World(
+            seed=report.seed,
+            rng=random.Random(f"nemesis {nemesis.name} {report.seed}"),
+            folder=folder,
+            place=place,
+            proxy=proxy,
+            outages=nemesis.outages,
+            worker_options=nemesis.worker_options,
+            nursery=nursery,
+            zygote=zygote,
+            log=EffectLog(folder / "world.jsonl"),
+        )
+        stack.callback(world.log.close)
+        report.faults, report.story = world.faults, world.story
+        try:
+            for _ in range(nemesis.workers):
+                await world.spawn()
+            await _wait_serving(world, nemesis.workers)
+            nursery.start_soon(world.watch_outages)
+            world.until = trio.current_time() + span
+            async with trio.open_nursery() as acts:
+                acts.start_soon(nemesis.attack, world)
+                for number in range(SENDERS):
+                    acts.start_soon(_send, world, report, number, span, scale)
+            world.tell("healed; waiting for the end of all work")
+            report.failures += await _settle(world)
+            [[report.ended]] = await world.query(NOW)
+            report.failures += await _dismiss(world)
+        finally:
+            for worker in world.workers:
+                if worker.alive:
+                    worker.process.kill()
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                for worker in world.workers:
+                    await worker.process.wait()
+                await zygote.bury()
+        report.failures += world.deaths
+
+
+async def _wait_serving(world: World, count: int) -> None:
+    with trio.fail_after(START):
+        while sum(each.serving for each in world.workers) < count:
+            await trio.sleep(0.02)
+    world.tell("everybody serves")
+
+
+async def _send(world: World, report: Report, number: int, span: float, scale: float) -> None:
+    """One sender process, from its start to its end."""
+    arguments = [
+        *("--seed", str(world.seed), "--number", str(number)),
+        *(
+            "--seconds",
+            str(span),
+            "--scale",
+            str(scale),
+            "--acks",
+            str(world.folder / f"sender{number}.acks"),
+        ),
+        *("--dsn", make_conninfo(world.worker_dsn, application_name=f"sender{number}")),
+    ]
+    log = world.folder / f"sender{number}.log"
+    process = await world.zygote.fork("tests.chaos.sender", arguments, log)
+    try:
+        with trio.move_on_after(span + SETTLE):
+            code = await process.wait()
+            if code:
+                report.failures.append(f"sender {number} ended with {code}: {log.read_text()[-2000:]}")
+            return
+        report.failures.append(f"sender {number} did not come to its end: {log.read_text()[-2000:]}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+
+async def _settle(world: World) -> list[str]:
+    """Everything must come to its end by itself, now that nobody breaks anything."""
+    with trio.move_on_after(SETTLE):
+        while True:
+            try:
+                [[live]] = await world.query(LIVE)
+            except psycopg.OperationalError:
+                live = -1
+            if not live:
+                world.tell("all work has ended")
+                return []
+            await trio.sleep(0.05)
+    for worker in world.alive:
+        worker.send(signal.SIGUSR2)  # their stacks go to their logs
+    return [f"{live} instances have not ended {SETTLE:g} s after the last fault"]
+
+
+async def _dismiss(world: World) -> list[str]:
+    """Every worker goes when it is told to, and says that all is well."""
+    world.closing = True
+    last = world.alive
+    for worker in last:
+        worker.doomed = True
+        worker.send(signal.SIGTERM)
+    failures: list[str] = []
+    with trio.move_on_after(DRAIN):
+        for worker in last:
+            code = await worker.process.wait()
+            started = worker.ready.exists()
+            if code and started:  # SIGTERM before it catches signals is an ordinary death
+                failures.append(f"{worker.name} ended with {code}: {worker.log.read_text()[-2000:]}")
+    return failures + [f"{each.name} does not go: process left" for each in last if each.alive]
+
+
+async def _judge(
+    report: Report, nemesis: Nemesis, place: Place, folder: Path, span: float, scale: float
+) -> None:
+    plan = make_plan(report.seed, span, scale=scale)
+    report.failures += await find_leftovers(place.dsn)
+    report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
+    violations, report.commits = await trio.to_thread.run_sync(judge_history, place.dsn, folder, report.ended)
+    report.violations += [each for each in violations if each.invariant not in nemesis.forgives]
+    if not report.ok:
+        await trio.to_thread.run_sync(dump, place.dsn, folder)
