@@ -12,6 +12,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -214,3 +215,9 @@ def _wait_synchronous(primary: Cluster) -> None:
         while conn.execute("select sync_state from pg_stat_replication").fetchall() != [("sync",)]:
             assert time.monotonic() < deadline, primary.log()
             time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A TCP port that nobody has just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
