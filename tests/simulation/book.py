@@ -1,0 +1,212 @@
+"""The book: what happened, and whether it may. One check per invariant, each at the moment when it could break.
+
+It is told of every committed change of a row, of every step that begins and ends, and of nothing that dead processes do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from durable_actors._postgres.waiting import CANCEL_TIMEOUT
+from durable_actors.machine import Context
+from tests.simulation.process import Process, Violation, World, current_process
+from tests.simulation.server import Server
+from tests.simulation.statements import SECOND
+from tests.simulation.tables import Letter, Row, Tx
+
+HAIR = 0.001
+"""Seconds: instants are rounded to microseconds on the way."""
+
+
+@attrs.define(eq=False)
+class Run:
+    """A step that runs."""
+
+    process: Process
+    claim: str
+    key: str | None
+    handed: frozenset[int]
+
+
+class Book:
+    """All checks of one world."""
+
+    def __init__(self, world: World, server: Server, *, dead_after: float) -> None:
+        self.world = world
+        self.server = server
+        self.dead_after = dead_after
+        self.failure: Violation | None = None
+        self.counts: Counter[str] = Counter()
+        self.running: dict[str, Run] = {}
+        self.owners: dict[str, Process] = {}
+        """Incarnation to its process."""
+        self.names: dict[str, int] = {}
+        """Items of the plan to their instances, once they are inserted."""
+        self._leases: dict[str, int] = {}
+        """Per claim the latest end of its lease that was ever committed."""
+        self._handed: dict[str, frozenset[int]] = {}
+        """Per claim what its last run was handed."""
+        self._claims: set[str] = set()
+        server.tables.changed = self.changed
+        server.tables.consumed = self.consumed
+
+    def fail(self, rule: str, text: str) -> None:
+        """Note the first violation; the world stops at it."""
+        if self.failure is None:
+            self.world.log("VIOLATION", rule, text)
+            self.failure = Violation(rule, text)
+
+    # -- rows
+
+    def changed(self, tx: Tx, old: Row | None, new: Row) -> None:
+        why = tx.why[new.id]
+        what = why[0]
+        self.counts[what] += 1
+        self.world.log(
+            "row", new.id, *why[:2], new.status, new.step, f"v{new.visit}", f"a{new.attempt}", new.claim_id, new.locked_by
+        )  # fmt: skip
+        self._constraints(new)
+        if old is None:
+            return
+        if old.terminal:
+            self.fail("I8", f"instance {old.id} was {old.status}, and {what} made it {new.status}")
+        if new.visit < old.visit:
+            self.fail("I3", f"instance {old.id}: visit {old.visit} became {new.visit}")
+        live = old.status == "executing"
+        if live and new.status == "executing" and new.claim_id != old.claim_id:
+            self.fail("I2", f"instance {old.id}: {new.claim_id} took it while {old.claim_id} holds it")
+        if new.claim_id != old.claim_id and new.claim_id is not None:
+            if what != "claim" or new.claim_id in self._claims:
+                self.fail("I3", f"instance {old.id}: {what} set claim {new.claim_id}")
+            self._claims.add(new.claim_id)
+        if new.lease is not None:
+            self._leases[new.claim_id] = max(self._leases.get(new.claim_id, 0), new.lease)
+        if what in {"commit", "renew", "release"} and (not live or old.claim_id != why[1]):
+            self.fail("I4", f"instance {old.id}: stale {what} of {why[1]} changed it; its claim was {old.claim_id}")
+        elif what == "commit":
+            self._committed(tx, old, why)
+        elif what == "release":
+            self._released(old)
+        elif what == "reap":
+            self._reaped(old)
+
+    def _constraints(self, row: Row) -> None:
+        owned = row.claim_id is not None and row.locked_by is not None and row.lease is not None
+        if owned != (row.status == "executing") and (row.status == "executing" or row.locked_by or row.lease):
+            self.fail("constraint", f"gen_durable_claimed: {row}")
+        if row.status == "awaiting_signal" and row.awaits is None:
+            self.fail("constraint", f"gen_durable_awaits: {row}")
+        if row.status == "executing" and row.partition_key is not None:
+            for other in self.server.tables.rows.values():
+                same = other.partition_key == row.partition_key and other.id != row.id
+                if same and other.status == "executing":
+                    self.fail("I9", f"instances {other.id} and {row.id} of key {row.partition_key} are executing")
+
+    def _committed(self, tx: Tx, old: Row, why: tuple[Any, ...]) -> None:
+        _, claim, visit, late = why
+        if visit != old.visit:
+            self.fail("I4", f"instance {old.id}: the outcome of visit {visit} was written over visit {old.visit}")
+        if not late and old.lease <= tx.clock:
+            self.fail("I4", f"instance {old.id}: {claim} committed after its lease, which was refused to it")
+
+    def _released(self, old: Row) -> None:
+        run = self.running.get(old.claim_id)
+        if run is not None and not run.process.dead and not run.process.paused:
+            self.fail("I2", f"instance {old.id}: {old.claim_id} was given back while its step runs")
+
+    def _reaped(self, old: Row) -> None:
+        now, owner = self.server.now(), self.owners.get(old.locked_by)
+        if old.claim_id is not None and self._leases[old.claim_id] <= now:
+            return
+        if owner is None or owner.dead or owner.ended:
+            return
+        # Alive, and its lease is not over: only its lock, free for long enough, allows this.
+        free = self.server.freed_at.get(f"\2{old.locked_by}")
+        locked = f"\2{old.locked_by}" in self.server.locks
+        if locked or free is None or now - free < (self.dead_after - HAIR) * SECOND:
+            self.fail("I2", f"instance {old.id}: {old.claim_id} of {owner.name} was reaped within its lease")
+
+    def consumed(self, tx: Tx, letter: Letter) -> None:
+        why = tx.why.get(letter.target)
+        self.world.log("consumed", letter.id, letter.target)
+        if why is None or why[0] != "commit":
+            self.fail("I6", f"signal {letter.id} of {letter.target} was consumed, but not by a commit: {why}")
+        elif letter.id not in self._handed.get(why[1], frozenset()):
+            self.fail("I6", f"signal {letter.id} of {letter.target} was consumed by a step that never saw it")
+
+    # -- steps
+
+    @contextmanager
+    def step(self, ctx: Context[Any], *, calls: bool = False) -> Iterator[None]:
+        """Around the body of a step. `calls`: it uses the database, whose cancellation may take a moment."""
+        process, claim = current_process.get(), str(ctx.claim_id)
+        row = self.server.tables.rows[ctx.id]
+        handed = frozenset(signal.id for signal in ctx.awaited)
+        if not process.dead:
+            self._began(process, ctx, row, claim, handed)
+        try:
+            yield
+        finally:
+            if not process.dead:
+                self.running.pop(claim, None)
+                self._in_trust(process, claim, margin=CANCEL_TIMEOUT if calls else 0.0)
+
+    def _began(
+        self, process: Process, ctx: Context[Any], row: Row, claim: str, handed: frozenset[int]
+    ) -> None:
+        self.counts["step"] += 1
+        self.world.log(process.name, "step", ctx.id, ctx.step, f"v{ctx.visit}", f"a{ctx.attempt}", claim)
+        if row.visit < ctx.visit:
+            self.fail("I1", f"instance {ctx.id}: visit {ctx.visit} runs, committed is {row.visit}")
+        if claim in self.running:
+            self.fail("I2", f"instance {ctx.id}: two steps of {claim} run at once")
+        if claim not in self._claims:
+            self.fail("I2", f"instance {ctx.id}: a step of {claim}, which nobody was given")
+        for other in self.running.values():
+            awake = not other.process.paused and not other.process.dead
+            if row.partition_key is not None and other.key == row.partition_key and awake:
+                if other.process.resumed_at < self.world.now:
+                    self.fail("I9", f"key {other.key}: {other.claim} and {claim} run at once")
+        self._handed[claim] = handed
+        self.running[claim] = Run(process, claim, row.partition_key, handed)
+        self._in_trust(process, claim)
+
+    def refused(self, target: str) -> None:
+        """A signal found no target: a repetition, to an instance that has had all it wanted. The result tells."""
+        row = self.server.tables.rows[self.names[target]]
+        self.world.log("no target", target)
+        if not row.terminal:
+            self.fail("I7", f"a signal to {target} found no target, which is {row.status}")
+
+    def effect(self) -> None:
+        """Something that a step does to the world outside."""
+        process = current_process.get()
+        if not process.dead:
+            self.counts["effect"] += 1
+
+    def _in_trust(self, process: Process, claim: str, margin: float = 0.0) -> None:
+        late = self.world.now - self._leases.get(claim, 0) / SECOND - margin
+        # What was ready to run when its process was stopped runs once more when that goes on.
+        if late > HAIR and process.resumed_at < self.world.now - margin:
+            self.fail("I5", f"a step of {claim} ran {late:.3f} s beyond its lease on {process.name}")
+
+    # -- the end
+
+    def stuck(self) -> list[Row]:
+        """Executing without a live owner (I12)."""
+        return [
+            row
+            for row in self.server.tables.rows.values()
+            if row.status == "executing" and not self._held(row)
+        ]
+
+    def _held(self, row: Row) -> bool:
+        owner = self.owners.get(row.locked_by)
+        if owner is None or owner.dead or owner.ended:
+            return False
+        engine = getattr(owner, "engine", None)
+        return engine is not None and engine._node.leases.find(row.claim_id) is not None

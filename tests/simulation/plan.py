@@ -1,0 +1,140 @@
+"""The plan of a schedule: everything that a seed decides beforehand. A value, so that parts of it can be left out."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Literal
+
+import attrs
+from tests.simulation.driver import Rates
+
+Kind = Literal["chain", "collector", "packer", "courier", "family", "chore"]
+Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain"]
+
+FAULTS: tuple[Fault, ...] = ("crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain")
+
+
+@attrs.frozen
+class Item:
+    """One instance of the workload."""
+
+    name: str
+    kind: Kind
+    at: float
+    size: int
+    nap: float
+    """Seconds that a step works at most."""
+    priority: int = 0
+    key: str | None = None
+    target: str = ""
+    parcels: tuple[int, ...] = ()
+    """What it must have in the end, or deliver."""
+    sent: tuple[int, ...] = ()
+    """Of those, what the client sends; the rest is a courier's."""
+
+
+@attrs.frozen
+class Strike:
+    """One fault: when, what, whom, for how long."""
+
+    at: float
+    fault: Fault
+    node: int
+    seconds: float
+
+
+@attrs.frozen
+class Plan:
+    """A whole schedule."""
+
+    seed: int
+    nodes: int
+    lasts: float
+    """Seconds during which faults happen."""
+    options: dict[str, Any]
+    """Of every engine's Config."""
+    concurrency: int
+    prefetch: int
+    rates: Rates
+    items: tuple[Item, ...]
+    strikes: tuple[Strike, ...]
+
+    def without(self, dropped: frozenset[int]) -> Plan:
+        """The same, without some of its elements: items, then strikes, then each of the rates, numbered."""
+        first, second = len(self.items), len(self.items) + len(self.strikes)
+        names = [field.name for field in attrs.fields(Rates)][:5]
+        quiet = {name: 0.0 for number, name in enumerate(names) if second + number in dropped}
+        items = tuple(item for number, item in enumerate(self.items) if number not in dropped)
+        kept = {item.name for item in items}
+        return attrs.evolve(
+            self,
+            items=tuple(item for item in items if not item.target or item.target in kept),
+            strikes=tuple(each for number, each in enumerate(self.strikes) if first + number not in dropped),
+            rates=attrs.evolve(self.rates, **quiet),
+        )
+
+    @property
+    def elements(self) -> int:
+        return len(self.items) + len(self.strikes) + 5
+
+
+def make_plan(seed: int) -> Plan:
+    """Draw a plan. Each seed has its own mixture: few kinds of fault often show more than all at once."""
+    draw = Random(f"plan {seed}")
+    lease = draw.choice((1.5, 3.0, 6.0))
+    lasts = draw.uniform(3.0, 10.0)
+    nodes = draw.choice((1, 2, 2, 3))
+    kinds = draw.sample(FAULTS, draw.randint(0, 4))
+    rates = Rates(
+        slow=draw.choice((0.0, 0.0, 0.02, 0.1)),
+        lost_request=draw.choice((0.0, 0.0, 0.02)),
+        lost_reply=draw.choice((0.0, 0.02, 0.1)),
+        silent=draw.choice((0.0, 0.0, 0.01)),
+        refused=draw.choice((0.0, 0.0, 0.03)),
+        lag=draw.choice((0.001, 0.01, 0.05)),
+        delay=lease * draw.choice((0.5, 1.5)),
+    )
+    strikes = tuple(
+        Strike(draw.uniform(0.3, lasts), draw.choice(kinds), draw.randrange(nodes), draw.random() ** 2 * lease * 2)
+        for _ in range(draw.randint(1, 6) if kinds else 0)
+    )
+    options = {
+        "lease_ttl": lease,
+        "reap_interval": draw.choice((0.5, 2.0)),
+        "dead_after": draw.choice((0.5, 2.0)),
+        "poll_interval": 0.2,
+        "max_poll_interval": 1.0,
+        "drain_timeout": draw.choice((0.5, 3.0)),
+        "pool_size": draw.choice((3, 4, 5, 6)),
+        "late_commit": draw.choice(("accept", "accept", "reject")),
+    }
+    return Plan(
+        seed=seed, nodes=nodes, lasts=lasts, options=options, concurrency=draw.choice((1, 2, 4)),
+        prefetch=draw.choice((0, 0, 2)), rates=rates, items=_items(draw, lasts, lease), strikes=strikes,
+    )  # fmt: skip
+
+
+def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:
+    """A handful of instances, in the first half of the faults."""
+    items: list[Item] = []
+    longest = draw.choice((0.05, 0.5, lease * 1.5))
+    for number in range(draw.randint(2, 6)):
+        kind: Kind = draw.choice(("chain", "chain", "collector", "collector", "packer", "family", "chore"))
+        name, at = f"{kind}-{number}", draw.random() * lasts / 2
+        size = draw.randint(1, 4)
+        key = draw.choice((None, None, "red", "blue")) if kind == "chain" else None
+        parcels: tuple[int, ...] = ()
+        sent: tuple[int, ...] = ()
+        if kind in {"collector", "packer"}:
+            parcels = tuple(range(number * 100, number * 100 + size))
+            sent = parcels[: draw.randint(0, size)]
+        nap = draw.random() * longest
+        items.append(
+            Item(name, kind, at, size, nap, draw.choice((0, 0, 1)), key, parcels=parcels, sent=sent)
+        )
+        rest = parcels[len(sent) :]
+        if rest:
+            items.append(
+                Item(f"courier-{number}", "courier", at + 0.5, len(rest), nap, target=name, parcels=rest)
+            )
+    return tuple(items)

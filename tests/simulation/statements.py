@@ -1,0 +1,385 @@
+"""What each statement of `_store/sql` that moves claims means, one function per file: claim, commit, renew, give back.
+
+Each runs at one instant inside a transaction; `Blocked` makes the server run it again when the lock is gone. Where a
+file says SKIP LOCKED, locked rows are passed over. `ctx.broken` names rules that are left out on purpose, to see whether
+the checks notice (`breakages`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from durable_actors._postgres.statement import Params
+from tests.simulation import literals as lit
+from tests.simulation.tables import Row, Tx
+
+Rows = list[list[bytes | None]]
+SECOND = 1_000_000
+
+
+class Scene:
+    """What a statement may know beside its parameters."""
+
+    def __init__(self, broken: frozenset[str], new_claim: Callable[[], str], locks: dict[str, int]) -> None:
+        self.broken = broken
+        self.new_claim = new_claim
+        self.locks = locks
+        """Session locks: name to server process."""
+        self.backend = 0
+        self.started_at = 0
+        self.owner_locked: Callable[[str], bool] = lambda owner: f"\2{owner}" in self.locks
+
+
+Meaning = Callable[[Scene, Tx, Params], Rows]
+MEANINGS: dict[str, Meaning] = {}
+
+
+def meaning(function: Meaning) -> Meaning:
+    MEANINGS[function.__name__] = function
+    return function
+
+
+def shown(*columns: object) -> list[bytes | None]:
+    return [lit.text(column) for column in columns]
+
+
+def jsonb(value: str | bytes) -> bytes:
+    """Not the bytes it was given: as Postgres, with spaces, and shorter names first."""
+
+    def ordered(each: object) -> object:
+        if isinstance(each, dict):
+            return {key: ordered(each[key]) for key in sorted(each, key=lambda name: (len(name), name))}
+        return [ordered(one) for one in each] if isinstance(each, list) else each
+
+    return json.dumps(ordered(json.loads(value))).encode()
+
+
+def due(row: Row, tx: Tx, queue: str) -> bool:
+    return (
+        row.status == "runnable"
+        and row.queue == queue
+        and row.eligible_at <= tx.now
+        and not tx.is_locked(row.id)
+    )
+
+
+# -- claiming
+
+
+@meaning
+def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
+    queue = (params[0] or b"").decode()
+    limit = int(params[1] or 0)
+    known = set(lit.texts(params[4]))
+    begins = zip(lit.ints(params[5]), lit.texts(params[6]), lit.ints(params[7]), strict=True)
+    extras, shelved = set(lit.ints(params[8])), set(lit.texts(params[10]))
+    window: dict[int, Row] = {}
+    offered = [row for row in tx.all() if due(row, tx, queue)]
+    if "double claim" in scene.broken:
+        offered += [row for row in tx.all() if row.status == "executing" and row.queue == queue]
+    for row in offered:
+        if (row.hold == 0 and row.id in extras) or (row.hold == 2 and row.machine in shelved):
+            window[row.id] = row
+    for priority, at, number in begins:
+        start = (lit.micros(at or "-infinity"), number)
+        head = [r for r in offered if r.hold == 0 and r.priority == priority and (r.eligible_at, r.id) > start]
+        head.sort(key=lambda row: (row.eligible_at, row.id))
+        window.update({row.id: row for row in head[:limit]})
+    chosen = sorted(window.values(), key=lambda row: row.urgency)[:limit]
+    verdicts = _judge(tx, [row for row in chosen if row.machine in known], known)
+    out: Rows = []
+    for row in chosen:
+        what = verdicts[row.id] if row.machine in known else "s"
+        if what == "c":
+            new = tx.write(row, "claim")
+            new.status, new.hold, new.locked_by = "executing", 0, (params[2] or b"").decode()
+            new.claim_id, new.lease = scene.new_claim(), tx.now + round(float(params[3] or 0) * SECOND)
+            out.append(_claimed(new))
+            continue
+        if what != "l":
+            tx.write(row, "hold").hold = 1 if what == "h" else 2
+        out.append([*shown(row.id, row.priority, lit.instant(row.eligible_at), what), *[None] * 13])
+    return out
+
+
+def _claimed(row: Row) -> list[bytes | None]:
+    return [
+        *shown(row.id, row.priority, lit.instant(row.eligible_at), "c", row.claim_id, row.fsm, row.version, row.step),
+        *shown(row.attempt, row.crashes, row.visit, row.state, row.partition_key, row.parent_id),
+        lit.text_array(row.awaits),
+        *shown(row.inbox, row.children_total),
+    ]  # fmt: skip
+
+
+def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> dict[int, str]:
+    """judge_keys: what a pick may do with each row. Nobody else decides at the same instant."""
+    verdicts: dict[int, str] = {}
+    decided: dict[str, str] = {}
+    for row in mine:
+        key = row.partition_key
+        if key is None:
+            verdicts[row.id] = "c"
+        elif key in decided:
+            verdicts[row.id] = "h" if decided[key] != "l" else "l"
+        else:
+            siblings = [each for each in tx.all() if each.partition_key == key and each.id != row.id]
+            runs = [each for each in siblings if each.status == "executing"]
+            elders = [
+                each
+                for each in siblings
+                if each.status == "runnable"
+                and each.eligible_at <= tx.now
+                and each.urgency < row.urgency
+                and each.machine in known
+            ]
+            before = runs[:1] or sorted(elders, key=lambda each: each.urgency)[:1]
+            if not before:
+                decided[key] = "c"
+            elif tx.is_locked(before[0].id):
+                decided[key] = "l"
+            else:
+                decided[key] = "h"
+                if before[0].hold == 1 and not runs:
+                    tx.write(before[0], "promote").hold = 0
+            verdicts[row.id] = decided[key]
+    return verdicts
+
+
+@meaning
+def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
+    out: Rows = []
+    for number, claim in zip(lit.ints(params[0]), lit.texts(params[1]), strict=True):
+        row = tx.get(number)
+        if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
+            continue
+        new = tx.write(row, "release", claim)
+        new.status, new.hold, new.attempt = "runnable", int(params[3] or 0), row.attempt + int(params[2] or 0)
+        new.unclaim()
+        out.append(shown(number, row.queue, row.partition_key))
+    return out
+
+
+@meaning
+def release_strays(scene: Scene, tx: Tx, params: Params) -> Rows:
+    owner, queue = (params[0] or b"").decode(), (params[1] or b"").decode()
+    known = set() if "strays" in scene.broken else set(lit.texts(params[2]))
+    out: Rows = []
+    for row in list(tx.all()):
+        strays = row.status == "executing" and row.locked_by == owner and row.queue == queue
+        if strays and row.claim_id not in known and not tx.is_locked(row.id):
+            new = tx.write(row, "release", row.claim_id)
+            new.status, new.hold = "runnable", 0
+            new.unclaim()
+            out.append(shown(row.id, row.queue, row.partition_key))
+    return out
+
+
+@meaning
+def promote_siblings(scene: Scene, tx: Tx, params: Params) -> Rows:
+    out: Rows = []
+    for key in lit.texts(params[0]):
+        held = [
+            row
+            for row in tx.all()
+            if row.partition_key == key
+            and row.status == "runnable"
+            and row.hold == 1
+            and not tx.is_locked(row.id)
+        ]
+        if held:
+            new = tx.write(min(held, key=lambda row: row.urgency), "promote")
+            new.hold = 0
+            out.append(shown(new.id, new.queue, new.priority, lit.instant(new.eligible_at)))
+    return out
+
+
+@meaning
+def read_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
+    found = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    return [shown(row.id, row.claim_id, row.visit, row.status, row.state) for row in found]
+
+
+@meaning
+def probe_locks(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return [shown(number) for number in sorted(lit.ints(params[0])) if not tx.is_locked(number)]
+
+
+# -- committing
+
+
+def _current(scene: Scene, tx: Tx, number: int, claim: str | None, visit: int, *, late: bool) -> Row | None:
+    """The fence."""
+    row = tx.get(number)
+    if row is None:
+        return None
+    if "fence" in scene.broken:
+        return None if row.terminal else row
+    if row.claim_id != claim or row.locked_by is None:
+        return None
+    if row.visit != visit and "visit" not in scene.broken:
+        return None
+    if not late and (row.lease or 0) <= tx.clock and "lease" not in scene.broken:
+        return None
+    return row
+
+
+def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...]) -> Row:
+    """What both commits write."""
+    status, step, state, result, attempt, advance, delay, error, rekey, key = columns
+    assert isinstance(advance, int)
+    assert isinstance(delay, float)
+    new = tx.write(row, *why)
+    new.status, new.step, new.attempt, new.last_error = status, step, attempt, error
+    new.state = row.state if state is None else jsonb(str(state))
+    new.result = None if result is None else jsonb(str(result))
+    new.visit = row.visit + advance
+    new.crashes = 0 if advance else row.crashes
+    new.eligible_at = tx.now + round(delay * SECOND)
+    if rekey:
+        new.partition_key = key
+    return new
+
+
+def _row_columns(params: Params) -> list[list[object]]:
+    """step, state, result, attempt, advance, delay, last_error, rekey, new key: as `_row_params` writes them."""
+    readers: list[Callable[[bytes | None], Sequence[object]]] = [
+        lit.texts, lit.texts, lit.texts, lit.ints, lit.ints, lit.floats, lit.texts, lit.bools, lit.texts,
+    ]  # fmt: skip
+    return [list(read(param)) for read, param in zip(readers, params, strict=True)]
+
+
+@meaning
+def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    late = params[15] == b"t"
+    heads = zip(
+        lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]), lit.texts(params[4]),
+        lit.bools(params[5]), *_row_columns(params[6:15]), strict=True,
+    )  # fmt: skip
+    out: Rows = []
+    for number, claim, visit, key, status, ahead, *rest in heads:
+        row = _current(scene, tx, number, claim, visit, late=late)
+        if row is None:
+            continue
+        stays = ahead and not (
+            key is not None
+            and any(y.partition_key == key and y.status == "runnable" and y.eligible_at <= tx.now for y in tx.all())
+        )
+        new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
+        if stays:
+            new.status, new.eligible_at = "executing", row.eligible_at
+        else:
+            new.locked_by = new.lease = None
+        if new.terminal:
+            tx.drop_inbox(number)
+        out.append(shown(number, new.visit, new.status, new.state if stays else None, new.inbox))
+    return out
+
+
+@meaning
+def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
+    late = params[17] == b"t"
+    heads = zip(
+        lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]), *_row_columns(params[4:13]),
+        lit.texts(params[13]), lit.bools(params[14]), lit.texts(params[15]), lit.floats(params[16]), strict=True,
+    )  # fmt: skip
+    out: Rows = []
+    for number, claim, visit, status, *rest, awaits, keeps, then, timeout in heads:
+        row = _current(scene, tx, number, claim, visit, late=late)
+        if row is None:
+            continue
+        new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
+        new.locked_by = new.lease = None
+        if not keeps:
+            new.awaits = None if awaits is None else tuple(lit.texts(str(awaits).encode()))
+        new.await_step = then
+        new.await_deadline = None if timeout is None else tx.now + round(timeout * SECOND)
+        new.children_total = 0 if new.visit > row.visit else row.children_total
+        new.children_pending, new.wake_on_failure = 0, False
+        if new.terminal:
+            tx.drop_inbox(number)
+        out.append(shown(number, new.visit, new.status, None, new.inbox))
+    return out
+
+
+# -- leases
+
+
+@meaning
+def renew_leases(scene: Scene, tx: Tx, params: Params) -> Rows:
+    out: Rows = []
+    for number, claim in zip(lit.ints(params[0]), lit.texts(params[1]), strict=True):
+        row = tx.get(number)
+        if row is not None and row.claim_id == claim and row.locked_by is not None and not tx.is_locked(number):
+            if "renewals" not in scene.broken:
+                tx.write(row, "renew", claim).lease = tx.now + round(float(params[2] or 0) * SECOND)
+            out.append(shown(claim))
+    return out
+
+
+@meaning
+def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
+    dead, most = set(lit.texts(params[1])), None if params[2] is None else int(params[2])
+    out: Rows = []
+    for row in sorted(tx.all(), key=lambda each: each.id):
+        over = row.status == "executing" and (row.lease <= tx.now or row.locked_by in dead)
+        if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
+            continue
+        new = tx.write(row, "reap")
+        gone = most is not None and row.crashes + 1 >= most
+        pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
+        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.attempt, new.crashes, new.eligible_at = row.attempt + 1, row.crashes + 1, tx.now + pause * SECOND
+        if gone:
+            new.last_error = "quarantined"
+            tx.drop_inbox(row.id)
+        if "reap keeps claim" not in scene.broken:
+            new.unclaim()
+        else:
+            new.locked_by = new.lease = None
+        out.append(shown(row.id, row.queue, row.partition_key, new.status))
+    return out
+
+
+@meaning
+def read_owners(scene: Scene, tx: Tx, params: Params) -> Rows:
+    owners: dict[str, list[int]] = {}
+    for row in tx.all():
+        if row.status == "executing":
+            owners.setdefault(row.locked_by, []).append(row.lease)
+    up = (tx.now - scene.started_at) / SECOND
+    return [
+        shown(
+            owner, len(ends), (min(ends) - tx.now) / SECOND, max(ends) / SECOND, scene.owner_locked(owner), up, scene.backend
+        )  # fmt: skip
+        for owner, ends in owners.items()
+    ]
+
+
+@meaning
+def sweep_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
+    after = (params[0] or b"").decode()
+    rows = [row for row in tx.all() if row.partition_key is not None]
+    held = {row.partition_key for row in rows if row.status == "runnable" and row.hold == 1}
+    out: Rows = []
+    for key in sorted(key for key in held if key > after)[: int(params[1] or 0)]:
+        mine = [row for row in rows if row.partition_key == key]
+        first = min(
+            (r for r in mine if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2),
+            key=lambda row: row.urgency,
+            default=None,
+        )
+        stuck = not any(r.status == "executing" for r in mine) and first is not None and first.hold == 1
+        out.append(shown(key, stuck))
+    return out
+
+
+@meaning
+def free_holds(scene: Scene, tx: Tx, params: Params) -> Rows:
+    stuck = [r for r in tx.all() if r.status == "runnable" and r.hold == 1 and r.partition_key is None]
+    return [_free(tx, row) for row in stuck[: int(params[0] or 0)] if not tx.is_locked(row.id)]
+
+
+def _free(tx: Tx, row: Row) -> list[bytes | None]:
+    tx.write(row, "promote").hold = 0
+    return shown(row.id, row.queue)

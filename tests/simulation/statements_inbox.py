@@ -1,0 +1,291 @@
+"""What the other statements mean: inserts, signals, awaits, children, reads, session locks. See `statements`."""
+
+from __future__ import annotations
+
+from durable_actors._postgres.statement import Params
+from tests.simulation import literals as lit
+from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
+from tests.simulation.tables import Letter, Row, Tx
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
+
+
+# -- inserting
+
+
+@meaning
+def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
+    read = (
+        lit.texts, lit.ints, lit.texts, lit.texts, lit.texts, lit.ints, lit.texts, lit.keys, lit.texts, lit.texts,
+        lit.floats, lit.numbers, lit.numbers,
+    )  # fmt: skip
+    out: Rows = []
+    for columns in zip(*(each(param) for each, param in zip(read, params, strict=True)), strict=True):
+        fsm, version, step, state, queue, priority, key, unique, scope, _, delay, parent, barrier = columns
+        tx.tables.serial += 1
+        occupant = _occupant(tx, unique)
+        if occupant is not None:
+            out.append(shown(None, occupant))
+            continue
+        row = Row(
+            id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue, priority=priority,
+            partition_key=key, unique_key=unique, scope=tuple(lit.texts(scope.encode())),
+            eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
+        )  # fmt: skip
+        tx.insert(row)
+        out.append(shown(row.id, None))
+    return out
+
+
+def _occupant(tx: Tx, key: bytes | None) -> int | None:
+    if key is None:
+        return None
+    return next((row.id for row in tx.all() if row.guard == key), None)
+
+
+# -- signals
+
+
+@meaning
+def send_signals(scene: Scene, tx: Tx, params: Params) -> Rows:
+    targets = [
+        number if number is not None else _occupant(tx, key)
+        for number, key in zip(lit.numbers(params[0]), lit.keys(params[1]), strict=True)
+    ]
+    for number in sorted({each for each in targets if each is not None and tx.get(each) is not None}):
+        tx.lock(number)
+    letters = zip(targets, lit.texts(params[2]), lit.texts(params[3]), lit.texts(params[4]), strict=True)
+    out: list[tuple[Row | None, str]] = []
+    posted: dict[int, set[str]] = {}
+    for target, name, payload, dedup in letters:
+        row = None if target is None else tx.get(target)
+        if row is None or row.terminal:
+            out.append((None, "no_target"))
+            continue
+        if dedup is not None and tx.knows(row.id, dedup) and "dedup" not in scene.broken:
+            out.append((row, "duplicate"))
+            continue
+        tx.tables.letter_serial += 1
+        tx.post(Letter(tx.tables.letter_serial, row.id, str(name), jsonb(payload or "null"), dedup, tx.now))
+        posted.setdefault(row.id, set()).add(str(name))
+        out.append((row, "sent"))
+    woken = {number for number, names in posted.items() if _wake(scene, tx, number, names)}
+    return [
+        shown(None if row is None else row.id, what, row and row.queue, row is not None and row.id in woken)
+        for row, what in out
+    ]
+
+
+def _wake(scene: Scene, tx: Tx, number: int, names: set[str]) -> bool:
+    row = tx.get(number)
+    assert row is not None
+    hit = row.status == "awaiting_signal" and not names.isdisjoint(row.awaits)
+    new = tx.write(row, "signal")
+    new.inbox = True
+    if hit and "wake" not in scene.broken:
+        new.wake(tx.now)
+    return hit
+
+
+@meaning
+def signal_from_step(scene: Scene, tx: Tx, params: Params) -> Rows:
+    sender = tx.get(int(params[5] or 0))
+    if sender is None or sender.claim_id != _text(params[6]) or sender.locked_by is None:
+        return []
+    return send_signals(scene, tx, params[:5]) if sender.visit == int(params[7] or 0) else []
+
+
+@meaning
+def consume_signals(scene: Scene, tx: Tx, params: Params) -> Rows:
+    pairs = list(zip(lit.ints(params[0]), lit.ints(params[1]), strict=True))
+    for target in {target for target, _ in pairs}:
+        if not tx.wrote(target) and "consume" not in scene.broken:
+            continue
+        ids = {signal for each, signal in pairs if each == target}
+        for letter in tx.unread(target):
+            if letter.id in ids or ("consume more" in scene.broken and letter.id < max(ids) + 3):
+                tx.consume(letter)
+    return []
+
+
+@meaning
+def recheck_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
+    ignored = set(lit.ints(params[1]))
+    out: Rows = []
+    for number in lit.ints(params[0]):
+        row = tx.get(number)
+        if row is None or not tx.wrote(number) or row.status != "awaiting_signal" or "recheck" in scene.broken:
+            continue
+        if any(each.name in row.awaits and each.id not in ignored for each in tx.unread(number)):
+            tx.write(row, *tx.why[number]).wake(tx.now)
+            out.append(shown(number))
+    return out
+
+
+@meaning
+def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
+    out: Rows = []
+    for row in list(tx.all()):
+        parked = row.status in {"awaiting_signal", "awaiting_children"} and row.queue == _text(params[0])
+        if parked and row.await_deadline is not None and row.await_deadline <= tx.now and not tx.is_locked(row.id):
+            tx.write(row, "expire").wake(tx.now)
+            out.append(shown(row.id))
+    return out
+
+
+def _letter(letter: Letter) -> list[bytes | None]:
+    return shown(letter.target, letter.id, letter.name, letter.payload, letter.dedup, lit.instant(letter.at))
+
+
+@meaning
+def read_inboxes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    most = int(params[1] or 0)
+    return [_letter(each) for number in lit.ints(params[0]) for each in tx.unread(number)[:most]]
+
+
+# -- children
+
+
+@meaning
+def lock_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.claim_id != _text(params[1]) or row.locked_by is None or row.visit != int(params[2] or 0):
+        return []
+    if params[3] != b"t" and row.lease <= tx.clock:
+        return []
+    tx.lock(row.id)
+    return [shown(row.id)]
+
+
+@meaning
+def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
+    row = tx.get(int(params[0] or 0))
+    assert row is not None
+    total, needed = int(params[3] or 0), int(params[4] or 0)
+    new = tx.write(row, "commit", row.claim_id, row.visit, True)
+    new.status = "awaiting_children" if needed else "runnable"
+    new.step = row.step if needed else _text(params[1])
+    new.await_step = _text(params[1]) if needed else None
+    timeout = params[6]
+    new.await_deadline = None if timeout is None or not needed else tx.now + round(float(timeout) * SECOND)
+    new.state = row.state if params[2] is None else jsonb(params[2])
+    new.attempt = new.crashes = 0
+    new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
+    new.children_total, new.children_pending, new.wake_on_failure = total, needed, params[5] == b"t"
+    new.locked_by = new.lease = None
+    return [shown(new.id, new.visit, new.status)]
+
+
+@meaning
+def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
+    ended: dict[tuple[int, int], list[Row]] = {}
+    for number in lit.ints(params[0]):
+        child = tx.get(number)
+        if child is not None and tx.wrote(number) and child.terminal and child.barrier is not None:
+            ended.setdefault((child.parent_id, child.barrier), []).append(child)
+    out: Rows = []
+    for (parent, barrier), children in sorted(ended.items()):
+        row = tx.get(parent)
+        if row is None or row.status != "awaiting_children":
+            continue
+        tx.lock(parent)
+        if row.visit != barrier:
+            continue
+        new = tx.write(row, "join")
+        opens = row.children_pending <= len(children)
+        opens = opens or (row.wake_on_failure and any(each.status == "failed" for each in children))
+        new.children_pending = max(row.children_pending - len(children), 0)
+        if opens and "join" not in scene.broken:
+            new.wake(tx.now)
+            out.append(shown(parent, row.queue))
+    return out
+
+
+@meaning
+def read_children(scene: Scene, tx: Tx, params: Params) -> Rows:
+    parent, barrier, after = (int(each or 0) for each in params[:3])
+    found = [r for r in tx.all() if r.parent_id == parent and r.barrier == barrier and r.id > after]
+    return [shown(r.id, r.fsm, r.status, r.result, r.last_error) for r in found][: int(params[3] or 0)]
+
+
+# -- reading
+
+
+@meaning
+def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
+    queue = _text(params[0])
+    rows = [row for row in tx.all() if row.queue == queue]
+    out: Rows = []
+    offered = [row for row in rows if row.status == "runnable" and row.hold == 0]
+    for priority in sorted({row.priority for row in offered}):
+        future = [r.eligible_at for r in offered if r.priority == priority and r.eligible_at > tx.now]
+        out.append(shown(priority, (min(future) - tx.now) / SECOND if future else None, None, None))
+    shelved = {row.machine for row in rows if row.status == "runnable" and row.hold == 2}
+    out += [shown(None, None, machine, None) for machine in sorted(shelved)]
+    parked = [r for r in rows if r.status.startswith("awaiting") and r.await_deadline is not None]
+    if parked:
+        soonest = min(row.await_deadline for row in parked)
+        out.append(shown(None, None, None, (soonest - tx.now) / SECOND))
+    return out
+
+
+@meaning
+def read_finals(scene: Scene, tx: Tx, params: Params) -> Rows:
+    rows = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    return [
+        shown(r.id, r.status, r.result if r.status == "done" else None, r.last_error if r.status == "failed" else None)
+        for r in rows
+    ]
+
+
+@meaning
+def register_node(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return []
+
+
+@meaning
+def touch_node(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return []
+
+
+@meaning
+def stop_node(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return []
+
+
+# -- session locks: not of a transaction
+
+
+@meaning
+def lock_node(scene: Scene, tx: Tx, params: Params) -> Rows:
+    holder = scene.locks.setdefault(f"\2{_text(params[1])}", scene.backend)
+    return [shown(scene.backend, holder == scene.backend)]
+
+
+@meaning
+def check_session(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return [shown(scene.backend, scene.locks.get(f"\2{_text(params[1])}") == scene.backend)]
+
+
+@meaning
+def take_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
+    found = [(key, scene.locks.setdefault(f"\1{key}", scene.backend)) for key in lit.texts(params[1])]
+    return [shown(key, holder == scene.backend or "keys" in scene.broken) for key, holder in found]
+
+
+@meaning
+def free_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
+    out: Rows = []
+    for key in lit.texts(params[1]):
+        had = scene.locks.get(f"\1{key}") == scene.backend
+        if had:
+            del scene.locks[f"\1{key}"]
+        out.append(shown(key, had or "keys" in scene.broken))
+    return out
+
+
+@meaning
+def read_held_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return [shown(key) for key in lit.texts(params[1]) if scene.locks.get(f"\1{key}") == scene.backend]

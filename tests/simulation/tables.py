@@ -1,0 +1,228 @@
+"""The tables, and transactions on them: read committed, row locks, all or nothing.
+
+A transaction writes into copies; whoever else looks sees the committed rows until it commits. A row that another open
+transaction has written or locked is skipped or waited for (`Blocked`), as the statement says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TERMINAL = frozenset({"done", "failed"})
+
+
+class Row:
+    """One row of gen_durable. Instants are microseconds of the server's clock."""
+
+    __slots__ = (
+        "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending", "children_total", "child_uid",
+        "claim_id", "crashes", "eligible_at", "fsm", "hold", "id", "inbox", "last_error", "lease", "locked_by",
+        "parent_id", "partition_key", "priority", "queue", "result", "scope", "state", "status", "step", "unique_key",
+        "version", "visit", "wake_on_failure",
+    )  # fmt: skip
+
+    def __init__(self, **columns: Any) -> None:
+        defaults: dict[str, Any] = {
+            "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "visit": 1, "priority": 0, "inbox": False,
+            "children_total": 0, "children_pending": 0, "wake_on_failure": False, "scope": (), "version": 1,
+        }  # fmt: skip
+        for name in Row.__slots__:
+            setattr(self, name, columns.get(name, defaults.get(name)))
+
+    def clone(self) -> Row:
+        new = Row.__new__(Row)
+        for name in Row.__slots__:
+            setattr(new, name, getattr(self, name))
+        return new
+
+    @property
+    def machine(self) -> str:
+        return f"{self.fsm}/{self.version}"
+
+    @property
+    def urgency(self) -> tuple[int, int, int]:
+        return (self.priority, self.eligible_at, self.id)
+
+    @property
+    def terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def guard(self) -> bytes | None:
+        return self.unique_key if self.unique_key is not None and self.status in self.scope else None
+
+    def wake(self, now: int) -> None:
+        self.status, self.step, self.eligible_at = "runnable", self.await_step or self.step, now
+        self.await_step = self.await_deadline = None
+
+    def unclaim(self) -> None:
+        self.locked_by = self.lease = self.claim_id = None
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{name}={value!r}"
+            for name in Row.__slots__
+            if (value := getattr(self, name)) not in (None, 0, False, ())
+        )
+        return f"Row({shown})"
+
+
+class Letter:
+    """One signal."""
+
+    __slots__ = ("at", "consumed", "dedup", "id", "name", "payload", "target")
+
+    def __init__(self, number: int, target: int, name: str, payload: bytes, dedup: str | None, at: int) -> None:
+        self.id, self.target, self.name, self.payload, self.dedup, self.at = number, target, name, payload, dedup, at
+        self.consumed = False
+
+
+class Blocked(Exception):
+    """A row lock of somebody else's is in the way: wait and run the statement again."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+class Tables:
+    """What is committed, and who has locked what."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.letters: dict[int, Letter] = {}
+        self.locks: dict[int, Tx] = {}
+        self.serial = 0
+        self.letter_serial = 0
+        self.changed: Callable[[Tx, Row | None, Row], None] = lambda tx, old, new: None
+        """Told of every row that a commit changes, before it does."""
+        self.consumed: Callable[[Tx, Letter], None] = lambda tx, letter: None
+        self.unlocked: Callable[[], None] = lambda: None
+
+
+class Tx:
+    """One transaction of one session."""
+
+    def __init__(self, tables: Tables, now: int) -> None:
+        self.tables = tables
+        self.now = now
+        """Of the transaction's beginning, as `now()` is."""
+        self.clock = now
+        """As `clock_timestamp()` is."""
+        self.why: dict[int, tuple[Any, ...]] = {}
+        """Per written row: what the last statement that wrote it was about."""
+        self._rows: dict[int, Row] = {}
+        self._letters: dict[int, Letter] = {}
+        self._consumed: set[int] = set()
+        self._deleted: set[int] = set()
+        self._locked: set[int] = set()
+
+    # -- rows
+
+    def get(self, number: int) -> Row | None:
+        return self._rows.get(number) or self.tables.rows.get(number)
+
+    def all(self) -> Iterator[Row]:
+        mine = self._rows
+        for number, row in self.tables.rows.items():
+            yield mine.get(number, row)
+        for number, row in mine.items():
+            if number not in self.tables.rows:
+                yield row
+
+    def is_locked(self, number: int) -> bool:
+        """By somebody else."""
+        holder = self.tables.locks.get(number)
+        return holder is not None and holder is not self
+
+    def lock(self, number: int) -> None:
+        """Lock a row; `Blocked` when somebody else has."""
+        if self.is_locked(number):
+            raise Blocked(number)
+        self.tables.locks[number] = self
+        self._locked.add(number)
+
+    def write(self, row: Row, *why: Any) -> Row:
+        """A copy to change. The caller has seen to it that nobody else has it locked, or waits."""
+        self.lock(row.id)
+        self.why[row.id] = why
+        mine = self._rows.get(row.id)
+        if mine is None:
+            mine = self._rows[row.id] = row.clone()
+        return mine
+
+    def wrote(self, number: int) -> bool:
+        return number in self._rows
+
+    def insert(self, row: Row) -> None:
+        self._rows[row.id] = row
+        self.why[row.id] = ("insert",)
+
+    # -- the inbox
+
+    def unread(self, target: int) -> list[Letter]:
+        both = {**self.tables.letters, **self._letters}
+        return [
+            each
+            for number, each in sorted(both.items())
+            if each.target == target
+            and not each.consumed
+            and number not in self._consumed
+            and number not in self._deleted
+        ]
+
+    def knows(self, target: int, dedup: str) -> bool:
+        """Also consumed ones: tombstones."""
+        letters = (*self.tables.letters.values(), *self._letters.values())
+        return any(each.target == target and each.dedup == dedup for each in letters)
+
+    def post(self, letter: Letter) -> None:
+        self._letters[letter.id] = letter
+
+    def consume(self, letter: Letter) -> None:
+        self._consumed.add(letter.id)
+
+    def drop_inbox(self, target: int) -> None:
+        for letter in (*self.tables.letters.values(), *self._letters.values()):
+            if letter.target == target:
+                self._deleted.add(letter.id)
+
+    # -- the end
+
+    def mark(self) -> tuple[Any, ...]:
+        """A savepoint."""
+        rows = {number: row.clone() for number, row in self._rows.items()}
+        return (rows, dict(self._letters), set(self._consumed), set(self._deleted), set(self._locked), dict(self.why))
+
+    def back_to(self, mark: tuple[Any, ...]) -> None:
+        self._unlock(self._locked - mark[4])
+        self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why = mark
+
+    def commit(self) -> None:
+        tables = self.tables
+        for number, row in self._rows.items():
+            tables.changed(self, tables.rows.get(number), row)
+        for number in sorted(self._consumed):
+            letter = tables.letters.get(number) or self._letters[number]
+            tables.consumed(self, letter)
+            letter.consumed = True
+            if letter.dedup is None:
+                self._deleted.add(number)
+        tables.rows.update(self._rows)
+        tables.letters.update(self._letters)
+        for number in self._deleted:
+            tables.letters.pop(number, None)
+        self.rollback()
+
+    def rollback(self) -> None:
+        """Also the end of a commit: nothing is left."""
+        self._rows, self._letters = {}, {}
+        self._unlock(self._locked)
+
+    def _unlock(self, numbers: set[int]) -> None:
+        for number in numbers:
+            del self.tables.locks[number]
+        self._locked = self._locked - numbers
+        if numbers:
+            self.tables.unlocked()

@@ -1,0 +1,258 @@
+"""What runs in a simulated world: machines whose end tells what was lost or done twice, and the client that feeds them.
+
+Every machine's result follows from its arguments alone, whatever crashes, retries and repetitions lie in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import attrs
+import durable_actors as da
+import trio
+from durable_actors._client import Client
+from durable_actors.machine import isolated_registry
+from tests.simulation.book import Book
+from tests.simulation.plan import Item
+from tests.simulation.process import Process, current_process
+
+T = TypeVar("T")
+
+
+class Flop(Exception):
+    """A step's own failure."""
+
+
+def book() -> Book:
+    found: Book = current_process.get().book  # type: ignore[attr-defined]
+    return found
+
+
+async def nap(longest: float) -> None:
+    """Work for a while; something is seen outside before and after."""
+    found = book()
+    found.effect()
+    await trio.sleep(found.world.random.random() ** 3 * longest)
+    found.effect()
+
+
+def chance(of: float) -> bool:
+    return book().world.random.random() < of
+
+
+@attrs.frozen
+class Walk:
+    """So many steps to go, so many gone."""
+
+    left: int
+    nap: float
+    gone: int = 0
+
+
+@attrs.frozen
+class Basket:
+    """What a collector has."""
+
+    wants: int
+    nap: float
+    got: list[int] = attrs.field(factory=list[int])
+
+
+@attrs.frozen
+class Round:
+    """What a courier delivers, and to whom."""
+
+    target: str
+    parcels: list[int]
+    nap: float
+
+
+@attrs.frozen
+class Chore:
+    """A job's arguments."""
+
+    flops: int
+    nap: float
+
+
+with isolated_registry():
+
+    class Chain(da.Machine[Walk], name="chain"):
+        """Steps that count: each must be counted once."""
+
+        @da.step(initial=True)
+        async def go(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                if ctx.state.gone != ctx.visit - 1:
+                    book().fail("I1", f"instance {ctx.id}: state {ctx.state} at visit {ctx.visit}")
+                if ctx.state.left == 0:
+                    return da.Done(ctx.state.gone)
+                if chance(0.1):
+                    raise Flop
+                if chance(0.1):
+                    return da.Retry(delay=0.1)
+                walked = attrs.evolve(ctx.state, left=ctx.state.left - 1, gone=ctx.state.gone + 1)
+                return da.Next(self.go, walked)
+
+        async def handle(self, error: Exception, ctx: da.Context[Walk]) -> da.Outcome:
+            return da.Retry(delay=0.05) if isinstance(error, Flop) else da.Stop(error)
+
+    class Collector(da.Machine[Basket], name="collector"):
+        """Awaits one signal after another and keeps what it was handed."""
+
+        @da.step(initial=True)
+        async def start(self, ctx: da.Context[Basket]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                return da.Await("item", then=self.take, timeout=2 if chance(0.3) else None)
+
+        @da.step
+        async def take(self, ctx: da.Context[Basket]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                if chance(0.1):
+                    return da.Retry(delay=0.05)
+                got = [*ctx.state.got, *(signal.payload for signal in ctx.awaited)]
+                if len(got) >= ctx.state.wants:
+                    return da.Done(got)
+                after = attrs.evolve(ctx.state, got=got)
+                seen = [signal.id for signal in ctx.awaited]  # else they would be handed out again with the next
+                return da.Await(
+                    "item", after, then=self.take, timeout=1 if chance(0.3) else None, consume=seen
+                )
+
+    class Packer(da.Machine[Basket], name="packer"):
+        """Awaits in the same step until the pack is whole, then takes all of it at once."""
+
+        @da.step(initial=True)
+        async def gather(self, ctx: da.Context[Basket]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                if len(ctx.awaited) < ctx.state.wants:
+                    return da.Await("item", timeout=1 if chance(0.3) else None)
+                got = [signal.payload for signal in ctx.awaited]
+                return da.Next(self.finish, attrs.evolve(ctx.state, got=got))
+
+        @da.step
+        async def finish(self, ctx: da.Context[Basket]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                return da.Done(ctx.state.got)
+
+    class Courier(da.Machine[Round], name="courier"):
+        """Signals another instance from inside its step."""
+
+        @da.step(initial=True)
+        async def ride(self, ctx: da.Context[Round]) -> da.Outcome:
+            with book().step(ctx, calls=True):
+                for parcel in ctx.state.parcels:
+                    await nap(ctx.state.nap)
+                    try:
+                        await ctx.signal(ctx.state.target, "item", parcel)
+                    except da.NoTarget:
+                        book().refused(ctx.state.target)
+                return da.Done(len(ctx.state.parcels))
+
+    class Family(da.Machine[Walk], name="family"):
+        """Schedules children and adds up what they bring."""
+
+        @da.step(initial=True)
+        async def spawn(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                state = Walk(1, ctx.state.nap)
+                return da.ScheduleChildren(
+                    self.count, [da.Child(Chain, state=state)] * ctx.state.left, deadline=None
+                )
+
+        @da.step
+        async def count(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                return da.Done(sum(child.result for child in ctx.children if child.result is not None))
+
+    @da.job(name="chore", max_attempts=1000, backoff=lambda attempt: 0.1)
+    async def chore(args: Chore, ctx: da.Context[Chore]) -> int:
+        with book().step(ctx):
+            await nap(args.nap)
+            if ctx.attempt < args.flops:
+                raise Flop
+            return args.flops
+
+
+SCOPE = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed")
+"""For ever: an insert that is repeated finds the first one, also when that has ended."""
+MACHINES = (Chain, Collector, Packer, Courier, Family, chore)
+
+
+def expected(item: Item) -> object:
+    """The result that its instance must have; lists in any order."""
+    match item.kind:
+        case "chain" | "courier" | "chore" | "family":
+            return item.size
+        case _:
+            return sorted(item.parcels)
+
+
+# -- the client
+
+
+async def insist(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat while the store is away: everything here may be repeated."""
+    while True:
+        try:
+            return await call()
+        except da.StoreUnavailable:
+            await trio.sleep(0.1)
+
+
+async def submit(client: Client, item: Item) -> None:
+    """Insert an item in its time, then send it what it awaits."""
+    await trio.sleep(item.at)
+    state: dict[str, Any] = {
+        "chain": lambda: Walk(item.size, item.nap),
+        "family": lambda: Walk(item.size, item.nap),
+        "collector": lambda: Basket(item.size, item.nap),
+        "packer": lambda: Basket(item.size, item.nap),
+        "courier": lambda: Round(item.target, list(item.parcels), item.nap),
+        "chore": lambda: Chore(item.size, item.nap),
+    }
+    machines = dict(zip(("chain", "collector", "packer", "courier", "family", "chore"), MACHINES, strict=True))
+    world = book().world
+    while item.target and item.target not in book().names:
+        await trio.sleep(0.1)
+    options: dict[str, Any] = {"state": state[item.kind](), "priority": item.priority}
+    if item.key is not None:
+        options["partition_key"] = item.key
+
+    async def insert() -> int | None:
+        return await client.insert(
+            machines[item.kind], unique_key=item.name, unique_scope=SCOPE, on_duplicate="return", **options
+        )
+
+    number = await insist(insert)
+    world.log("client", "inserted", item.name, number)
+    assert number is not None
+    book().names[item.name] = number
+    if item.kind in {"collector", "packer"}:
+        for parcel in item.sent:
+            await trio.sleep(world.random.random() * 0.5)
+            await insist(lambda parcel=parcel: send(client, item, number, parcel))  # type: ignore[misc]
+
+
+async def send(client: Client, item: Item, number: int | None, parcel: int) -> None:
+    assert number is not None
+    try:
+        await client.signal(number, "item", parcel, dedup_key=f"parcel {parcel}")
+    except da.NoTarget:
+        book().refused(item.name)
+    else:
+        book().world.log("client", "signalled", item.name, parcel)
+
+
+async def run_client(process: Process, client: Client, items: tuple[Item, ...]) -> None:
+    async with trio.open_nursery() as nursery:
+        for item in items:
+            nursery.start_soon(submit, client, item)
