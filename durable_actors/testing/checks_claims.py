@@ -1,0 +1,184 @@
+"""I2, I3, I4, I8 and I12: claims, fences, and rows that nobody may touch. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from durable_actors.testing.changes import InstanceChange, InstanceState
+from durable_actors.testing.evidence import History, Violation
+from durable_actors.testing.history import BEGIN
+from durable_actors.testing.moves import Move
+
+
+def i2_one_live_claim(history: History) -> list[Violation]:
+    """An instance is claimed only while it is runnable, and a claim runs each visit at most once.
+
+    Two runs of an instance may overlap (the first one lost its claim and does not know it yet): the fence is for that.
+    """
+    found: list[Violation] = []
+    for change, move in history.moves:
+        old, new = change.old, change.new
+        if new is None or new.status != "executing" or move is not Move.FOREIGN or old is None:
+            continue
+        if old.status != "executing":
+            sentence = f"an instance that was {old.status} was claimed"
+        elif old.claim_id != new.claim_id:
+            sentence = "an instance was claimed while another claim of it was live"
+        else:
+            continue  # I4's business
+        found.append(history.violation("I2", sentence, _entry_of(history, change), change))
+    for run in history.runs.values():
+        begins = [event for event in run.events if event.kind == BEGIN]
+        if len(begins) > 1:
+            sentence = "a step was run twice under one claim"
+            found.append(history.violation("I2", sentence, *begins[:2]))
+    return found
+
+
+def _entry_of(history: History, change: InstanceChange) -> InstanceChange | None:
+    old = change.old
+    if old is None or old.claim_id is None:
+        return None
+    return history.entries.get((old.claim_id, old.visit))
+
+
+def i3_fences_only_grow(history: History) -> list[Violation]:
+    """`visit` and `rev` never go back, `visit` grows by one and in commits only, and no claim id is used again."""
+    found: list[Violation] = []
+    users: dict[str, InstanceChange] = {}
+    for changes in history.by_instance.values():
+        last: InstanceChange | None = None
+        gone: dict[str, InstanceChange] = {}
+        for change, move in changes:
+            old, new = change.old, change.new
+            if new is None:
+                break
+            before = old or (last.new if last is not None else None)
+            if before is not None:
+                sentence = _fence_broken(before.visit, new.visit, before.rev, new.rev, move)
+                if sentence is not None:
+                    found.append(history.violation("I3", sentence, last, change))
+                if before.claim_id is not None and before.claim_id != new.claim_id:
+                    gone.setdefault(before.claim_id, change)
+            if new.claim_id is not None and new.claim_id in gone:
+                sentence = "a claim id came back"
+                found.append(history.violation("I3", sentence, gone.pop(new.claim_id), change))
+            if move is Move.PICK and new.claim_id is not None:
+                other = users.setdefault(new.claim_id, change)
+                if other is not change:
+                    found.append(history.violation("I3", "a claim id was given twice", other, change))
+            last = change
+    return found
+
+
+def _fence_broken(old_visit: int, visit: int, old_rev: int, rev: int, move: Move) -> str | None:
+    if visit < old_visit:
+        return f"visit went back from {old_visit} to {visit}"
+    if visit > old_visit + 1:
+        return f"visit went from {old_visit} to {visit}"
+    if visit > old_visit and move is not Move.COMMIT:
+        return "visit grew without an outcome"
+    if rev < old_rev:
+        return f"rev went back from {old_rev} to {rev}"
+    if move in {Move.COMMIT, Move.RELEASE, Move.REAP} and rev == old_rev:
+        return "an outcome, a release or a reap left rev as it was"
+    return None
+
+
+def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
+    """A live row is changed only by moves that the engine has, each by whoever may make it.
+
+    * A change that is none of them was made by somebody who did not own the row, or was not looked at by the fence.
+    * Where workers have names (`application_name`): outcomes, renewals and releases come from the worker that made the
+      claim.
+    * A claim that is given up, or whose lease is over while `late_commit="reject"`, commits nothing.
+
+    What rides on an outcome (signals, children) is I6's and I11's business; an outcome written in the name of another
+    worker's claim, before that worker's step had ended, is I1's.
+    """
+    found: list[Violation] = []
+    names = _names(history)
+    for change, move in history.moves:
+        old, new = change.old, change.new
+        if old is None or new is None or old.ended:
+            continue
+        if move is Move.FOREIGN:
+            if new.status != "executing" or (old.status == "executing" and old.claim_id == new.claim_id):
+                sentence = "a row was changed by somebody who did not own it"
+                found.append(history.violation("I4", sentence, _entry_of(history, change), change))
+            continue
+        if move in {Move.COMMIT, Move.RENEW, Move.RELEASE} and old.locked_by is not None:
+            known = names.get(old.locked_by, frozenset())
+            if known and change.writer not in known:
+                sentence = f"{change.writer or 'somebody'} wrote under a claim of {', '.join(sorted(known))}"
+                found.append(history.violation("I4", sentence, _entry_of(history, change), change))
+        if move is Move.COMMIT and history.late_commit == "reject" and old.lease_expires_at is not None:
+            # `began` is before the moment at which the fence looked at the lease.
+            late = change.began - old.lease_expires_at
+            if late > 0:
+                sentence = f"an outcome was committed {late:.3f} s after its lease"
+                found.append(history.violation("I4", sentence, _entry_of(history, change), change))
+    return found
+
+
+def _names(history: History) -> Mapping[str, frozenset[str]]:
+    """By owner: the names of the sessions that claimed for it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for change, move in history.moves:
+        if move is Move.PICK and change.new is not None and change.new.locked_by is not None:
+            found[change.new.locked_by].add(change.writer)
+    return {owner: frozenset(names) for owner, names in found.items()}
+
+
+def i8_terminal_rows_never_change(history: History) -> list[Violation]:
+    """A row that is done or failed is not written again. It may be deleted; an operator may retry a failed one."""
+    return list(_disturbed(history))
+
+
+def _disturbed(history: History) -> Iterator[Violation]:
+    retried = {note.id for note in history.notes("retried")}
+    for changes in history.by_instance.values():
+        end: InstanceChange | None = None
+        for change, move in changes:
+            if change.old is not None and change.old.ended and change.new is not None:
+                allowed = move is Move.RETRY and (history.operator or change.instance in retried)
+                if not allowed:
+                    sentence = f"an instance that was {change.old.status} was written again"
+                    yield history.violation("I8", sentence, end, change)
+            if change.new is not None and change.new.ended:
+                end = change
+
+
+def i12_nothing_without_an_owner(history: History) -> list[Violation]:
+    """No row stays executing after its lease for longer than the reap interval (and the margin).
+
+    Outages do not count: while Postgres, or every worker, is away (`EffectLog.outage`) nobody can reap.
+    """
+    found: list[Violation] = []
+    limit = history.reap_interval + history.margin
+    for number, changes in history.by_instance.items():
+        last: InstanceChange | None = None
+        told: set[str | None] = set()
+        for change, _ in changes:
+            late = _late(history, change.old, last, change.at)
+            if late > limit and change.old is not None and change.old.claim_id not in told:
+                told.add(change.old.claim_id)
+                sentence = f"nobody took a row back whose lease was over for {late:.2f} s"
+                found.append(history.violation("I12", sentence, _entry_of(history, change), change))
+            last = change
+        late = _late(history, history.rows.get(number), last, history.ended)
+        if late > limit:
+            sentence = f"it is executing, and its lease was over {late:.2f} s before the end"
+            found.append(history.violation("I12", sentence, last))
+    return found
+
+
+def _late(history: History, row: InstanceState | None, last: InstanceChange | None, at: float) -> float:
+    """Seconds for which a reaper could have taken the row, and did not: not while somebody held its lock."""
+    if row is None or row.status != "executing" or row.lease_expires_at is None:
+        return 0.0
+    since = row.lease_expires_at
+    if last is not None:
+        since = max(since, history.open_until.get(last.txid, 0.0))
+    return 0.0 if at <= since else at - since - history.away(since, at)

@@ -1,0 +1,295 @@
+"""The evidence of a run: changes, effects and what is left, put together so that checkers can ask of it. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Final, Literal
+
+import attrs
+
+from durable_actors.testing.changes import (
+    Change,
+    Clock,
+    InstanceChange,
+    InstanceState,
+    SignalChange,
+    SignalState,
+)
+from durable_actors.testing.history import (
+    BEGIN,
+    END,
+    LEFT,
+    OUTAGE,
+    PAUSED,
+    RECOVERED,
+    RESUMED,
+    SESSIONS_LOST,
+    Effect,
+)
+from durable_actors.testing.moves import Move, move_of
+
+Event = Change | Effect
+
+RECOVERY: Final = 3.0
+"""Seconds after an outage in which nobody need have noticed: actors that back off try again within 2."""
+
+
+@attrs.frozen
+class Violation:
+    """An invariant that did not hold, and the events that show it."""
+
+    invariant: str
+    """Its number: `I1` … `I12`."""
+    instances: tuple[int, ...]
+    sentence: str
+    story: tuple[tuple[float, Event], ...]
+    """Events with the server's time of each, in order: as few as show it."""
+
+    def __str__(self) -> str:
+        who = ", ".join(map(str, self.instances))
+        lines = [f"{self.invariant}, instance {who}: {self.sentence}"]
+        first = self.story[0][0] if self.story else 0.0
+        lines += [f"  {at - first:+10.4f} s  {_tell(event)}" for at, event in self.story]
+        return "\n".join(lines)
+
+
+def _tell(event: Event) -> str:
+    if isinstance(event, Effect):
+        return f"{'' if event.id is None else event.id}  {event}"
+    writer = f" by {event.writer}" if event.writer else ""
+    return f"{event.instance}  {event} (transaction {event.txid}{writer})"
+
+
+@attrs.frozen
+class StepRun:
+    """What one run of one step told: the events of one claim and one visit, in order."""
+
+    events: tuple[Effect, ...]
+
+    @property
+    def began(self) -> Effect | None:
+        """Its begin."""
+        return next((event for event in self.events if event.kind == BEGIN), None)
+
+    @property
+    def ended(self) -> Effect | None:
+        """The last sign that its code was through, if there is one."""
+        return next((event for event in reversed(self.events) if event.kind in {END, LEFT}), None)
+
+    @property
+    def outcome(self) -> Effect | None:
+        """The event that tells the outcome."""
+        return next((event for event in self.events if event.kind == END and event.data.get("outcome")), None)
+
+    @property
+    def threaded(self) -> bool:
+        """Whether it ran in a thread, which nobody can cancel."""
+        return any(event.data.get("thread") for event in self.events)
+
+
+@attrs.frozen
+class Span:
+    """A stretch of time, in monotonic nanoseconds."""
+
+    start: int
+    end: int
+
+    def overlap(self, start: int, end: int) -> float:
+        """Seconds that it shares with another."""
+        return max(0, min(self.end, end) - max(self.start, start)) / 1e9
+
+
+@attrs.frozen(kw_only=True)
+class History:
+    """All that is known of a run."""
+
+    changes: Sequence[Change]
+    """In order."""
+    effects: Sequence[Effect] = ()
+    """In order."""
+    rows: Mapping[int, InstanceState] = attrs.field(factory=dict[int, InstanceState])
+    """The instances that are left, by id."""
+    signals: Mapping[int, SignalState] = attrs.field(factory=dict[int, SignalState])
+    """The signals that are left, by id."""
+    clock: Clock = attrs.field(factory=Clock)
+    lease: float
+    """`lease_ttl` of the workers."""
+    reap_interval: float
+    """`reap_interval` of the workers."""
+    margin: float = 1.0
+    """Seconds by which a loaded machine may be late."""
+    ended: float
+    """Until when workers served every queue, by the server's clock: what is due for longer than `patience` then is
+    stuck."""
+    patience: float
+    """Seconds that a due row may wait while its queue is quiet."""
+    late_commit: Literal["accept", "reject"] = "accept"
+    """The option of the workers."""
+    operator: bool = False
+    """Whether somebody retried failed instances by hand."""
+
+    @property
+    def doubt(self) -> float:
+        """Seconds by which effects and changes may be out of order."""
+        return self.clock.doubt + 0.01
+
+    def at(self, event: Event) -> float:
+        """When it was, by the server's clock."""
+        return self.clock.at(event.at) if isinstance(event, Effect) else event.at
+
+    def violation(self, invariant: str, sentence: str, *events: Event | None) -> Violation:
+        """What these events show."""
+        story = sorted(((self.at(event), event) for event in events if event is not None), key=_moment)
+        ids = (event.id if isinstance(event, Effect) else event.instance for _, event in story)
+        return Violation(
+            invariant, tuple(dict.fromkeys(n for n in ids if n is not None)), sentence, tuple(story)
+        )
+
+    # -- the database's side
+
+    @cached_property
+    def moves(self) -> Sequence[tuple[InstanceChange, Move]]:
+        """Every change of an instance, and what it did."""
+        return [
+            (change, move_of(change.old, change.new))
+            for change in self.changes
+            if isinstance(change, InstanceChange)
+        ]
+
+    @cached_property
+    def by_instance(self) -> Mapping[int, Sequence[tuple[InstanceChange, Move]]]:
+        """The same, by instance."""
+        found: dict[int, list[tuple[InstanceChange, Move]]] = defaultdict(list)
+        for change, move in self.moves:
+            found[change.instance].append((change, move))
+        return found
+
+    @cached_property
+    def signal_changes(self) -> Mapping[int, Sequence[SignalChange]]:
+        """Changes of inboxes, by target."""
+        found: dict[int, list[SignalChange]] = defaultdict(list)
+        for change in self.changes:
+            if isinstance(change, SignalChange):
+                found[change.instance].append(change)
+        return found
+
+    @cached_property
+    def entries(self) -> Mapping[tuple[str, int], InstanceChange]:
+        """By claim and visit: the change that let a step run (a pick, or the commit before it)."""
+        found: dict[tuple[str, int], InstanceChange] = {}
+        for change, _ in self.moves:
+            new = change.new
+            if new is not None and new.status == "executing" and new.claim_id is not None:
+                found.setdefault((new.claim_id, new.visit), change)
+        return found
+
+    @cached_property
+    def exits(self) -> Mapping[tuple[str, int], tuple[InstanceChange, Move]]:
+        """By claim and visit: the change that ended it (a commit, a release, a reap)."""
+        found: dict[tuple[str, int], tuple[InstanceChange, Move]] = {}
+        for change, move in self.moves:
+            old = change.old
+            if (
+                move in {Move.COMMIT, Move.RELEASE, Move.REAP}
+                and old is not None
+                and old.claim_id is not None
+            ):
+                found.setdefault((old.claim_id, old.visit), (change, move))
+        return found
+
+    @cached_property
+    def open_until(self) -> Mapping[int, float]:
+        """By transaction: when it was last seen not to have ended. A change before that was not committed then."""
+        return self._testimony[0]
+
+    @cached_property
+    def ended_by(self) -> Mapping[int, float]:
+        """By transaction: when it was first seen to have ended."""
+        return self._testimony[1]
+
+    @cached_property
+    def _testimony(self) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        open_until: dict[int, float] = {}
+        ended_by: dict[int, float] = {}
+        pending: set[int] = set()
+        for change in self.changes:
+            if change.snapshot is not None:
+                seen = {txid for txid in pending if change.snapshot.sees(txid)}
+                for txid in seen:
+                    ended_by[txid] = min(change.seen, ended_by.get(txid, change.seen))
+                pending -= seen
+                for txid in pending:
+                    open_until[txid] = max(change.at, open_until.get(txid, change.at))
+            if change.txid not in ended_by:
+                pending.add(change.txid)
+        return open_until, ended_by
+
+    # -- the steps' side
+
+    @cached_property
+    def runs(self) -> Mapping[tuple[str, int], StepRun]:
+        """By claim and visit: what the step told."""
+        found: dict[tuple[str, int], list[Effect]] = defaultdict(list)
+        for effect in self.effects:
+            if effect.run is not None:
+                found[effect.run].append(effect)
+        return {key: StepRun(tuple(events)) for key, events in found.items()}
+
+    @cached_property
+    def instrumented(self) -> frozenset[tuple[str | None, str | None]]:
+        """Machine and step of those that tell what they do."""
+        return frozenset((effect.fsm, effect.step) for effect in self.effects if effect.kind == BEGIN)
+
+    def notes(self, kind: str) -> Sequence[Effect]:
+        """Events of this kind."""
+        return [effect for effect in self.effects if effect.kind == kind]
+
+    @cached_property
+    def sessions_lost(self) -> Sequence[Effect]:
+        """When sessions were ended by force."""
+        return self.notes(SESSIONS_LOST)
+
+    @cached_property
+    def _pauses(self) -> Mapping[int, Sequence[Span]]:
+        pids = {effect.pid for effect in self.effects if effect.kind == PAUSED}
+        return {pid: self._spans(PAUSED, RESUMED, pid) for pid in pids}
+
+    @cached_property
+    def _outages(self) -> Sequence[Span]:
+        return self._spans(OUTAGE, RECOVERED, None)
+
+    def _spans(self, start: str, end: str, pid: int | None) -> Sequence[Span]:
+        """Spans from a start to the next end; the last one may be open."""
+        spans: list[Span] = []
+        began: int | None = None
+        for effect in self.effects:
+            if pid is not None and effect.pid != pid:
+                continue
+            if effect.kind == start and began is None:
+                began = effect.at
+            elif effect.kind == end and began is not None:
+                spans.append(Span(began, effect.at))
+                began = None
+        return spans if began is None else [*spans, Span(began, 2**63)]
+
+    def paused(self, pid: int, start: int, end: int) -> float:
+        """Seconds of this stretch (monotonic) in which that process stood still."""
+        return sum(span.overlap(start, end) for span in self._pauses.get(pid, ()))
+
+    def away(self, start: float, end: float) -> float:
+        """Seconds of this stretch (the server's clock) in which nobody could work, or had noticed that he can."""
+        spans = [(self.clock.at(span.start), self.clock.at(span.end) + RECOVERY) for span in self._outages]
+        return sum(max(0.0, min(end, until) - max(start, since)) for since, until in spans)
+
+
+def _moment(told: tuple[float, Event]) -> tuple[float, int]:
+    """By time; changes of one moment in their own order."""
+    at, event = told
+    return (at, 0 if isinstance(event, Effect) else event.seq)
+
+
+def instances_of(violations: Iterable[Violation]) -> frozenset[int]:
+    """The instances that these are about."""
+    return frozenset(number for violation in violations for number in violation.instances)
