@@ -232,6 +232,7 @@ class Feeder(Actor[object]):
             math.inf if shape.next_deadline is None else now + max(shape.next_deadline, self._soonest)
         )
         self._shape_at = now + SHAPE_EVERY
+        self._shape_old = False  # else an idle feeder would sleep until a look that is over: not at all
         return self.cursor.learn(shape, known=names)
 
     async def _expire(self, conn: PgConn) -> None:
