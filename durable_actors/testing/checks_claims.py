@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from durable_actors.testing.changes import InstanceChange, InstanceState
 from durable_actors.testing.evidence import History, Violation
@@ -19,14 +20,13 @@ def i2_one_live_claim(history: History) -> list[Violation]:
     found: list[Violation] = []
     for change, move in history.moves:
         old, new = change.old, change.new
-        if new is None or new.status != "executing" or move is not Move.FOREIGN or old is None:
+        if old is None or new is None or not _is_takeover(old, new, move):
             continue
-        if old.status != "executing":
-            sentence = f"an instance that was {old.status} was claimed"
-        elif old.claim_id != new.claim_id:
-            sentence = "an instance was claimed while another claim of it was live"
-        else:
-            continue  # I4's business
+        sentence = (
+            "an instance was claimed while another claim of it was live"
+            if old.status == "executing"
+            else f"an instance that was {old.status} was claimed"
+        )
         found.append(history.violation("I2", sentence, _entry_of(history, change), change))
     for run in history.runs.values():
         begins = [event for event in run.events if event.kind == BEGIN]
@@ -34,6 +34,13 @@ def i2_one_live_claim(history: History) -> list[Violation]:
             sentence = "a step was run twice under one claim"
             found.append(history.violation("I2", sentence, *begins[:2]))
     return found
+
+
+def _is_takeover(old: InstanceState, new: InstanceState, move: Move) -> bool:
+    """Whether somebody claimed what was not to be had. Other changes of a claimed row are I4's business."""
+    if move is not Move.FOREIGN or new.status != "executing" or old.status == "runnable":
+        return False
+    return old.status != "executing" or old.claim_id != new.claim_id
 
 
 def _entry_of(history: History, change: InstanceChange) -> InstanceChange | None:
@@ -93,18 +100,19 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
     * Where workers have names (`application_name`): outcomes, renewals and releases come from the worker that made the
       claim.
     * A claim that is given up, or whose lease is over while `late_commit="reject"`, commits nothing.
+    * Nothing is written behind the audit's back: each change begins where the last one ended.
 
     What rides on an outcome (signals, children) is I6's and I11's business; an outcome written in the name of another
     worker's claim, before that worker's step had ended, is I1's.
     """
-    found: list[Violation] = []
+    found: list[Violation] = [*_gaps(history)]
     names = _names(history)
     for change, move in history.moves:
         old, new = change.old, change.new
         if old is None or new is None or old.ended:
             continue
         if move is Move.FOREIGN:
-            if new.status != "executing" or (old.status == "executing" and old.claim_id == new.claim_id):
+            if not _is_takeover(old, new, move):
                 sentence = "a row was changed by somebody who did not own it"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
             continue
@@ -120,6 +128,16 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
                 sentence = f"an outcome was committed {late:.3f} s after its lease"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
     return found
+
+
+def _gaps(history: History) -> Iterator[Violation]:
+    for number, changes in history.by_instance.items():
+        for (before, _), (change, _) in pairwise(changes):
+            if change.old != before.new:
+                yield history.violation("I4", "a row was changed behind the audit's back", before, change)
+        last, row = changes[-1][0], history.rows.get(number)
+        if row is not None and row != last.new:
+            yield history.violation("I4", "a row was changed behind the audit's back", last)
 
 
 def _names(history: History) -> Mapping[str, frozenset[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from durable_actors.testing.changes import InstanceChange, InstanceState, SignalChange, SignalState
@@ -136,18 +136,18 @@ def _slept_on(history: History) -> Iterator[Violation]:
         events.sort(key=lambda event: event.seq)
         unread: dict[int, SignalChange] = {}
         row: InstanceChange | None = None
-        kept: frozenset[int] | None = frozenset()
+        kept: frozenset[int] = frozenset()
         for event, after in zip(events, [*events[1:], None], strict=True):
             if isinstance(event, InstanceChange):
                 row = event
                 if event.old is not None and event.old.status == "executing":
-                    kept = _keeps(history, event)
+                    kept = _keeps(history, event, unread)
             elif event.old is None:
                 unread[event.signal.id] = event
             else:
                 unread.pop(event.signal.id, None)
             committed = after is None or after.txid != event.txid
-            if committed and row is not None and row.new is not None and kept is not None:
+            if committed and row is not None and row.new is not None:
                 for signal in [each for each in unread.values() if _awaits(row.new, each.signal, kept)]:
                     del unread[signal.signal.id]  # told once
                     name = signal.signal.name
@@ -155,13 +155,11 @@ def _slept_on(history: History) -> Iterator[Violation]:
                     yield history.violation("I7", sentence, row, signal)
 
 
-def _keeps(history: History, park: InstanceChange) -> frozenset[int] | None:
-    """The signals that this outcome's step was handed; None: unknown."""
+def _keeps(history: History, park: InstanceChange, unread: Iterable[int]) -> frozenset[int]:
+    """The signals that this outcome's step was handed, and may sleep on. If that is not known: any that were there."""
     run = _run_of(history, park)
-    if run is None or run.began is None:
-        return None
-    handed = _handed(run)
-    return None if len(handed) >= SHOWN else handed
+    handed = None if run is None or run.began is None else _handed(run)
+    return frozenset(unread) if handed is None or len(handed) >= SHOWN else handed
 
 
 def _awaits(row: InstanceState, signal: SignalState, kept: frozenset[int]) -> bool:

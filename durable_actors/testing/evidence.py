@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, Literal
@@ -157,6 +157,12 @@ class History:
             for change in self.changes
             if isinstance(change, InstanceChange)
         ]
+
+    @cached_property
+    def tally(self) -> Mapping[str, int]:
+        """How much was looked at: changes by their moves (`commit`, `reap`, …), and runs of steps."""
+        moves = Counter(move.name.lower() for _, move in self.moves)
+        return {**moves, "signal changes": len(self.changes) - len(self.moves), "runs": len(self.runs)}
 
     @cached_property
     def by_instance(self) -> Mapping[int, Sequence[tuple[InstanceChange, Move]]]:
