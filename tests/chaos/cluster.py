@@ -128,6 +128,23 @@ class Cluster:
         with psycopg.connect(self.dsn(), autocommit=True) as conn:
             assert conn.execute("select pg_promote(true, %s)", [int(PATIENCE)]).fetchone() == (True,)
 
+    def follow(self, primary: Cluster) -> None:
+        """Become a copy of a server that runs; `start` makes it its standby. What was here before is gone."""
+        shutil.rmtree(self.pgdata, ignore_errors=True)
+        source = primary.dsn(application_name="standby")
+        where = ["-D", str(self.pgdata), "--checkpoint=fast", "--no-sync"]
+        self.run("pg_basebackup", "-d", source, *where, "--write-recovery-conf", "--wal-method=stream")
+
+    def require_standby(self) -> None:
+        """From now on a commit is acknowledged only when the standby has it; return when there is one."""
+        with psycopg.connect(self.dsn(), autocommit=True) as conn:
+            conn.execute("alter system set synchronous_standby_names = '*'")
+            conn.execute("select pg_reload_conf()")
+            deadline = time.monotonic() + PATIENCE
+            while conn.execute("select sync_state from pg_stat_replication").fetchall() != [("sync",)]:
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.01)
+
 
 def _forget(pid_file: Path) -> None:
     """A killed server leaves its pid file, and a segment of shared memory that the file names."""
@@ -187,13 +204,11 @@ def open_pair(*, synchronous: bool = True) -> Generator[tuple[Cluster, Cluster]]
     """A primary and its standby. Synchronous: what the primary has acknowledged is on the standby, too."""
     with open_place() as place, open_cluster(place=place) as primary:
         standby = _make(place / "standby", primary.bin_dir, primary.account, dict(primary.settings))
-        source = primary.dsn(application_name="standby")
-        where = ["-D", str(standby.pgdata), "--checkpoint=fast", "--no-sync"]
-        standby.run("pg_basebackup", "-d", source, *where, "--write-recovery-conf", "--wal-method=stream")
         try:
+            standby.follow(primary)
             standby.start()
             if synchronous:
-                _wait_synchronous(primary)
+                primary.require_standby()
             yield primary, standby
         finally:
             standby.kill()
@@ -205,16 +220,6 @@ def _make(place: Path, bin_dir: Path, account: Account, settings: dict[str, str]
         os.chown(place, account.uid, account.gid)
     (place / "log").touch()
     return Cluster(place, bin_dir, account, settings)
-
-
-def _wait_synchronous(primary: Cluster) -> None:
-    with psycopg.connect(primary.dsn(), autocommit=True) as conn:
-        conn.execute("alter system set synchronous_standby_names = '*'")
-        conn.execute("select pg_reload_conf()")
-        deadline = time.monotonic() + PATIENCE
-        while conn.execute("select sync_state from pg_stat_replication").fetchall() != [("sync",)]:
-            assert time.monotonic() < deadline, primary.log()
-            time.sleep(0.01)
 
 
 def free_port() -> int:

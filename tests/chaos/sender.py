@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import durable_actors as da
+import psycopg
 import trio
 from durable_actors._client import Client
 from tests.chaos import machines
@@ -73,9 +74,11 @@ class Sender:
             except (da.StoreUnavailable, trio.TooSlowError) as exc:
                 unknown = True
                 logger.warning("%s: %s; again", work, exc)
+            except psycopg.Error as exc:  # refused, and not done: a time-out of the server's, a full disk
+                logger.warning("%s: %s; again", work, exc)
             except da.NoTarget:
                 # Ended, because an earlier attempt had done it? Or not inserted yet?
-                if unknown:
+                if unknown and await self._was_there(work):
                     self._note(work, None)
                     return
                 if trio.current_time() > since + ABSENT:
@@ -84,6 +87,17 @@ class Sender:
             else:
                 return
             await trio.sleep(AGAIN)
+
+    async def _was_there(self, work: Insert | Send) -> bool:
+        """Whether the target has ever been inserted; False also when nobody can say just now."""
+        assert isinstance(work, Send)
+        assert self._client is not None
+        try:
+            with trio.fail_after(CALL):
+                await self._client.inspect(work.target)
+        except (da.NoTarget, da.StoreUnavailable, trio.TooSlowError, psycopg.Error):
+            return False
+        return True
 
     async def _do(self, work: Insert | Send) -> None:
         client = self._client or await self._connect()
