@@ -61,10 +61,8 @@ def line_of(report: Report) -> str:
     """One run in one line."""
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items())) or "no faults"
     verdict = "ok" if report.ok else "FAILED"
-    return (
-        f"{report.nemesis:<14} seed {report.seed:<7} {report.seconds:5.1f} s  {report.commits:5} commits  "
-        f"{verdict:<6}  {faults}"
-    )
+    checked = f"{report.commits:5} commits {report.tally.get('reap', 0):4} reaps"
+    return f"{report.nemesis:<14} seed {report.seed:<7} {report.seconds:5.1f} s  {checked}  {verdict:<6}  {faults}"
 
 
 def explain(report: Report, options: argparse.Namespace) -> str:
@@ -113,7 +111,7 @@ def as_json(report: Report) -> dict[str, object]:
         "seed": report.seed,
         "ok": report.ok,
         "seconds": round(report.seconds, 2),
-        "commits": report.commits,
+        "checked": dict(report.tally),
         "faults": dict(report.faults),
         "failures": report.failures,
         "violations": [str(each) for each in report.violations],

@@ -248,5 +248,5 @@ class Lane(Base, name="chaos.Lane", queue="keys"):
     def work(self, ctx: Ctx) -> da.Outcome:
         """In a thread: it keeps its key as long as it runs, whatever became of its lease."""
         with effect(ctx) as run:
-            time.sleep(0.03 * random.random())
+            time.sleep(random.choice((0.01, 0.03, 0.6)) * random.random())
             return run.end(da.Done(ctx.state["n"]))

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -53,8 +53,8 @@ class Report:
     seconds: float = 0.0
     """How long it took, all in all."""
     faults: Counter[str] = attrs.field(factory=Counter)
-    commits: int = 0
-    """Commits that were checked."""
+    tally: Mapping[str, int] = attrs.field(factory=dict)
+    """How much was checked: commits, reaps, runs of steps, ..."""
     failures: list[str] = attrs.field(factory=list)
     violations: list[Violation] = attrs.field(factory=list)
     story: list[str] = attrs.field(factory=list)
@@ -62,6 +62,11 @@ class Report:
     """The server's time when the workers were told to go."""
     folder: Path | None = None
     """Where the run's history is kept, if it is."""
+
+    @property
+    def commits(self) -> int:
+        """Commits that were checked."""
+        return self.tally.get("commit", 0)
 
     @property
     def ok(self) -> bool:
@@ -161,7 +166,7 @@ async def _live(
                 for worker in world.workers:
                     await worker.process.wait()
                 await zygote.bury()
-        report.failures += world.deaths
+        report.failures += world.failures
 
 
 async def _wait_serving(world: World, count: int) -> None:
@@ -241,7 +246,7 @@ async def _judge(
     plan = make_plan(report.seed, span, scale=scale)
     report.failures += await find_leftovers(place.dsn)
     report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
-    violations, report.commits = await trio.to_thread.run_sync(judge_history, place.dsn, folder, report.ended)
+    violations, report.tally = await trio.to_thread.run_sync(judge_history, place.dsn, folder, report.ended)
     report.violations += [each for each in violations if each.invariant not in nemesis.forgives]
     if not report.ok:
         await trio.to_thread.run_sync(dump, place.dsn, folder)

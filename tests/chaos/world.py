@@ -75,6 +75,14 @@ class WorkerProcess:
         """Whether it is there, ready, awake, and nobody has told it to go."""
         return self.alive and not self.doomed and not self.stopped and self.ready.exists()
 
+    def is_stopped(self) -> bool:
+        """Whether the kernel has stopped it, by whomever it was asked to (Linux)."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except FileNotFoundError:
+            return False
+        return status.rpartition(")")[2].split()[0] == "T"
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
         if self.alive:
@@ -107,8 +115,8 @@ class World:
     """What was done, by kind."""
     workers: list[WorkerProcess] = attrs.field(factory=list)
     """Every worker there ever was."""
-    deaths: list[str] = attrs.field(factory=list)
-    """Workers that ended without being told to: each is a failure of the run."""
+    failures: list[str] = attrs.field(factory=list)
+    """What must not be: workers that ended without being told to, and what nemeses find."""
     story: list[str] = attrs.field(factory=list)
     """What happened when, for people."""
     closing: bool = False
@@ -160,6 +168,11 @@ class World:
         self.faults[kind] += number
         self.tell(f"{kind} {about}".rstrip())
 
+    def fail(self, text: str) -> None:
+        """Let the run fail."""
+        self.failures.append(text)
+        self.tell(f"FAILURE: {text}")
+
     def tell(self, text: str) -> None:
         """Note what happened, with the time."""
         self.story.append(f"{trio.current_time() - self._began:7.3f}  {text}")
@@ -210,7 +223,7 @@ class World:
     ) -> WorkerProcess:
         """Start a worker. With `replace`, another one with the world's options follows when it ends.
 
-        `kill_at` names a point and how often it is passed: `"step:3"` (tests.chaos.worker has the list).
+        `kill_at` names a point and how often it is passed: `"step:3"` (tests.chaos.points has the list).
         """
         number = next(self._numbers)
         name = f"w{number}"
@@ -268,7 +281,7 @@ class World:
         if not worker.doomed and not self.closing:
             if worker.ready.exists() or not self.outages:
                 text = worker.log.read_text(errors="replace")
-                self.deaths.append(f"{worker.name} ended by itself with {code}: {text[-2000:]}")
+                self.fail(f"{worker.name} ended by itself with {code}: {text[-2000:]}")
             else:
                 self.tell(f"{worker.name} could not start")
                 await trio.sleep(RESPAWN)

@@ -1,6 +1,6 @@
 """Processes that start in milliseconds: forked from one that has imported everything.
 
-A Python that imports Trio, psycopg and the engine takes half a second of CPU, and a run starts twenty of them: forked, a
+A Python that imports Trio, psycopg and the engine takes half a second of CPU, and a run starts twenty: forked, a
 run takes 9 s on two busy cores instead of 25. A child that ended stays a zombie until its run is over, so that its pid
 cannot become somebody else's while a nemesis may still send it signals. When the runner is gone, the zygote kills them.
 """

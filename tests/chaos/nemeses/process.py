@@ -9,21 +9,37 @@ import trio
 from tests.chaos.nemeses import nemesis
 from tests.chaos.world import LEASE, World
 
-POINTS: Final = {
-    "claimed": 10,
+KILLS: Final = {
+    "picked": 10,
     "step": 15,
     "outcome": 15,
     "sent": 10,
     "committed": 10,
     "spawned": 2,
+    "signalled": 2,
+    "started": 2,
     "released": 1,
     "reaped": 1,
     "renewed": 4,
     "drain": 1,
 }
-"""Kill points, and how often each is passed at most before the kill (tests.chaos.worker says what they are)."""
+"""Points for a SIGKILL, and how often each is passed at most before it (tests.chaos.points says what they are)."""
 DRAINING: Final = frozenset({"released", "drain"})
 """Points that lie in a drain."""
+STOPS: Final = {
+    "picking": 10,
+    "picked": 6,
+    "step": 10,
+    "outcome": 10,
+    "sending": 8,
+    "spawning": 2,
+    "signalling": 2,
+    "starting": 2,
+    "renewing": 3,
+    "reaping": 1,
+    "expiring": 3,
+}
+"""Points for a SIGSTOP that outlasts the lease: what was true before it is not true after it."""
 
 
 @nemesis("none", seconds=3.0)
@@ -46,10 +62,10 @@ async def kill(world: World) -> None:
             world.kill(worker)
 
 
-@nemesis("kill-points")
+@nemesis("kill-points", workers=1)
 async def kill_points(world: World) -> None:
     """Workers that kill themselves at a named point between a claim and the news of its commit."""
-    deck = world.rng.sample(list(POINTS), len(POINTS))
+    deck = world.rng.sample(list(KILLS), len(KILLS))
     async with trio.open_nursery() as nursery:
         for _ in range(2):
             nursery.start_soon(_doom, world, deck)
@@ -59,7 +75,7 @@ async def _doom(world: World, deck: list[str]) -> None:
     """One doomed worker after the other, each for another point."""
     while not world.over:
         deck.append(point := deck.pop(0))
-        count = world.rng.randint(1, POINTS[point])
+        count = world.rng.randint(1, KILLS[point])
         worker = await world.spawn(replace=False, kill_at=f"{point}:{count}")
         while worker.alive and not worker.serving and not world.over:
             await trio.sleep(0.02)
@@ -82,6 +98,35 @@ async def stop(world: World) -> None:
         # Not bounded by the end: the shortest is beyond the lease, or it would prove nothing.
         await trio.sleep(LEASE * world.rng.uniform(1.1, 2.0))
         world.resume(worker)
+
+
+@nemesis("stop-points", workers=1)
+async def stop_points(world: World) -> None:
+    """Workers that stop at a named point for longer than a lease, and then do what they were about to do."""
+    deck = world.rng.sample(list(STOPS), len(STOPS))
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(_stop_at, world, deck)
+
+
+async def _stop_at(world: World, deck: list[str]) -> None:
+    """One worker after the other that stops at another point."""
+    while not world.over:
+        deck.append(point := deck.pop(0))
+        spec = f"{point}:{world.rng.randint(1, STOPS[point])}"
+        worker = await world.spawn("--stop-at", spec, replace=False)
+        with trio.move_on_after(2.0):  # the point may be a rare one
+            while not world.over:
+                await trio.sleep(0.02)
+                if worker.is_stopped():
+                    worker.stopped = True
+                    world.count(f"stopped at {point}", worker.name)
+                    break
+        if worker.stopped:
+            await trio.sleep(LEASE * world.rng.uniform(1.1, 1.6))
+            world.resume(worker)
+            await trio.sleep(0.3)  # so that it does what it was about to do
+        world.kill(worker, "SIGKILL")
 
 
 @nemesis("term", worker_options=("--drain", "0.3"))
@@ -124,7 +169,7 @@ async def clock(world: World) -> None:
 
 @nemesis("mixed", seconds=6.0)
 async def mixed(world: World) -> None:
-    """Kills, stops, drains and blocks, all at once."""
+    """Kills, stops, drains, blocks and kill points, all at once."""
     async with trio.open_nursery() as nursery:
-        for attack in (kill, stop, term, block):
+        for attack in (kill, stop, term, block, kill_points):
             nursery.start_soon(attack, world)

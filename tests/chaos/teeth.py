@@ -1,0 +1,234 @@
+"""Do the chaos runs have teeth? Break the product on purpose, in a copy, and see them fail.
+
+    python -m tests.chaos.teeth [--only fence --only reaper] [--seeds 3]
+
+Each breakage is one edit. A run that still says ok has not seen it: either the invariants are blind there, or the
+nemesis does not reach it, or another part of the product makes up for it (`MADE_UP_FOR` says by what).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+ROOT: Final = Path(__file__).parent.parent.parent
+ENGINE: Final = "durable_actors/_engine"
+STORE: Final = "durable_actors/_store"
+FENCE: Final = "where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null"
+
+
+@attrs.frozen
+class Breakage:
+    """One edit, and the nemeses that should find it."""
+
+    edits: tuple[tuple[str, str, str], ...]
+    """File, what is there, what is put in its place."""
+    nemeses: tuple[str, ...]
+
+
+def _edit(path: str, old: str, new: str, *nemeses: str) -> Breakage:
+    return Breakage(((path, old, new),), nemeses)
+
+
+BREAKAGES: Final = {
+    # whoever comes late writes all the same
+    "fence": Breakage(
+        (
+            (f"{STORE}/sql/commit_outcomes.sql", FENCE, "where g.id = o.id"),
+            (f"{STORE}/sql/commit_parks.sql", FENCE, "where g.id = o.id"),
+        ),
+        ("stop", "stop-points"),
+    ),
+    # a claim is not asked for, only the visit
+    "fence-claim": Breakage(
+        (
+            (f"{STORE}/sql/commit_outcomes.sql", " and g.claim_id = o.claim", ""),
+            (f"{STORE}/sql/commit_parks.sql", " and g.claim_id = o.claim", ""),
+        ),
+        ("stop", "stop-points"),
+    ),
+    # steps are not cancelled when their lease ends, nor when their claim is lost
+    "trust": Breakage(
+        (
+            (f"{ENGINE}/leases.py", "held.task.deadline = trusted_until", "pass"),
+            (
+                f"{ENGINE}/leases.py",
+                "held.task.cancel(why)\n\n    def interrupt",
+                "pass\n\n    def interrupt",
+            ),
+            (f"{ENGINE}/feeder.py", "deadline=held.claim.trusted_until", "deadline=math.inf"),
+        ),
+        ("stop", "mixed"),
+    ),
+    # a signal that comes while the step runs does not wake it
+    "recheck": _edit(f"{STORE}/commit.py", 'riders["recheck_awaits"] =', "_ =", "none"),
+    # signals that a step has counted are counted again
+    "consume": _edit(f"{STORE}/commit.py", 'riders["consume_signals"] =', "_ =", "none"),
+    # a stale outcome consumes what another run was handed
+    "consume-stale": _edit(
+        f"{STORE}/sql/consume_signals.sql", "where g.xmin = pg_current_xact_id()::xid", "where true", "stop"
+    ),
+    "reaper": _edit(f"{ENGINE}/reaper.py", "if not await self._reap(dead):", "if True:", "kill"),
+    # claims are taken back a second before their lease is over
+    "early-reap": _edit(
+        f"{STORE}/sql/reap_claims.sql",
+        "y.lease_expires_at <= now()",
+        "y.lease_expires_at <= now() + interval '1.2 seconds'",
+        "none",
+        "stop",
+    ),
+    # a node is dead as soon as it is seen, whatever its lock says
+    "dead-nodes": _edit(
+        f"{ENGINE}/dead_nodes.py",
+        "if asked - suspect.since >= dead_after and each.server_up > dead_after:",
+        "if True:",
+        "kill",
+    ),
+    "alive-nodes": _edit(
+        f"{ENGINE}/dead_nodes.py", "if each.alive or each.owner == me:", "if each.owner == me:", "none"
+    ),
+    "join": _edit(f"{STORE}/commit.py", 'riders["join_parents"] =', "_ =", "none"),
+    # a barrier opens one child too early
+    "join-early": _edit(
+        f"{STORE}/sql/join_parents.sql",
+        "p.children_pending <= e.n or",
+        "p.children_pending <= e.n + 1 or",
+        "none",
+    ),
+    # a key is granted without its session lock
+    "key-locks": _edit(
+        f"{ENGINE}/keys.py",
+        "granted |= await self._try(wanting)",
+        "granted |= {each.claim_id for each in wanting}",
+        "stop",
+        "mixed",
+    ),
+    # a thread that outlives its claim is forgotten, its key given to others
+    "threads": _edit(
+        f"{ENGINE}/step_run.py",
+        "limiter=self._node.threads)",
+        "limiter=self._node.threads, abandon_on_cancel=True)",
+        "stop",
+        "term",
+        "mixed",
+    ),
+    "promote": Breakage(
+        ((f"{STORE}/commit.py", 'riders["promote_siblings"] =', "_ ="),),
+        ("none", "kill"),
+    ),
+    # a deadline passes and nobody wakes
+    "deadlines": _edit(f"{ENGINE}/feeder.py", "if self._deadline <= began:", "if False:", "none"),
+    # one commit in fifty is acknowledged and not written
+    "lost-commit": _edit(
+        f"{ENGINE}/flusher.py",
+        "        if flushed.offered:",
+        "        for each in batch:\n"
+        "            if each.transition.claim.id % 50 == 7 and each.transition.claim.id not in flushed.committed:\n"
+        "                t = each.transition\n"
+        "                flushed.committed[t.claim.id] = Committed(t.claim.visit, t.status, t.state)\n"
+        "        if flushed.offered:",
+        "stop",
+    ),
+    "unwritten-commit": _edit(
+        f"{ENGINE}/flusher.py",
+        "                [entry.transition for entry in batch],",
+        "                [e.transition for e in batch"
+        " if e.transition.claim.id % 20 or e.transition.claim.visit != 2] or [batch[0].transition],",
+        "none",
+    ),
+    # what a step sends is sent again by its next run
+    "identity": _edit(
+        f"{STORE}/children.py",
+        "json.dumps([kind, caller, step, machine, key])",
+        "repr(uuid.uuid4())",
+        "kill",
+        "mixed",
+    ),
+    # what came of a commit whose answer was lost is guessed
+    "unknown": _edit(
+        f"{STORE}/commit.py",
+        "if now is None or now.claim_id != transition.claim.claim_id:\n        return None",
+        "if now is None:\n        return None\n    return Committed(now.visit, transition.status, now.state)",
+        "lost-reply",
+    ),
+}
+
+MADE_UP_FOR: Final = {
+    "promote": "the reaper's sweep offers rows that are held behind nothing",
+    "dead-nodes": "a dead node's lock is free all the same; only a restart of the server needs the second look",
+}
+
+
+def copy_broken(breakage: Breakage, where: Path) -> None:
+    """A copy of package and tests, with the edits."""
+    for folder in ("durable_actors", "tests"):
+        shutil.copytree(ROOT / folder, where / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in breakage.edits:
+        path = where / name
+        text = path.read_text()
+        if old not in text:
+            raise SystemExit(f"{name} does not contain {old!r} any more: adapt the breakage")
+        path.write_text(text.replace(old, new))
+
+
+def bite(name: str, breakage: Breakage, seeds: int, first: int) -> str:
+    """Run the nemeses on the broken copy; tell what they found."""
+    with tempfile.TemporaryDirectory(prefix=f"durable-teeth-{name}-") as folder:
+        copy = Path(folder)
+        copy_broken(breakage, copy)
+        report = copy / "report.json"
+        command = [sys.executable, "-m", "tests.chaos", "--seed", str(first), "--seeds", str(seeds)]
+        command += [
+            "--json",
+            str(report),
+            *(word for each in breakage.nemeses for word in ("--nemesis", each)),
+        ]
+        environ = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, cwd=copy, env=environ, capture_output=True, text=True, check=False)
+        if not report.exists() or done.returncode not in {0, 1}:
+            return f"{name:<16} BROKE THE RUNNER: {done.stderr[-500:]}"
+        runs = json.loads(report.read_text())
+    caught = [run for run in runs if not run["ok"]]
+    by: Counter[str] = Counter()
+    for run in caught:
+        by.update({violation.partition(",")[0] for violation in run["violations"]})
+        by.update({"sums and ends" for _ in run["failures"][:1]})
+    words = ", ".join(f"{each} ({count})" for each, count in by.most_common())
+    verdict = "CAUGHT" if caught else "missed"
+    example = (
+        re.sub(r"\s+", " ", (caught[0]["violations"] or caught[0]["failures"])[0])[:140] if caught else ""
+    )
+    where = f"{len(caught)} of {len(runs)} runs ({', '.join(breakage.nemeses)})"
+    return f"{name:<16} {verdict} in {where}: {words}  {example}"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", choices=list(BREAKAGES))
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    missed = 0
+    for name in options.only or BREAKAGES:
+        text = bite(name, BREAKAGES[name], options.seeds, options.seed)
+        print(text, flush=True)
+        missed += "missed" in text and name not in MADE_UP_FOR
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
