@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, Protocol, Required, TypedDict, TypeVar, Unpack
 
@@ -11,7 +11,7 @@ import psycopg
 import trio
 from psycopg.rows import tuple_row
 
-from durable_actors._option_checks import Duration, duration
+from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
@@ -23,6 +23,7 @@ from durable_actors._store.read import Instance, find_by_key, read_by_ids
 from durable_actors._store.signal import (
     Delivery,
     Sent,
+    key_bytes,
     plan_signal,
     read_sent,
     send_signals,
@@ -217,10 +218,16 @@ class Client:
 
     async def _resolve(self, target: int | str | bytes) -> int:
         if isinstance(target, int) and not isinstance(target, bool):
+            if (
+                not -(2**63) <= target < 2**63
+            ):  # sent, it would refuse the read of everybody who waits for a result
+                raise ConfigError(
+                    f"target={shown(target)} is not an instance id", option="target", value=target
+                )
             return target
         if not isinstance(target, str | bytes):
             raise _bad_target(target)
-        key = target.encode() if isinstance(target, str) else target
+        key = key_bytes(target) if isinstance(target, str) else target
         async with self._pool.acquire(self._lane) as conn:
             number = await find_by_key(conn, self._schema, key)
         if number is None:
@@ -247,17 +254,24 @@ async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) 
 
 
 def _delivery_of(options: SignalOptions) -> Delivery:
-    unknown = set(options) - {"target", "name", "payload", "dedup_key"}
-    if unknown or not {"target", "name"} <= set(options):
-        text = f"a signal is a dict with target and name, and payload and dedup_key as needed; this one is {options!r}"
-        raise ConfigError(text, option="signals", value=options)
+    given: object = options
+    names = set(options) if isinstance(given, Mapping) else set[str]()
+    if not {"target", "name"} <= names <= {"target", "name", "payload", "dedup_key"}:
+        raise ConfigError(
+            "a signal is a dict with target and name, and payload and dedup_key as needed; "
+            f"this one is {shown(given)}",
+            option="signals",
+            value=given,
+        )
     return plan_signal(options["target"], options["name"], options.get("payload"), options.get("dedup_key"))
 
 
 def _bad_target(target: object) -> ConfigError:
     hint = " (insert returns None when the unique key is occupied)" if target is None else ""
     return ConfigError(
-        f"an instance is named by its id or unique key, not by {target!r}{hint}", option="target"
+        f"an instance is named by its id or unique key, not by {shown(target)}{hint}",
+        option="target",
+        value=target,
     )
 
 

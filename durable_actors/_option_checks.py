@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import reprlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
@@ -15,13 +15,35 @@ Duration = float | timedelta
 
 _SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _LONGEST: Final = 10.0 * 365 * 86400
+_SHORTEST: Final = 0.001
+"""Seconds between two looks, or of a lease. Less is a busy loop; a third of the smallest float is no time at all."""
+
+
+def shown(value: object) -> str:
+    """`repr` for an error's text: short, and it survives objects whose own `repr` raises."""
+    return _repr.repr(value)
+
+
+class SafeRepr(reprlib.Repr):
+    """`repr` that is cut at `limit` and does not raise."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = limit
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Printing an int of more than 4,300 digits raises ValueError; tell its size."""
+        return f"<int of {x.bit_length()} bits>" if x.bit_length() > 256 else super().repr_int(x, level)
+
+
+_repr = SafeRepr(120)
 
 
 def check_schema_name(schema: Any) -> str:
     """Return the name if it can be a schema of ours; names that start with `pg_` belong to Postgres."""
     if not isinstance(schema, str) or not _SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise ConfigError(
-            f"schema={schema!r} is not a usable schema name: up to 63 of a-z, 0-9 and _, not starting with "
+            f"schema={shown(schema)} is not a usable schema name: up to 63 of a-z, 0-9 and _, not starting with "
             "a digit or with pg_",
             option="schema",
             value=schema,
@@ -32,11 +54,14 @@ def check_schema_name(schema: Any) -> str:
 def duration(option: str, value: Any, *, positive: bool = True) -> float:
     """Seconds or a timedelta, as seconds."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    usable = isinstance(number, int | float) and not isinstance(number, bool) and not math.isnan(number)
-    if not usable or number < 0 or number > _LONGEST or (positive and number == 0):
-        least = "above 0" if positive else "0 or more"
+    usable = isinstance(number, int | float) and not isinstance(number, bool)
+    # Written so that NaN fails it, too. An int of 400 digits compares, where float() and isnan() would overflow.
+    if not (usable and (_SHORTEST if positive else 0) <= number <= _LONGEST):
+        least = "at least 0.001" if positive else "0 or more"
         raise ConfigError(
-            f"{option}={value!r} must be seconds or a timedelta, {least}", option=option, value=value
+            f"{option}={shown(value)} must be seconds or a timedelta, {least}, at most {_LONGEST:.0f} (10 years)",
+            option=option,
+            value=value,
         )
     return float(number)
 
@@ -45,7 +70,9 @@ def count(option: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> 
     """A whole number within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(
-            f"{option}={value!r} must be a whole number from {least} to {most}", option=option, value=value
+            f"{option}={shown(value)} must be a whole number from {least} to {most}",
+            option=option,
+            value=value,
         )
     return value
 
@@ -54,7 +81,9 @@ def name(option: str, value: Any) -> str:
     """A text that can be stored and shown."""
     if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
         raise ConfigError(
-            f"{option}={value!r} must be a printable text of 1 to 200 characters", option=option, value=value
+            f"{option}={shown(value)} must be a printable text of 1 to 200 characters",
+            option=option,
+            value=value,
         )
     return value
 
@@ -62,7 +91,7 @@ def name(option: str, value: Any) -> str:
 def several(option: str, value: Iterable[Any]) -> tuple[Any, ...]:
     """Several values; a text is one value."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ConfigError(f"{option}={value!r} must be several values", option=option, value=value)
+        raise ConfigError(f"{option}={shown(value)} must be several values", option=option, value=value)
     return tuple(value)
 
 
@@ -71,14 +100,14 @@ def callables(option: str, value: Any) -> tuple[Callable[[Any], object], ...]:
     found = several(option, value)
     for each in found:
         if not callable(each):
-            raise ConfigError(f"{option}: {each!r} cannot be called", option=option, value=value)
+            raise ConfigError(f"{option}: {shown(each)} cannot be called", option=option, value=value)
     return found
 
 
 def flag(option: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{option}={value!r} must be True or False", option=option, value=value)
+        raise ConfigError(f"{option}={shown(value)} must be True or False", option=option, value=value)
     return value
 
 
@@ -86,11 +115,11 @@ def choice(option: str, value: Any, *choices: str) -> str:
     """One of these words."""
     if value not in choices:
         words = " or ".join(map(repr, choices))
-        raise ConfigError(f"{option}={value!r} must be {words}", option=option, value=value)
+        raise ConfigError(f"{option}={shown(value)} must be {words}", option=option, value=value)
     return str(value)
 
 
 def not_yet(option: str, value: Any) -> None:
     """An option of a later release."""
     if value is not None:
-        raise ConfigError(f"{option}={value!r} is not available yet", option=option, value=value)
+        raise ConfigError(f"{option}={shown(value)} is not available yet", option=option, value=value)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, Unpack, overload
 
 from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
-from durable_actors._option_checks import Duration, count
+from durable_actors._option_checks import Duration, count, shown
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.patience import CALLER, CALLERS
 from durable_actors._postgres.pool import open_pool
@@ -63,7 +63,7 @@ def find_client(engine: object = None) -> Client:
         found = _open.get(engine) if isinstance(engine, str) else None
         if found is None:
             raise DurableError(
-                f"no engine or client is named {engine!r} in this process; open are {_names()}"
+                f"no engine or client is named {shown(engine)} in this process; open are {_names()}"
             )
         return found
     current = _current.get()

@@ -35,7 +35,7 @@ def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> st
     """
     environ = os.environ if environ is None else environ
     if dsn is not None and not isinstance(dsn, str):
-        raise ConfigError(f"dsn={dsn!r} is not a string", option="dsn", value=dsn)
+        raise ConfigError(f"dsn={check.shown(dsn)} is not a string", option="dsn", value=dsn)
     found: str | None = dsn if dsn is not None else environ.get("DURABLE_DSN") or None
     if found is None:
         found = "" if any(environ.get(name) for name in _LIBPQ) else EMBEDDED
@@ -241,14 +241,14 @@ class Config:
 
 def _session_dsn(value: Any) -> str:
     if not isinstance(value, str) or value == EMBEDDED:
-        text = f"session_dsn={value!r} must be a connection string or URI"
+        text = f"session_dsn={check.shown(value)} must be a connection string or URI"
         raise ConfigError(text, option="session_dsn", value=value)
     return value
 
 
 def _queues(value: Any) -> Mapping[str, Queue]:
     if not isinstance(value, Mapping):
-        text = f"queues={value!r} must map names to a concurrency or a Queue"
+        text = f"queues={check.shown(value)} must map names to a concurrency or a Queue"
         raise ConfigError(text, option="queues", value=value)
     pairs = cast("Mapping[str, Any]", value).items()
     return MappingProxyType(

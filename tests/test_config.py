@@ -9,6 +9,7 @@ from datetime import timedelta
 import attrs
 import durable_actors as da
 import pytest
+from durable_actors._option_checks import shown
 from durable_actors.config import EMBEDDED, resolve_dsn
 from hypothesis import given, strategies as st
 
@@ -144,7 +145,7 @@ def test_a_bad_value_is_named(option, value):
     assert caught.value.option == option
     if option in {"rate_limits", "concurrency_limits", "retention", "journal"}:
         assert "not available yet" in str(caught.value)
-    assert repr(value) in str(caught.value) or option in {
+    assert shown(value) in str(caught.value) or option in {
         "queues",
         "modules",
         "observers",

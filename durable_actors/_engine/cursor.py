@@ -26,7 +26,8 @@ LOOK_MAX: Final = 0.1
 MAX_EXTRAS: Final = 10_000
 """Rows to remember by id. Those of a queue that is full for long are found by a full scan anyway."""
 
-_HEAD: Final = ("-infinity", 0)
+_HEAD: Final = ("-infinity", -(2**63))
+"""Before every row, also those that a hand gave an id below 1."""
 
 
 class PickCursor:

@@ -3,7 +3,8 @@
 Owns       what it has seen of other nodes' locks (`dead_nodes`); a restart begins to watch anew.
 Receives   nothing.
 Sends      hints to the feeders here about rows that are on offer again; `on_final` for quarantined instances.
-Writes     reap_claims.sql, promote_siblings.sql; reads read_owners.sql, sweep_keys.sql; on the claim lane.
+Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane.
+Reads      read_owners.sql, sweep_keys.sql.
 If it dies it is restarted, and every other node has one, too: no leader, ordered SKIP LOCKED, bounded batches.
 Never      takes a claim that is neither expired nor of a node proved dead.
 

@@ -22,6 +22,7 @@ import trio
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.surroundings import Surroundings
 from durable_actors._engine.transition import failure, plan_children, transition
+from durable_actors._option_checks import shown
 from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Transition
 from durable_actors.errors import InvalidOutcome, StateError, StepTimeout
@@ -32,7 +33,7 @@ from durable_actors.machine import (
     Outcome,
     ScheduleChildren,
     StepSpec,
-    decode_json,
+    decode_or_text,
     exhausted,
     job_failure,
     normalize_outcome,
@@ -73,7 +74,7 @@ class StepRun:
         try:
             ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
         except StateError as exc:
-            return await self.recover(exc, self._context(_raw(claim.state)))
+            return await self.recover(exc, self._context(decode_or_text(claim.state)))
         try:
             outcome = await self._call(ctx)
             return self._ran(outcome, ahead=isinstance(outcome, Next) and ahead())
@@ -89,7 +90,7 @@ class StepRun:
             try:
                 ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
             except StateError:
-                ctx = self._context(_raw(claim.state))
+                ctx = self._context(decode_or_text(claim.state))
         logger.info(
             "instance %d: %s, step %s, attempt %d raised %r", claim.id, spec, claim.step, claim.attempt, error
         )
@@ -138,7 +139,7 @@ class StepRun:
         step = spec.steps.get(claim.step)
         if step is None:
             raise InvalidOutcome(
-                f"{spec} has no step {claim.step!r}; its steps are {', '.join(spec.steps)}. Keep a step until no "
+                f"{spec} has no step {shown(claim.step)}; its steps are {', '.join(spec.steps)}. Keep a step until no "
                 "instance is in it, or give the changed machine a new version="
             )
         if step.timeout is None:
@@ -207,11 +208,3 @@ def _as_exception(error: BaseException) -> Exception:
     odd = RuntimeError(f"the step raised {error!r}, which is not an Exception")
     odd.__cause__ = error
     return odd
-
-
-def _raw(state: bytes) -> Any:
-    """The stored JSON as it is, or its text: whatever the row holds, `handle` gets something to look at."""
-    try:
-        return decode_json(state, what="the stored state")
-    except StateError:
-        return state.decode("utf-8", "backslashreplace")

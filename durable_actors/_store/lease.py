@@ -109,9 +109,15 @@ async def release_strays(
 
 
 async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:
-    """Find keys whose held rows nothing will release. Returns them, and where to go on (None: at the end)."""
+    """Find keys whose held rows nothing will release. Returns them, and where to go on (None: at the end).
+
+    Rows that are held behind no key at all (only a hand makes them) are offered again on the way.
+    """
     params = [after.encode(), encode.number(limit)]
     rows = (await conn.run(statement("sweep_keys", schema, read_only=True), params)).rows
+    if rows and rows[0][0] is None:
+        rows = rows[1:]
+        await conn.run(statement("free_holds", schema), [encode.number(limit)])
     stuck = [row[0].decode() for row in rows if row[0] is not None and row[1] == b"t"]
     last = rows[-1][0] if len(rows) == limit else None
     return stuck, None if last is None else last.decode()

@@ -14,7 +14,7 @@ from durable_actors._postgres.statement import Row
 from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Status
 from durable_actors._store.sql import statement
-from durable_actors.machine import decode_json
+from durable_actors.machine import decode_or_text
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Instance:
     crashes: int
     visit: int
     state: object
-    """The stored JSON, not decoded to the machine's type."""
+    """The stored JSON, not decoded to the machine's type; as its text when Python cannot hold it."""
     result: object
     """Of `Done(result)`; None before."""
     last_error: str | None
@@ -61,7 +61,7 @@ def read_instance(row: Row) -> Instance:
 
     def json(index: int) -> object:
         value = row[index]
-        return None if value is None else decode_json(value, what=f"instance {text(0)}")
+        return None if value is None else decode_or_text(value)
 
     eligible, inserted, updated = read_instant(row[17]), read_instant(row[19]), read_instant(row[20])
     assert eligible is not None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 import attrs
 
+from durable_actors._option_checks import shown
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Row
@@ -15,7 +16,7 @@ from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
-from durable_actors.machine import InsertPlan, Signal, decode_json, encode_json
+from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_json
 
 MAX_NAME: Final = 500
 MAX_PAYLOAD: Final = 1_000_000
@@ -52,18 +53,14 @@ def plan_signal(target: object, name: object, payload: object, dedup_key: object
     """Check a signal before any SQL. Raises `ConfigError` for its address, `StateError` for its payload. Pure."""
     if isinstance(target, bool) or not isinstance(target, int | str | bytes):
         raise ConfigError(
-            f"a signal's target is an id or a unique key, not {target!r}", option="target", value=target
+            f"a signal's target is an id or a unique key, not {shown(target)}", option="target", value=target
         )
     if isinstance(target, int) and not 0 < target < 2**63:
-        raise ConfigError(f"target={target} is not an instance id", option="target", value=target)
+        raise ConfigError(f"target={shown(target)} is not an instance id", option="target", value=target)
     for option, value in (("name", name), ("dedup_key", dedup_key)):
         if not _is_short_text(value) and (value is not None or option == "name"):
-            text = (
-                f"{option}={value!r} must be a text of 1 to {MAX_NAME} bytes without NUL or lone surrogates"
-            )
+            text = f"{option}={shown(value)} must be a text of 1 to {MAX_NAME} bytes without NUL or lone surrogates"
             raise ConfigError(text, option=option, value=value)
-    if isinstance(target, str) and not _is_unicode(target):
-        raise ConfigError(f"target={target!r} contains lone surrogates", option="target", value=target)
     data = encode_json(payload, what=f"payload of signal {name!r}")
     if len(data) > MAX_PAYLOAD:
         raise StateError(
@@ -71,8 +68,15 @@ def plan_signal(target: object, name: object, payload: object, dedup_key: object
             "store it elsewhere and send its address"
         )
     number = target if isinstance(target, int) else None
-    key = target.encode() if isinstance(target, str) else target if isinstance(target, bytes) else None
+    key = key_bytes(target) if isinstance(target, str) else target if isinstance(target, bytes) else None
     return Delivery(number, key, str(name), data, None if dedup_key is None else str(dedup_key))
+
+
+def key_bytes(target: str) -> bytes:
+    """A unique key as it is stored."""
+    if not _is_unicode(target):
+        raise ConfigError(f"target={shown(target)} contains lone surrogates", option="target", value=target)
+    return target.encode()
 
 
 def _is_short_text(value: object) -> bool:
@@ -161,21 +165,10 @@ def read_signal(row: Row) -> tuple[int, Signal]:
     return int(target or 0), Signal(
         int(number or 0),
         (name or b"").decode(),
-        _payload(payload),
+        decode_or_text(payload),  # the inbox must stay readable, whatever SQL has put into it
         None if dedup is None else dedup.decode(),
         read_instant(at),
     )
-
-
-def _payload(data: bytes) -> Any:
-    """The payload; as its JSON text when Python cannot hold it: the inbox must stay readable.
-
-    jsonb takes numbers of 100,000 digits and deeper nesting than any decoder, and SQL is open to every sender.
-    """
-    try:
-        return decode_json(data, what="payload")
-    except StateError:
-        return data.decode()
 
 
 async def read_inboxes(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, list[Signal]]:

@@ -20,7 +20,7 @@ The first group of names below is public as `durable_actors.X`; the second is fo
 
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import Duration, seconds
-from durable_actors.machine._codec import StateCodec, decode_json, encode_json
+from durable_actors.machine._codec import StateCodec, decode_json, decode_or_text, encode_json
 from durable_actors.machine._context import ChildView, Context, ContextPort, Signal
 from durable_actors.machine._insert_options import InsertOptions, Status
 from durable_actors.machine._insert_plan import InsertPlan, plan_insert
@@ -83,6 +83,7 @@ __all__ = [
     "Stop",
     "current_registry",
     "decode_json",
+    "decode_or_text",
     "default_backoff",
     "encode_json",
     "exhausted",

@@ -6,10 +6,10 @@ parameter and the value. Bad values must not reach SQL: one of them would abort 
 
 from __future__ import annotations
 
-import reprlib
 from datetime import timedelta
 from math import inf, isfinite
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import DurableError
 
 Duration = float | timedelta
@@ -76,26 +76,6 @@ def whole(value: object, *, what: str, error: type[DurableError], minimum: int, 
     if not minimum <= value <= maximum:
         raise error(f"{what} must be between {minimum} and {maximum}; it is {shown(value)}")
     return value
-
-
-def shown(value: object) -> str:
-    """`repr` for an error's text: short, and it survives objects whose own `repr` raises."""
-    return _repr.repr(value)
-
-
-class SafeRepr(reprlib.Repr):
-    """`repr` that is cut at `limit` and does not raise."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = limit
-
-    def repr_int(self, x: int, level: int) -> str:
-        """Printing an int of more than 4,300 digits raises ValueError; tell its size."""
-        return f"<int of {x.bit_length()} bits>" if x.bit_length() > 256 else super().repr_int(x, level)
-
-
-_repr = SafeRepr(120)
 
 
 def _as_float(value: float) -> float:

@@ -12,6 +12,7 @@ int                                  any size up to 4,300 digits; numbers in jso
 float                                exact; from 1e16 on a plain dict gets an int back: jsonb writes digits
 NaN, inf                             refused (the encoder would write null)
 text with NUL or a lone surrogate    refused (jsonb cannot store it)
+longer than 256 MB of JSON           refused (jsonb cannot store it)
 contains itself, or nested deeply    refused (the limit is Python's recursion limit, about 1,000 levels)
 any other object, msgspec.Raw        refused
 ===================================  =====================================================================
@@ -30,8 +31,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError, StateError
-from durable_actors.machine._checks import shown
 from durable_actors.machine._diagnosis import find_problem
 from durable_actors.machine._reason import reason_text
 from durable_actors.machine._state_type import TypeFacts, inspect_type, type_name
@@ -41,6 +42,11 @@ _decode_any = msgspec.json.Decoder().decode
 _refuse_nan = json.JSONEncoder(allow_nan=False).encode
 # An odd number of backslashes: the escape \u0000, and not the text backslash-u0000.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+MAX_JSON = 256_000_000
+"""Bytes. jsonb holds 268 MB, and the server closes the connection on a message of 1 GB: an outcome that large would
+be sent, lose its connection and be sent again as long as its lease is renewed, and every other outcome with it."""
+
 _PLACE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
 
 
@@ -107,7 +113,7 @@ class StateCodec:
             _Refused(error).explain(None, what)
 
     def _where(self, step: str) -> str:
-        return f"{self._subject}, step {step!r}"
+        return f"{self._subject}, step {shown(step)}"
 
     def _ready(self) -> tuple[TypeFacts, msgspec.json.Decoder[Any]]:
         if self._facts is None or self._decoder is None:
@@ -138,6 +144,17 @@ def decode_json(data: bytes | str, *, what: str, type: Any = Any) -> Any:  # noq
         _Refused(error).explain(None, f"{what} does not fit {type_name(type)}")
 
 
+def decode_or_text(data: bytes) -> Any:
+    """A stored JSON value; as its text when Python cannot hold it: it must stay readable for people and for `handle`.
+
+    jsonb takes numbers of 100,000 digits and deeper nesting than any decoder, and SQL is open to every hand.
+    """
+    try:
+        return _decode_any(data)
+    except (ValueError, RecursionError):
+        return data.decode("utf-8", "backslashreplace")
+
+
 def _checked(value: object, *, may_hide_nan: bool) -> bytes:
     """Encode, and refuse what the encoder lets through: NUL escapes, and NaN as null."""
     try:
@@ -147,6 +164,8 @@ def _checked(value: object, *, may_hide_nan: bool) -> bytes:
             _refuse_nan(msgspec.to_builtins(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise _Refused(error) from error
+    if len(data) > MAX_JSON:
+        raise _Refused(ValueError(f"it has {len(data)} bytes of JSON, at most {MAX_JSON} can be stored"))
     if b"\\u0000" in data and _NUL.search(data):
         raise _Refused(None)
     return data

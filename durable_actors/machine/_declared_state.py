@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
-from durable_actors.machine._checks import shown
 from durable_actors.machine._spec import MachineSpec
 from durable_actors.machine._state_type import type_name
 

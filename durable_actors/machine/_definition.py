@@ -13,8 +13,9 @@ from typing import Any
 
 import attrs
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError, DefinitionError
-from durable_actors.machine._checks import MAX_NAME, Duration, shown, text, whole
+from durable_actors.machine._checks import MAX_NAME, Duration, text, whole
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._declared_state import declared_state
 from durable_actors.machine._job_form import job_call, job_form

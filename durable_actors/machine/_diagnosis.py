@@ -15,7 +15,7 @@ from typing import Any, cast
 import attrs
 import msgspec
 
-from durable_actors.machine._checks import shown
+from durable_actors._option_checks import shown
 
 Problem = tuple[str, str]
 """(path, what is wrong there)"""

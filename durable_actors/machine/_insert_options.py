@@ -7,6 +7,7 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError, DurableError
 from durable_actors.machine._checks import Duration
 from durable_actors.machine._step_ref import StepRef
@@ -52,7 +53,12 @@ NOT_YET = frozenset({"rate_limit", "weight", "journal", "concurrency_limit"})
 
 def check_option_names(options: Mapping[str, object], *, error: type[DurableError]) -> None:
     """Refuse options that do not exist (a typing mistake would otherwise be silently ignored)."""
+    given: object = options
+    if not isinstance(given, Mapping):
+        raise error(f"insert options are a dict, not {shown(given)}")
     for name in options:
+        if not isinstance(name, str):
+            raise error(f"unknown insert option {shown(name)}: the options are {', '.join(OPTION_NAMES)}")
         if name in NOT_YET:
             raise ConfigError(f"{name} is not available yet", option=name, value=options[name])
         if name not in OPTION_NAMES:

@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeGuard, get_args
 
 import attrs
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError
-from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, shown, text, whole
+from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, text, whole
 from durable_actors.machine._insert_options import InsertOptions, Status, check_option_names
 from durable_actors.machine._spec import MachineSpec, identity_of
 from durable_actors.machine._step_ref import StepRef
@@ -48,8 +49,12 @@ def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
     if partition_key is not None:
         key_text(partition_key, what="partition_key", error=ConfigError)
     on_duplicate = options.get("on_duplicate")
-    if on_duplicate not in {None, "raise", "return"}:
-        raise ConfigError(f'on_duplicate must be "raise" or "return"; it is {shown(on_duplicate)}')
+    if on_duplicate not in (None, "raise", "return"):  # a set would refuse a list as unhashable
+        raise ConfigError(
+            f'on_duplicate must be "raise" or "return"; it is {shown(on_duplicate)}',
+            option="on_duplicate",
+            value=on_duplicate,
+        )
     state = options["args"] if "args" in options else options.get("state", {})
     scope = closed_scope(options["unique_scope"]) if "unique_scope" in options else LIVE
     instant = _instant(options)
@@ -82,10 +87,11 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
     """
     if not _is_collection(scope):
         raise ConfigError(
-            f"unique_scope must be several statuses; it is {shown(scope)}", option="unique_scope"
+            f"unique_scope must be several statuses; it is {shown(scope)}", option="unique_scope", value=scope
         )
-    given = set(scope)
-    if unknown := sorted(map(str, given - set(STATUSES))):
+    scope = tuple(scope)
+    given = {each for each in scope if isinstance(each, str)}
+    if unknown := [each if isinstance(each, str) else shown(each) for each in scope if each not in STATUSES]:
         raise ConfigError(
             f"unique_scope has unknown statuses {', '.join(unknown)}; there are {', '.join(STATUSES)}",
             option="unique_scope",
@@ -104,15 +110,17 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
     return tuple(each for each in STATUSES if each in given)
 
 
-def _step(spec: MachineSpec, step: str | StepRef[Any] | None) -> str:
+def _step(spec: MachineSpec, step: object) -> str:
     if step is None:
         return spec.initial
     if isinstance(step, StepRef):
         owner = step.owner
         if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:
-            raise ConfigError(f"step={step!r} is of another machine than {spec}", option="step", value=step)
+            raise ConfigError(
+                f"step={step!r} is of another machine than {spec}", option="step", value=step.name
+            )
         step = step.name
-    if step not in spec.steps:
+    if not isinstance(step, str) or step not in spec.steps:
         known = ", ".join(spec.steps)
         raise ConfigError(
             f"{spec} has no step {shown(step)}; its steps are {known}", option="step", value=step
@@ -141,7 +149,7 @@ def _instant(options: InsertOptions) -> datetime | None:
         instant: object = options.get(name)
         if instant is None:
             continue
-        if not isinstance(instant, datetime) or instant.utcoffset() is None:
+        if not isinstance(instant, datetime) or not _has_zone(instant):
             raise ConfigError(
                 f"{name} must be a datetime with a time zone; it is {shown(instant)}",
                 option=name,
@@ -149,6 +157,13 @@ def _instant(options: InsertOptions) -> datetime | None:
             )
         return instant
     return None
+
+
+def _has_zone(instant: datetime) -> bool:
+    try:
+        return instant.utcoffset() is not None
+    except Exception:  # noqa: BLE001 - a tzinfo is the caller's code
+        return False
 
 
 def _delay(options: InsertOptions) -> float:

@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeGuard, assert_never, cast
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import InvalidOutcome
 from durable_actors.machine._backoff import default_backoff
-from durable_actors.machine._checks import seconds, shown
+from durable_actors.machine._checks import seconds
 from durable_actors.machine._outcome import (
     OUTCOMES,
     Await,
@@ -46,7 +47,8 @@ def normalize_outcome(
     """
     if spec.kind == "job":
         return _job_outcome(value, spec, attempt=attempt, random=random)
-    where = f"{spec}, step {step!r}" if source == "step" else f"{spec}, {source} for step {step!r}"
+    at = f"step {shown(step)}"
+    where = f"{spec}, {at}" if source == "step" else f"{spec}, {source} for {at}"
     if not isinstance(value, OUTCOMES):
         raise InvalidOutcome(f"{where} returned {_mistake(value)}")
     match value:

@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, Unpack, overl
 
 import attrs
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError, InvalidOutcome
-from durable_actors.machine._checks import Duration, key_text, seconds, shown
+from durable_actors.machine._checks import Duration, key_text, seconds
 from durable_actors.machine._context import Signal
 from durable_actors.machine._insert_options import InsertOptions, check_option_names
 from durable_actors.machine._outcome_parts import children_of, join_of, signal_ids, signal_names, step_name

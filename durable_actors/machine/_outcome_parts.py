@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import InvalidOutcome
-from durable_actors.machine._checks import MAX_NAME, shown, text, whole
+from durable_actors.machine._checks import MAX_NAME, text, whole
 from durable_actors.machine._context import Signal
 from durable_actors.machine._step_ref import StepRef
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import cast
 
-from durable_actors.machine._checks import SafeRepr
+from durable_actors._option_checks import SafeRepr
 
 MAX_TEXT = 10_000
 """Characters. Enough to see what happened; the log has the rest."""

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from threading import Lock
 from types import MappingProxyType
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError, UnknownMachine
-from durable_actors.machine._checks import shown
 from durable_actors.machine._spec import MachineRef, MachineSpec, spec_of
 
 

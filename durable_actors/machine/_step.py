@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar, overload
 
 import attrs
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
-from durable_actors.machine._checks import Duration, seconds, shown
+from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._context import Context
 from durable_actors.machine._outcome import Outcome
 from durable_actors.machine._spec import identity_of

@@ -17,7 +17,7 @@ FILES = sorted((PACKAGE / "_store" / "sql").glob("*.sql"))
 NAMES = [path.stem for path in FILES]
 SEVERAL_STATEMENTS = {"uninstall"}
 FIELDS = {"params", "returns", "locks"}
-MORE_FIELDS = FIELDS | {"index", "keeps", "cost", "plan", "fence", "backoff"}
+MORE_FIELDS = FIELDS | {"index", "keeps", "cost", "plan", "fence", "backoff", "hostile"}
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ update durable.gen_durable g
        result = o.result::jsonb,
        attempt = o.attempt,
        visit = g.visit + o.advance,
-       rev = g.rev + 1,
+       rev = least(g.rev, 9223372036854775806) + 1,
        crashes = case when o.advance > 0 then 0 else g.crashes end,
        -- Untouched when running ahead: no indexed column changes, the update is HOT (241 instead of 355 bytes of WAL).
        eligible_at = case when o.stays then g.eligible_at else now() + make_interval(secs => o.delay) end,

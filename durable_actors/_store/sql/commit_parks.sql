@@ -14,7 +14,7 @@ update durable.gen_durable g
        result = o.result::jsonb,
        attempt = o.attempt,
        visit = g.visit + o.advance,
-       rev = g.rev + 1,
+       rev = least(g.rev, 9223372036854775806) + 1,
        crashes = case when o.advance > 0 then 0 else g.crashes end,
        eligible_at = now() + make_interval(secs => o.delay),
        last_error = o.last_error,

@@ -3,12 +3,18 @@
 -- returns  id
 -- locks    FOR NO KEY UPDATE SKIP LOCKED: one that is being signalled wakes by that
 -- index    gen_durable_deadline: the due ones alone, however many are parked
--- keeps    I7
+-- keeps    I7. A row whose partition key no index of runnable rows can hold (written by hand) fails alone: woken, it would
+--          refuse the statement, and with it the queue's picks, for ever.
 update durable.gen_durable g
-   set status = 'runnable', eligible_at = now(), step = coalesce(g.await_step, g.step), await_step = null,
-       await_deadline = null, rev = g.rev + 1, updated_at = now()
- where g.id = any (array(
-    select y.id from durable.gen_durable y
-     where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= now()
-     order by y.await_deadline limit $2::int for no key update skip locked))
+   set status = (case when d.wide is null then 'runnable' else 'failed' end)::durable.durable_status,
+       finished_at = case when d.wide is not null then now() end,
+       last_error = case when d.wide is null then g.last_error
+                         else format('its partition key has %s bytes, at most 2000 are allowed', d.wide) end,
+       eligible_at = now(), step = coalesce(g.await_step, g.step), await_step = null,
+       await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1, updated_at = now()
+  from (select y.id, case when octet_length(y.partition_key) > 2000 then octet_length(y.partition_key) end as wide
+          from durable.gen_durable y
+         where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= now()
+         order by y.await_deadline limit $2::int for no key update skip locked) d
+ where g.id = d.id
 returning g.id

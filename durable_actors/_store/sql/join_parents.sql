@@ -7,6 +7,8 @@
 --          own outcome may be in a flush that waits for ours.
 -- index    gen_durable_pkey
 -- keeps    I11 barriers release exactly once
+-- hostile  a parent whose partition key no index of runnable rows can hold (only a hand writes one) fails alone: woken, it
+--          would refuse the outcomes of its children, for ever
 with ended as materialized (
     select c.parent_id, c.barrier, count(*)::int as n, bool_or(c.status = 'failed') as failed
       from durable.gen_durable c
@@ -20,7 +22,13 @@ with ended as materialized (
 ), counted as (
     update durable.gen_durable p
        set children_pending = greatest(p.children_pending - e.n, 0),
-           status = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed) then 'runnable' else p.status end,
+           status = case when not (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then p.status
+                         when octet_length(p.partition_key) > 2000 then 'failed' else 'runnable' end,
+           finished_at = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))
+                              then now() end,
+           last_error = case when octet_length(p.partition_key) > 2000
+                             then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(p.partition_key))
+                             else p.last_error end,
            eligible_at = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed) then now()
                               else p.eligible_at end,
            step = case when p.children_pending <= e.n or (p.wake_on_failure and e.failed)

@@ -6,9 +6,9 @@
 -- locks    none
 -- index    gen_durable_pkey, signals_unread, gen_durable_parent, gen_durable_key_executing, gen_durable_key
 -- cost     the inbox's (bounded) and the children's
-select extract(epoch from g.eligible_at - now())::float8,
-       extract(epoch from g.lease_expires_at - now())::float8,
-       extract(epoch from g.await_deadline - now())::float8,
+select (extract(epoch from g.eligible_at) - extract(epoch from now()))::float8,
+       (extract(epoch from g.lease_expires_at) - extract(epoch from now()))::float8,
+       (extract(epoch from g.await_deadline) - extract(epoch from now()))::float8,
        g.awaits, g.await_step, g.children_pending, g.children_total,
        (select jsonb_object_agg(n.name, n.unread) from (
            select s.name, count(*) as unread from (

@@ -1,6 +1,6 @@
 -- pick_instances: claim up to $2 due instances of one queue, the most urgent first. Never waits.
 -- params   $1 queue text · $2 limit int · $3 owner text · $4 lease seconds float8 · $5 known machines text[] ("fsm/version")
---          $6 priorities smallint[] · $7 $8 cursor per priority timestamptz[], bigint[] ('-infinity', 0: from the head)
+--          $6 priorities smallint[] · $7 $8 cursor per priority timestamptz[], bigint[] ('-infinity', -2^63: from the head)
 --          $9 extra ids bigint[], to look at even if they lie before the cursor · $10 schema text
 --          $11 shelved machines that this node knows text[] · $12 token hash bytea
 -- returns  per row of the window, in no order: id, priority, eligible_at, what (c claimed · h held · s shelved · l left
@@ -18,6 +18,8 @@
 -- cost     the batch's: every window row is claimed, leaves the index (held, shelved), or is passed by the cursor. Only
 --          'l' rows stay, and the caller looks at them again by id. A list of priorities instead of a range makes
 --          eligible_at an index bound, so future rows are never read.
+-- hostile  a row whose machine's name the shelf's index could not hold (only a hand writes one; names have 255 characters at
+--          most) ends as failed: shelved, it would refuse every pick of its queue, for ever
 with extra as materialized (
     select g.id, g.priority, g.eligible_at, g.partition_key as k, g.fsm || '/' || g.fsm_version as machine
       from durable.gen_durable g
@@ -59,7 +61,13 @@ with extra as materialized (
         $10::text, $5::text[], array(select w.k from win w where w.k is not null and w.machine <> all ($5::text[])),
         a.ks, a.ps, a.es, a.ids) j
 ), shelved as (
-    update durable.gen_durable g set hold = 2, updated_at = now()
+    update durable.gen_durable g
+       set hold = case when octet_length(g.fsm) > 1020 then 0 else 2 end,
+           status = (case when octet_length(g.fsm) > 1020 then 'failed' else 'runnable' end)::durable.durable_status,
+           finished_at = case when octet_length(g.fsm) > 1020 then now() end,
+           last_error = case when octet_length(g.fsm) <= 1020 then g.last_error
+                             else format('its machine name has %s bytes: no machine can have it', octet_length(g.fsm)) end,
+           updated_at = now()
      where g.id = any (array(select w.id from win w where w.machine <> all ($5::text[])))
     returning g.id, g.priority, g.eligible_at
 ), held as (

@@ -4,6 +4,7 @@
 --          seconds until the next deadline of a parked row float8 or null
 -- locks    none
 -- index    gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and machine, whatever the backlog
+-- hostile  epochs are subtracted, not instants: before Postgres 17 an infinite one refuses that, and one row would stop its queue
 with recursive p(priority) as (
     (select g.priority from durable.gen_durable g
       where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text order by g.priority limit 1)
@@ -22,7 +23,7 @@ with recursive p(priority) as (
          where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text and (g.fsm, g.fsm_version) > (m.fsm, m.version)
          order by g.fsm, g.fsm_version limit 1) n
 )
-select p.priority, extract(epoch from f.eligible_at - now())::float8, null::text, null::float8
+select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from now()))::float8, null::text, null::float8
   from p left join lateral (
     select g.eligible_at from durable.gen_durable g
      where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority = p.priority and g.eligible_at > now()
@@ -31,7 +32,7 @@ select p.priority, extract(epoch from f.eligible_at - now())::float8, null::text
 union all
 select null, null, m.fsm || '/' || m.version, null::float8 from m
 union all
-select null, null, null, extract(epoch from d.await_deadline - now())::float8
+select null, null, null, (extract(epoch from d.await_deadline) - extract(epoch from now()))::float8
   from (select g.await_deadline from durable.gen_durable g
          where g.queue = $1::text and g.status in ('awaiting_signal', 'awaiting_children') and g.await_deadline is not null
          order by g.await_deadline limit 1) d

@@ -20,5 +20,5 @@ with counts as materialized (
 )
 select c.queue, sum(c.due)::bigint, sum(c.later)::bigint, sum(c.held)::bigint, sum(c.shelved)::bigint,
        sum(c.executing)::bigint,
-       extract(epoch from now() - min(c.oldest) filter (where c.oldest <= now()))::float8
+       (extract(epoch from now()) - extract(epoch from min(c.oldest) filter (where c.oldest <= now())))::float8
   from counts c group by c.queue order by c.queue

@@ -6,25 +6,33 @@
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
 -- backoff  the first crash runs again at once, then after 1, 2, 4 … at most 300 seconds, so that a step which kills its
 --          worker does not kill all of them
+-- hostile  what a hand wrote must not stop the batch, for ever: counters stop at their ends; a lease longer than any engine
+--          asks for (Config: 10 years) is over; a partition key that only the index of executing rows could hold fails alone
 -- plan     first who, by the index of executing rows, then the locks by primary key: "order by id limit" on the executing
 --          rows themselves makes the planner walk the whole table by primary key until it has enough of them.
 with over as materialized (
     select y.id from durable.gen_durable y
-     where y.status = 'executing' and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
+     where y.status = 'executing'
+       and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years' or y.locked_by = any ($2::text[]))
 )
 update durable.gen_durable g
-   set status = (case when d.quarantined then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = g.attempt + 1, crashes = g.crashes + 1, rev = g.rev + 1,
+   set status = (case when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
+       hold = 0, attempt = least(g.attempt, 2147483646) + 1, crashes = least(g.crashes, 2147483646) + 1,
+       rev = least(g.rev, 9223372036854775806) + 1,
        eligible_at = now() + make_interval(secs => case when g.crashes = 0 then 0 else least(2 ^ least(g.crashes - 1, 9), 300) end),
-       last_error = case when d.quarantined
-                         then format('quarantined: step %s ended %s times without an outcome (its worker died or lost it)',
-                                     g.step, g.crashes + 1)
-                         else g.last_error end,
-       finished_at = case when d.quarantined then now() end,
+       last_error = coalesce(d.fault, g.last_error),
+       finished_at = case when d.fault is not null then now() end,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
-  from (select y.id, coalesce(y.crashes + 1 >= $3::int, false) as quarantined from durable.gen_durable y
-         where y.id = any (array(select o.id from over o)) and (y.lease_expires_at <= now() or y.locked_by = any ($2::text[]))
+  from (select y.id,
+               case when octet_length(y.partition_key) > 2000
+                    then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
+                    when y.crashes >= $3::int - 1
+                    then format('quarantined: step %s ended %s times without an outcome (its worker died or lost it)',
+                                left(y.step, 255), y.crashes + 1::bigint) end as fault
+          from durable.gen_durable y
+         where y.id = any (array(select o.id from over o))
+           and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years' or y.locked_by = any ($2::text[]))
          order by y.id limit $1::int for no key update skip locked) d
  where g.id = d.id
 returning g.id, g.queue, g.partition_key, g.status,
-          case when d.quarantined and g.inbox then durable.drop_inbox(g.id) end
+          case when d.fault is not null and g.inbox then durable.drop_inbox(g.id) end

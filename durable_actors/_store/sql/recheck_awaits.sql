@@ -9,7 +9,7 @@
 -- cost     "not in" is a hashed subplan: linear, where an anti-join without hash joins would be quadratic
 update durable.gen_durable g
    set status = 'runnable', eligible_at = now(), step = coalesce(g.await_step, g.step), await_step = null,
-       await_deadline = null, rev = g.rev + 1
+       await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
  where g.id = any ($1::bigint[]) and g.xmin = pg_current_xact_id()::xid and g.status = 'awaiting_signal'
    and exists (
        select 1 from durable.signals s

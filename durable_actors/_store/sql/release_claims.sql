@@ -4,9 +4,10 @@
 -- returns  id, queue, partition_key of the released ones
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; one that is locked is left to its lease
 -- index    gen_durable_pkey
--- keeps    I4 a stale write changes nothing
+-- keeps    I4 a stale write changes nothing. Counters stop at their ends: an overflow would refuse the whole batch, for ever.
 update durable.gen_durable g
-   set status = 'runnable', hold = $4::smallint, attempt = g.attempt + $3::int, rev = g.rev + 1,
+   set status = 'runnable', hold = $4::smallint, attempt = least(g.attempt, 2147483647 - $3::int) + $3::int,
+       rev = least(g.rev, 9223372036854775806) + 1,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
  where g.id = any (array(
     select y.id from unnest($1::bigint[], $2::uuid[]) u(id, claim)

@@ -5,7 +5,7 @@
 -- index    gen_durable_executing, gen_durable_pkey
 -- keeps    I2 one live claim per instance. The caller has no pick of this queue under way.
 update durable.gen_durable g
-   set status = 'runnable', hold = 0, rev = g.rev + 1,
+   set status = 'runnable', hold = 0, rev = least(g.rev, 9223372036854775806) + 1,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
  where g.id = any (array(
     select y.id from durable.gen_durable y

@@ -8,7 +8,7 @@
 --          by now refuses it: gen_durable_unique.
 with again as (
     update durable.gen_durable g
-       set status = 'runnable', hold = 0, attempt = 0, crashes = 0, rev = g.rev + 1, eligible_at = now(), finished_at = null,
+       set status = 'runnable', hold = 0, attempt = 0, crashes = 0, rev = least(g.rev, 9223372036854775806) + 1, eligible_at = now(), finished_at = null,
            claim_id = null, claim_token_hash = null, updated_at = now()
      where g.id = $1::bigint and g.status = 'failed'
     returning g.id, g.parent_id, g.barrier

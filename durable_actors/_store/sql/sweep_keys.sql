@@ -1,7 +1,8 @@
 -- sweep_keys: keys whose held rows nothing will release: no row of them is executing, and the first due one is held. A
 --          safety net.
 -- params   $1 keys after this one text · $2 limit int
--- returns  key, stuck boolean: all keys looked at, in order, so that the caller can go on after the last
+-- returns  key, stuck boolean: all keys looked at, in order, so that the caller can go on after the last; a first row without a
+--          key tells of rows that are held behind no key (or the empty one, which no insert takes): see free_holds
 -- locks    none
 -- index    gen_durable_held (one probe per key), gen_durable_key_executing, gen_durable_key
 with recursive k(key) as (
@@ -12,6 +13,11 @@ with recursive k(key) as (
              where y.status = 'runnable' and y.hold = 1 and y.partition_key > k.key order by y.partition_key limit 1)
       from k where k.key is not null
 )
+select null::text, true
+ where $1::text = ''
+   and (exists (select 1 from durable.gen_durable y where y.status = 'runnable' and y.hold = 1 and y.partition_key is null)
+        or exists (select 1 from durable.gen_durable y where y.status = 'runnable' and y.hold = 1 and y.partition_key = ''))
+union all
 select k.key,
        not exists (select 1 from durable.gen_durable y where y.partition_key = k.key and y.status = 'executing')
        -- Not "no row is offered": that would read all 50,000 held rows of a busy key. One that is offered behind the first

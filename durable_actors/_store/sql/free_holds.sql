@@ -1,0 +1,14 @@
+-- free_holds: offer rows again that are held behind no key at all. Only a hand makes them; sweep_keys finds held rows by key.
+-- params   $1 limit int
+-- returns  nothing; the polls find them
+-- locks    FOR NO KEY UPDATE SKIP LOCKED
+-- index    gen_durable_held
+-- keeps    I7 no wake-up is lost. The empty key counts as none: no insert takes it, and no text is before it in the sweep.
+update durable.gen_durable g set hold = 0, updated_at = now()
+ where g.id = any (array(
+    select y.id from durable.gen_durable y
+     where y.status = 'runnable' and y.hold = 1 and y.partition_key is null
+     order by y.priority, y.eligible_at, y.id limit $1::int for no key update skip locked) || array(
+    select y.id from durable.gen_durable y
+     where y.status = 'runnable' and y.hold = 1 and y.partition_key = ''
+     order by y.priority, y.eligible_at, y.id limit $1::int for no key update skip locked))
