@@ -22,6 +22,9 @@ LOOK_SHARE: Constant = 5.0
 PATIENCE: Constant = 30.0
 """Seconds that the store may be away before a waiter without a timeout is told."""
 
+ANSWER: Constant = 10.0
+"""Seconds for one look; then the connection is taken for dead, and another one asked."""
+
 
 class _Waiter:
     __slots__ = ("event", "final", "missing", "number", "since")
@@ -126,7 +129,7 @@ class ResultWatch:
             return False
         # Those who wait now: whoever comes while it is read may have inserted what is missing in it.
         asked = {number: tuple(self._waiters[number]) for number in numbers}
-        async with self._pool.acquire(self._lane) as conn:
+        async with self._pool.acquire(self._lane, within=ANSWER) as conn:
             finals, missing = await read_finals(conn, self._schema, numbers)
         for number in (*finals, *missing):
             for waiter in asked[number]:

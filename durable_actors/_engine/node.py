@@ -38,6 +38,10 @@ _PLANS: Final = {
     "jit": "off",
 }
 
+SHORTEST_PATIENCE: Final = 5.0
+SHORTEST_BEAT: Final = 2.0
+"""Seconds, of the patience with heartbeats."""
+
 
 class Known:
     """The machines that this node can run, in the forms in which they are needed.
@@ -72,6 +76,15 @@ class Known:
         return self._specs[fsm, version]
 
 
+def answer_patience(lease_ttl: float) -> float:
+    """Seconds for which the engine waits for an answer to what it asks. Pure.
+
+    Half a lease; not less than what a loaded server may take. One connection may fall silent while the others work (a
+    firewall forgot it): the leases would be renewed for ever, and nothing would be committed or picked.
+    """
+    return max(lease_ttl / 2, SHORTEST_PATIENCE)
+
+
 def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[str, Lane]:
     """Share the node's connections out: which lane each role uses. Pure.
 
@@ -79,21 +92,23 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     is for clients and maintenance.
     """
     keep = max(1, int(keepalive / 4))
+    patience = answer_patience(keepalive)
     session = {
         "tcp_keepalives_idle": str(keep),
         "tcp_keepalives_interval": str(keep),
         "tcp_keepalives_count": "2",
     }
-    heartbeat = Lane("heartbeat", 1, settings=_PLANS)
+    heartbeat = Lane("heartbeat", 1, settings=_PLANS, answer_within=max(keepalive / 2, SHORTEST_BEAT))
     found = {
         "session": Lane("session", 1, settings=session, dsn=session_dsn),
         "heartbeat": heartbeat,
     }
     # A row that a caller's open transaction has locked must hold up nobody else: see the flusher, and `patience`.
-    shared = Lane("shared", 1, settings=_PLANS | PATIENCE, max_waiting=CALLERS)
+    shared = Lane("shared", 1, settings=_PLANS | PATIENCE, max_waiting=CALLERS, answer_within=patience)
     rest = pool_size - 2
-    found["commit"] = Lane("commit", 1, settings=_PLANS | PATIENCE) if rest > 1 else shared
-    found["claim"] = Lane("claim", 1, settings=_PLANS) if rest > 2 else shared
+    commit = Lane("commit", 1, settings=_PLANS | PATIENCE, answer_within=patience)
+    found["commit"] = commit if rest > 1 else shared
+    found["claim"] = Lane("claim", 1, settings=_PLANS, answer_within=patience) if rest > 2 else shared
     found["client"] = Lane("client", rest - 2, settings=CALLER, max_waiting=CALLERS) if rest > 2 else shared
     return found
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import psycopg
 import trio
 
 from durable_actors._engine.flusher import LOCK_PAUSE, STALE, Refused, Verdict, blames_data
-from durable_actors._engine.node import Node
+from durable_actors._engine.node import Node, answer_patience
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._store.children import Spawn, schedule_children
@@ -14,6 +16,9 @@ from durable_actors._store.claim import read_claims
 from durable_actors._store.commit import was_committed
 from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, Duplicate
+
+SLOWEST: Final = 500
+"""Children per second that a server in trouble still inserts: ours did 30,000."""
 
 
 async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
@@ -24,9 +29,11 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
     outage = Outage(node, f"spawning {len(spawn.plans)} children")
     unknown = False
     accept_late = node.config.late_commit == "accept"
+    # Its lease is renewed meanwhile: without an end, a silent connection would be waited for as long as TCP likes.
+    patience = answer_patience(node.owner.lease_ttl) + len(spawn.plans) / SLOWEST
     while True:
         try:
-            async with node.pool.acquire(node.lane("client")) as conn:
+            async with node.pool.acquire(node.lane("client"), within=patience) as conn:
                 done = await schedule_children(
                     conn, node.owner.schema, transition, spawn, accept_late=accept_late
                 )

@@ -19,12 +19,11 @@ from typing import Final, NoReturn
 import psycopg
 import trio
 from psycopg import pq
-from psycopg.conninfo import make_conninfo
 from trio.lowlevel import checkpoint_if_cancelled, wait_readable
 
 from durable_actors._postgres import failures, waiting
 from durable_actors._postgres.failures import COMMIT, NO_COMMIT
-from durable_actors._postgres.opening import set_up
+from durable_actors._postgres.opening import engine_conninfo, set_up
 from durable_actors._postgres.statement import Params, Prepared, Result, Statement, read_result, send_pipeline
 from durable_actors._postgres.transaction import Transaction
 from durable_actors.errors import StoreUnavailable
@@ -75,7 +74,7 @@ class PgConn:
         setting. Cancelled: nothing is left open.
         """
         try:
-            pgconn, keepalive = await waiting.open_pgconn(make_conninfo(dsn, client_encoding="UTF8"))
+            pgconn, keepalive = await waiting.open_pgconn(engine_conninfo(dsn))
         except psycopg.OperationalError as exc:
             raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
         except psycopg.ProgrammingError as exc:

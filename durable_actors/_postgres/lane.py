@@ -43,6 +43,9 @@ class Lane:
     """So many tasks may wait for one of its connections; the next gets `PoolTimeout` at once."""
     dsn: str | None = attrs.field(default=None, repr=False)
     """Another way to the server for this lane (session locks, past a transaction pooler)."""
+    answer_within: float | None = None
+    """Seconds for which one may be held; then what it is asked is cancelled, and `CommitUnknown` raised. A server that
+    nobody hears any more, on one connection only, would else be waited for as long as TCP believes in it."""
     option: str = "pool_size"
     """The option that an operator raises when the lane is too small; errors name it."""
 

@@ -31,7 +31,7 @@ from trio.lowlevel import checkpoint_if_cancelled
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.gate import Gate
 from durable_actors._postgres.lane import Desk, Held, Lane, LaneStatistics
-from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
 
 ACQUIRE_TIMEOUT: Final = 10.0
 MAX_LIFETIME: Final = 1800.0
@@ -52,12 +52,14 @@ class PoolStatistics:
 class Lease:
     """`async with pool.acquire(lane) as conn:`. A class because a generator would cost 2 µs more."""
 
-    __slots__ = ("_desk", "_held", "_pool")
+    __slots__ = ("_desk", "_held", "_pool", "_scope", "_within")
 
-    def __init__(self, pool: Pool, desk: Desk) -> None:
+    def __init__(self, pool: Pool, desk: Desk, within: float | None) -> None:
         self._pool = pool
         self._desk = desk
+        self._within = within
         self._held: Held | None = None
+        self._scope: trio.CancelScope | None = None
 
     async def __aenter__(self) -> PgConn:
         if self._held is not None:
@@ -67,14 +69,25 @@ class Lease:
         if held is None:
             held = await self._pool.obtain(self._desk)
         self._held = held
+        if self._within is not None:
+            self._scope = trio.CancelScope(deadline=trio.current_time() + self._within)
+            self._scope.__enter__()
         return held.conn
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held, self._held = self._held, None
+        scope, self._scope = self._scope, None
         assert held is not None
+        if scope is not None:
+            scope.__exit__(kind, error, trace)
         self._desk.give_back(held)
+        if scope is not None and scope.cancelled_caught:
+            raise CommitUnknown(
+                f"lane {self._desk.lane.name!r}: Postgres did not answer within {self._within:g} s: what it was asked "
+                "may have been done or not"
+            ) from error
 
 
 class Pool:
@@ -102,15 +115,16 @@ class Pool:
             gate = self._gates.setdefault(lane.dsn or dsn, Gate(jitter))
             self._desks[lane.name] = Desk(lane, gate)
 
-    def acquire(self, lane: str) -> Lease:
-        """Lend a connection of the lane for an `async with` block.
+    def acquire(self, lane: str, *, within: float | None = None) -> Lease:
+        """Lend a connection of the lane for an `async with` block, which may take `within` seconds (else the lane's).
 
         Entering raises `PoolTimeout` when none became free in `acquire_timeout` seconds or too many tasks
         wait already, and `StoreUnavailable` when Postgres cannot be reached: at once at the first failure,
         then after at most `gate.LONGEST_DELAY` plus the time to connect. The caller backs off and repeats.
         """
         try:
-            return Lease(self, self._desks[lane])
+            desk = self._desks[lane]
+            return Lease(self, desk, desk.lane.answer_within if within is None else within)
         except KeyError:
             raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
 

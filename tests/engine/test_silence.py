@@ -1,0 +1,113 @@
+"""One connection falls silent in mid-statement while all others work: the engine must not wait for ever."""
+
+from __future__ import annotations
+
+import durable_actors as da
+import pytest
+import trio
+from durable_actors import _results
+from durable_actors._engine import node, spawn
+from durable_actors._engine.node import answer_patience, lanes
+from durable_actors._postgres import waiting
+from durable_actors.telemetry import StoreDown
+from durable_actors.testing.faults import open_proxy
+from tests.engine.engine_kit import Gate, running, until
+
+SHORT = 0.3
+
+
+@pytest.fixture
+def impatient(monkeypatch, registry):
+    """Seconds are not what is tested here."""
+    monkeypatch.setattr(node, "answer_patience", lambda _: SHORT)
+    monkeypatch.setattr(spawn, "answer_patience", lambda _: SHORT)
+    monkeypatch.setattr(_results, "ANSWER", SHORT)
+    monkeypatch.setattr(waiting, "CANCEL_TIMEOUT", SHORT)
+
+
+def family():
+    class Child(da.Machine, name="child"):
+        @da.step
+        async def start(self, ctx):
+            return da.Done()
+
+    class Parent(da.Machine, name="parent"):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.wait, [Child, Child])
+
+        @da.step
+        async def wait(self, ctx):
+            return da.Await("go", then=self.end)
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done([signal.payload for signal in ctx.awaited])
+
+    return Parent
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "pick_instances",
+        "COMMIT",
+        "commit_outcomes",
+        "commit_parks",
+        "read_finals",
+        "read_inboxes",
+        "read_owners",
+    ],
+)
+async def test_an_answer_that_never_comes(durable_dsn, statement):
+    machine = family()
+    async with (
+        open_proxy(durable_dsn) as proxy,
+        running(proxy.dsn, reap_interval=0.1) as run,
+    ):
+        proxy.lose_reply(statement.encode(), then="silence")
+        number = await run.insert(machine)
+        await run.engine.client.signal(number, "go", 1)
+        row = await run.ended(number)
+        with trio.fail_after(30):
+            await proxy.wait_lost()
+        assert [each.name for each in run.engine.snapshot().walk() if each.restarts] == []
+    assert (row.status, row.result) == ("done", [1])
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_heartbeat_that_is_not_answered(durable_dsn, db, monkeypatch):
+    """The leases are renewed by another connection before they end: the step goes on."""
+    monkeypatch.setattr(node, "SHORTEST_BEAT", SHORT)
+    gate = Gate()
+
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Done(ctx.attempt)
+
+    options = {"lease_ttl": 6, "heartbeat_interval": 0.1, "reap_interval": 0.1}
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn, **options) as run:
+        number = await run.insert(M)
+        await gate.wait_entered()
+        proxy.lose_reply(b"renew_leases", then="silence")
+        await proxy.wait_lost()
+        renewed = db.row(number, "lease_expires_at")
+        await run.events.wait(StoreDown, actor="heartbeat")
+        await until(lambda: db.row(number, "lease_expires_at") > renewed)
+        gate.open()
+        assert (await run.ended(number)).result == 0
+
+
+def test_patience_is_half_a_lease_and_leaves_time_to_renew():
+    assert (answer_patience(60), answer_patience(1)) == (30, 5)
+    roles = lanes(6, session_dsn=None, keepalive=60)
+    assert {role: lane.answer_within for role, lane in roles.items()} == {
+        "session": None,  # the keeper has a trust window of its own
+        "heartbeat": 30,
+        "commit": 30,
+        "claim": 30,
+        "client": None,  # callers decide; a large insert takes its time
+    }
