@@ -25,7 +25,7 @@ from pathlib import Path
 import trio
 from durable_actors.testing.database import DatabaseServer, open_server
 from tests.chaos.nemeses import Nemesis, nemeses
-from tests.chaos.run import Report, run_once
+from tests.chaos.run import SETTLE, Report, run_once
 from tests.chaos.zygote import open_zygote
 
 SHOWN = 5
@@ -43,7 +43,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=20, help="runs per nemesis (default 20)")
     parser.add_argument("--seed", type=int, help="one run with this seed; with --seeds: the first of them")
     parser.add_argument("--seconds", type=float, help="how long faults are injected in each run")
-    parser.add_argument("--scale", type=float, default=1.0, help="how much work, 1.0 is about 600 commits")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much work, 1.0 is about 500 commits")
+    parser.add_argument("--settle", type=float, default=SETTLE, help="seconds for all work to end")
     parser.add_argument("--quick", action="store_true", help="every nemesis once, with a new seed")
     parser.add_argument("--keep", action="store_true", help="keep the history of runs that went well, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every report to this file")
@@ -124,7 +125,9 @@ async def run_all(
 ) -> None:
     """Seed by seed, so that every nemesis has been there early."""
     first = 1 if options.seed is None else options.seed
-    run = partial(run_once, seconds=options.seconds, scale=options.scale, keep=options.keep)
+    run = partial(
+        run_once, seconds=options.seconds, scale=options.scale, settle=options.settle, keep=options.keep
+    )
     async with open_zygote() as zygote:
         for seed in range(first, first + options.seeds):
             for each in chosen:

@@ -44,6 +44,18 @@ NOW: Final = "select extract(epoch from clock_timestamp())::float8"
 LIVE: Final = "select count(*) from durable.gen_durable where status not in ('done', 'failed')"
 
 
+@attrs.frozen(kw_only=True)
+class Extent:
+    """How much of it."""
+
+    seconds: float = SECONDS
+    """How long work is sent and faults are injected."""
+    scale: float = 1.0
+    """How much work; 1.0 is about 500 commits."""
+    settle: float = SETTLE
+    """Seconds after the last fault for everything to end."""
+
+
 @attrs.define(kw_only=True)
 class Report:
     """What came of one run."""
@@ -82,6 +94,7 @@ async def run_once(
     *,
     seconds: float | None = None,
     scale: float = 1.0,
+    settle: float = SETTLE,
     keep: bool = False,
 ) -> Report:
     """Make a world, break it, judge it."""
@@ -93,8 +106,9 @@ async def run_once(
             await migrate(place.dsn)
             await trio.to_thread.run_sync(install_audit, place.dsn)
             span = seconds or nemesis.seconds or SECONDS
-            await _live(report, nemesis, place, folder, zygote, span, scale)
-            await _judge(report, nemesis, place, folder, span, scale)
+            extent = Extent(seconds=span, scale=scale, settle=settle)
+            await _live(report, nemesis, place, folder, zygote, extent)
+            await _judge(report, nemesis, place, folder, extent)
     finally:
         report.seconds = time.monotonic() - began
         if keep or not report.ok:
@@ -123,7 +137,7 @@ async def _open_place(nemesis: Nemesis, folder: Path, shared: DatabaseServer) ->
 
 
 async def _live(
-    report: Report, nemesis: Nemesis, place: Place, folder: Path, zygote: Zygote, span: float, scale: float
+    report: Report, nemesis: Nemesis, place: Place, folder: Path, zygote: Zygote, extent: Extent
 ) -> None:
     """The run itself; afterwards nobody is left."""
     async with AsyncExitStack() as stack:
@@ -148,13 +162,13 @@ async def _live(
                 await world.spawn()
             await _wait_serving(world, nemesis.workers)
             nursery.start_soon(world.watch_outages)
-            world.until = trio.current_time() + span
+            world.until = trio.current_time() + extent.seconds
             async with trio.open_nursery() as acts:
                 acts.start_soon(nemesis.attack, world)
                 for number in range(SENDERS):
-                    acts.start_soon(_send, world, report, number, span, scale)
+                    acts.start_soon(_send, world, report, number, extent)
             world.tell("healed; waiting for the end of all work")
-            report.failures += await _settle(world)
+            report.failures += await _settle(world, extent.settle)
             [[report.ended]] = await world.query(NOW)
             report.failures += await _dismiss(world)
         finally:
@@ -176,15 +190,15 @@ async def _wait_serving(world: World, count: int) -> None:
     world.tell("everybody serves")
 
 
-async def _send(world: World, report: Report, number: int, span: float, scale: float) -> None:
+async def _send(world: World, report: Report, number: int, extent: Extent) -> None:
     """One sender process, from its start to its end."""
     arguments = [
         *("--seed", str(world.seed), "--number", str(number)),
         *(
             "--seconds",
-            str(span),
+            str(extent.seconds),
             "--scale",
-            str(scale),
+            str(extent.scale),
             "--acks",
             str(world.folder / f"sender{number}.acks"),
         ),
@@ -193,7 +207,7 @@ async def _send(world: World, report: Report, number: int, span: float, scale: f
     log = world.folder / f"sender{number}.log"
     process = await world.zygote.fork("tests.chaos.sender", arguments, log)
     try:
-        with trio.move_on_after(span + SETTLE):
+        with trio.move_on_after(extent.seconds + extent.settle):
             code = await process.wait()
             if code:
                 report.failures.append(f"sender {number} ended with {code}: {log.read_text()[-2000:]}")
@@ -206,9 +220,9 @@ async def _send(world: World, report: Report, number: int, span: float, scale: f
                 await process.wait()
 
 
-async def _settle(world: World) -> list[str]:
+async def _settle(world: World, patience: float) -> list[str]:
     """Everything must come to its end by itself, now that nobody breaks anything."""
-    with trio.move_on_after(SETTLE):
+    with trio.move_on_after(patience):
         while True:
             try:
                 [[live]] = await world.query(LIVE)
@@ -220,7 +234,7 @@ async def _settle(world: World) -> list[str]:
             await trio.sleep(0.05)
     for worker in world.alive:
         worker.send(signal.SIGUSR2)  # their stacks go to their logs
-    return [f"{live} instances have not ended {SETTLE:g} s after the last fault"]
+    return [f"{live} instances have not ended {patience:g} s after the last fault"]
 
 
 async def _dismiss(world: World) -> list[str]:
@@ -240,10 +254,8 @@ async def _dismiss(world: World) -> list[str]:
     return failures + [f"{each.name} does not go: process left" for each in last if each.alive]
 
 
-async def _judge(
-    report: Report, nemesis: Nemesis, place: Place, folder: Path, span: float, scale: float
-) -> None:
-    plan = make_plan(report.seed, span, scale=scale)
+async def _judge(report: Report, nemesis: Nemesis, place: Place, folder: Path, extent: Extent) -> None:
+    plan = make_plan(report.seed, extent.seconds, scale=extent.scale)
     report.failures += await find_leftovers(place.dsn)
     report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
     violations, report.tally = await trio.to_thread.run_sync(judge_history, place.dsn, folder, report.ended)

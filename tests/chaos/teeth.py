@@ -77,7 +77,11 @@ BREAKAGES: Final = {
     "consume": _edit(f"{STORE}/commit.py", 'riders["consume_signals"] =', "_ =", "none"),
     # a stale outcome consumes what another run was handed
     "consume-stale": _edit(
-        f"{STORE}/sql/consume_signals.sql", "where g.xmin = pg_current_xact_id()::xid", "where true", "stop"
+        f"{STORE}/sql/consume_signals.sql",
+        "where g.xmin = pg_current_xact_id()::xid",
+        "where true",
+        "stop",
+        "stop-points",
     ),
     "reaper": _edit(f"{ENGINE}/reaper.py", "if not await self._reap(dead):", "if True:", "kill"),
     # claims are taken back a second before their lease is over
@@ -188,7 +192,17 @@ def bite(name: str, breakage: Breakage, seeds: int, first: int) -> str:
         copy = Path(folder)
         copy_broken(breakage, copy)
         report = copy / "report.json"
-        command = [sys.executable, "-m", "tests.chaos", "--seed", str(first), "--seeds", str(seeds)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos",
+            "--seed",
+            str(first),
+            "--seeds",
+            str(seeds),
+            "--settle",
+            "10",
+        ]
         command += [
             "--json",
             str(report),

@@ -91,12 +91,18 @@ async def _doom(world: World, deck: list[str]) -> None:
 @nemesis("stop")
 async def stop(world: World) -> None:
     """SIGSTOP for longer than a lease, then SIGCONT: it wakes and believes that nothing happened."""
-    while await world.pause(0.1, 0.5):
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(_stop_and_go, world)
+
+
+async def _stop_and_go(world: World) -> None:
+    while await world.pause(0.1, 0.6):
         if (worker := world.pick()) is None:
             continue
         world.stop(worker)
         # Not bounded by the end: the shortest is beyond the lease, or it would prove nothing.
-        await trio.sleep(LEASE * world.rng.uniform(1.1, 2.0))
+        await trio.sleep(LEASE * world.rng.uniform(1.05, 1.6))
         world.resume(worker)
 
 
