@@ -1,0 +1,147 @@
+"""Histories made by hand: a small world that does what it is told, right or wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from durable_actors.testing.changes import (
+    Change,
+    Clock,
+    InstanceChange,
+    InstanceState,
+    SignalChange,
+    SignalState,
+    Snapshot,
+)
+from durable_actors.testing.evidence import History
+from durable_actors.testing.history import Effect
+from durable_actors.testing.invariants import check
+
+LEASE = 10.0
+
+
+class Tale:
+    """Every call is one event, one second after the last; changes are transactions of their own unless `tx` says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.tx = 100
+        self.changes: list[Change] = []
+        self.effects: list[Effect] = []
+        self.rows: dict[int, InstanceState] = {}
+        self.inbox: dict[int, SignalState] = {}
+
+    # -- the database
+
+    def put(
+        self, number: int, *, tx: int | None = None, writer: str = "", at: float = 1.0, **columns: Any
+    ) -> int:
+        """Write a row; None as status deletes it. Returns the transaction."""
+        old = self.rows.get(number)
+        if columns.get("status", "") is None:
+            new = None
+            del self.rows[number]
+        elif old is None:
+            new = InstanceState(
+                **{"id": number, "status": "runnable", "visit": 1, "eligible_at": self.now} | columns
+            )
+            self.rows[number] = new
+        else:
+            new = self.rows[number] = attrs.evolve(old, **columns)
+        return self._record(InstanceChange, number, old, new, tx, writer, at)
+
+    def pick(self, number: int, claim: str, **columns: Any) -> int:
+        lease = {"locked_by": "node", "lease_expires_at": self.now + 1 + LEASE}
+        return self.put(number, **({"status": "executing", "claim_id": claim} | lease | columns))
+
+    def commit(self, number: int, status: str, **columns: Any) -> int:
+        """An outcome: the claim is kept, the lease is not."""
+        row = self.rows[number]
+        given_up = {} if status == "executing" else {"locked_by": None, "lease_expires_at": None}
+        return self.put(number, **({"status": status, "rev": row.rev + 1} | given_up | columns))
+
+    def give_back(self, number: int, *, crash: bool = False, **columns: Any) -> int:
+        row = self.rows[number]
+        counts = {"attempt": row.attempt + 1, "crashes": row.crashes + crash, "rev": row.rev + 1}
+        free = {"claim_id": None, "locked_by": None, "lease_expires_at": None}
+        return self.put(number, **({"status": "runnable"} | counts | free | columns))
+
+    def send(self, signal: int, target: int, name: str = "go", *, tx: int | None = None) -> int:
+        new = self.inbox[signal] = SignalState(id=signal, target_id=target, name=name)
+        return self._record(SignalChange, target, None, new, tx)
+
+    def take(self, signal: int, *, tx: int | None = None) -> int:
+        old = self.inbox.pop(signal)
+        return self._record(SignalChange, old.target_id, old, None, tx)
+
+    def _record(
+        self, kind: Any, number: int, old: Any, new: Any, tx: int | None, writer: str = "", at: float = 1.0
+    ) -> int:
+        self.now += at
+        if tx is None:
+            self.tx += 1
+        found = tx or self.tx
+        seen = Snapshot(xmin=found, xmax=found)  # all earlier ones have ended
+        self.changes.append(
+            kind(
+                len(self.changes) + 1, found, self.now, self.now, self.now, seen, writer, 1, number, old, new
+            )
+        )
+        return found
+
+    # -- the steps
+
+    def begin(self, number: int, **more: Any) -> None:
+        self.tell("begin", number, **more)
+
+    def end(self, number: int, **more: Any) -> None:
+        self.tell("end", number, **more)
+
+    def tell(
+        self, kind: str, number: int | None = None, *, pid: int = 1, row: Any = None, **more: Any
+    ) -> None:
+        self.now += 1
+        about: dict[str, Any] = {}
+        if number is not None and kind in {"begin", "end", "left"}:
+            row = row or self.rows[number]
+            about = {
+                "fsm": row.fsm,
+                "step": row.step,
+                "visit": row.visit,
+                "attempt": row.attempt,
+                "claim": row.claim_id,
+            }
+        about |= {name: more.pop(name) for name in list(about) if name in more}
+        self.effects.append(Effect(int(self.now * 1e9), pid, kind, number, **about, data=more))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    # -- told
+
+    def history(self, **options: Any) -> History:
+        known = {"lease": LEASE, "reap_interval": 5.0, "margin": 1.0, "patience": 20.0, "ended": self.now}
+        return History(
+            changes=self.changes,
+            effects=self.effects,
+            rows=dict(self.rows),
+            signals=dict(self.inbox),
+            clock=Clock(),
+            **(known | options),
+        )
+
+    def broken(self, **options: Any) -> set[str]:
+        """The numbers of the invariants that do not hold."""
+        return {violation.invariant for violation in check(self.history(**options))}
+
+    def sentences(self, **options: Any) -> str:
+        return "\n".join(map(str, check(self.history(**options))))
+
+
+def run(tale: Tale, number: int = 1, claim: str = "a", **told: Any) -> InstanceState:
+    """Pick it, and run its step to its end; the row as it is then."""
+    tale.pick(number, claim)
+    tale.begin(number)
+    tale.end(number, **told)
+    return tale.rows[number]
