@@ -14,7 +14,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import insert_params, read_inserted
+from durable_actors._store.insert import insert_call, read_inserted
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
@@ -55,8 +55,7 @@ async def schedule_children(
         barrier = claim.visit + 1
         for first in range(0, len(spawn.plans), CHUNK):
             chunk = spawn.plans[first : first + CHUNK]
-            params = insert_params(chunk, parent_id=claim.id, barrier=barrier)
-            rows = (await conn.run(statement("insert_instances", schema), params)).rows
+            rows = (await conn.run(*insert_call(chunk, schema, parent_id=claim.id, barrier=barrier))).rows
             inserted += sum(number is not None for number in read_inserted(chunk, rows))
         needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)
         result = await conn.run(

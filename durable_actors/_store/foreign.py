@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from durable_actors._postgres.statement import Row
-from durable_actors._store.insert import insert_params
+from durable_actors._store import insert
 from durable_actors._store.signal import Delivery, signal_params
 from durable_actors._store.sql import statement
 from durable_actors.machine import InsertPlan
@@ -17,8 +17,8 @@ from durable_actors.machine import InsertPlan
 
 def insert_call(plans: Sequence[InsertPlan], schema: str) -> tuple[bytes, list[str | None]]:
     """The statement and parameters that insert these plans."""
-    sql = statement("insert_instances", schema).sql
-    return sql.encode(), [param.decode() for param in insert_params(plans)]
+    call, params = insert.insert_call(plans, schema)
+    return call.sql.encode(), [None if param is None else param.decode() for param in params]
 
 
 def foreign_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:

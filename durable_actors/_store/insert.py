@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Row
+from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors._store.sql import statement
 from durable_actors.errors import Duplicate
 from durable_actors.machine import InsertPlan
 
+T = TypeVar("T")
+
 MAX_ROWS = 50_000
 """Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
+
+
+def insert_call(
+    plans: Sequence[InsertPlan], schema: str, *, parent_id: int | None = None, barrier: int | None = None
+) -> tuple[Statement, Params]:
+    """The statement that inserts these plans, and its parameters. Pure."""
+    if any(plan.unique_key is not None for plan in plans):
+        return statement("insert_instances", schema), insert_params(
+            plans, parent_id=parent_id, barrier=barrier
+        )
+    params = [
+        encode.text_array(_one([plan.machine for plan in plans])),
+        encode.int_array(_one([plan.version for plan in plans])),
+        encode.text_array(_one([plan.step for plan in plans])),
+        encode.json_array([plan.state for plan in plans]),
+        encode.text_array(_one([plan.queue for plan in plans])),
+        encode.int_array(_one([plan.priority for plan in plans])),
+        encode.text_array(_any([plan.partition_key for plan in plans])),
+        encode.text_array(_any(_instants(plans))),
+        encode.float_array(_any([plan.delay or None for plan in plans])),
+        encode.number(parent_id),
+        encode.number(barrier),
+    ]
+    return statement("insert_plain", schema), params
+
+
+def _one(values: list[T]) -> list[T]:
+    """One for all, where all are the same."""
+    return values[:1] if values.count(values[0]) == len(values) else values
+
+
+def _any(values: list[T | None]) -> list[T | None]:
+    """Nothing, where none says anything."""
+    return values if values.count(None) < len(values) else []
+
+
+def _instants(plans: Sequence[InsertPlan]) -> list[str | None]:
+    return [None if plan.eligible_at is None else plan.eligible_at.isoformat() for plan in plans]
 
 
 def insert_params(
@@ -29,9 +70,7 @@ def insert_params(
         encode.text_array([plan.partition_key for plan in plans]),
         encode.bytea_array([plan.unique_key for plan in plans]),
         encode.text_array(["{" + ",".join(plan.unique_scope) + "}" for plan in plans]),
-        encode.text_array(
-            [None if plan.eligible_at is None else plan.eligible_at.isoformat() for plan in plans]
-        ),
+        encode.text_array(_instants(plans)),
         encode.float_array([plan.delay for plan in plans]),
         encode.int_array([parent_id] * len(plans)),
         encode.int_array([barrier] * len(plans)),
@@ -46,13 +85,15 @@ async def insert_instances(conn: PgConn, schema: str, plans: Sequence[InsertPlan
     """
     if not plans:
         return []
-    result = await conn.run(statement("insert_instances", schema), insert_params(plans))
+    result = await conn.run(*insert_call(plans, schema))
     return read_inserted(plans, result.rows)
 
 
 def read_inserted(plans: Sequence[InsertPlan], rows: Sequence[Row]) -> list[int | None]:
     """Make ids of the statement's rows. Pure."""
     inserted = [None if row[0] is None else int(row[0]) for row in rows]
+    if None not in inserted:
+        return inserted
     first: dict[bytes, int] = {}
     for plan, number in zip(plans, inserted, strict=True):
         if number is not None and plan.unique_key is not None:

@@ -39,6 +39,27 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     return out
 
 
+@meaning
+def insert_plain(scene: Scene, tx: Tx, params: Params) -> Rows:
+    states = lit.texts(params[3])
+    read = (lit.texts, lit.ints, lit.texts, lit.texts, lit.ints, lit.texts, lit.floats)
+    places = (params[0], params[1], params[2], params[4], params[5], params[6], params[8])
+    given = [[*each(param)] or [None] for each, param in zip(read, places, strict=True)]
+    columns = [values * len(states) if len(values) == 1 else values for values in given]
+    parent, barrier = (None if each is None else int(each) for each in params[9:])
+    out: Rows = []
+    for state, fsm, version, step, queue, priority, key, delay in zip(states, *columns, strict=True):
+        tx.tables.serial += 1
+        row = Row(
+            id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue,
+            priority=priority, partition_key=key, unique_key=None, scope=(), eligible_at=tx.now + round((delay or 0) * SECOND),
+            parent_id=parent, barrier=barrier,
+        )  # fmt: skip
+        tx.insert(row)
+        out.append(shown(row.id))
+    return out
+
+
 def _occupant(tx: Tx, key: bytes | None) -> int | None:
     if key is None:
         return None

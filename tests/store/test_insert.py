@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
+import attrs
 import psycopg
 import pytest
 import trio
 from durable_actors._store.commit import commit_outcomes
-from durable_actors._store.insert import insert_instances
+from durable_actors._store.insert import insert_call, insert_instances
 from durable_actors.errors import Duplicate
 from durable_actors.machine import InsertPlan
 from durable_actors.testing.interleave import wait_backend_blocked
@@ -40,6 +41,42 @@ async def test_six_thousand_rows_are_one_statement(db: psycopg.Connection, durab
         ids = await insert_instances(conn, SCHEMA, [plan(partition_key=f"k {n}") for n in range(6000)])
     assert len(set(ids)) == 6000
     assert db.execute("select count(*) from durable.gen_durable").fetchone() == (6000,)
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["each another", "all alike"])
+@pytest.mark.parametrize("count", [1, 2, 9])
+async def test_rows_without_unique_keys_are_those_of_the_other_statement(
+    db: psycopg.Connection, durable_dsn: str, count: int, *, alike: bool
+):
+    """They go the short way, on which an array says once what is the same for all, and nothing that nobody says."""
+    at = datetime.now(UTC) + timedelta(days=1)
+    plain = [
+        plan(
+            machine=f"m {n}", version=n + 1, step=f"s {n}", queue=f"q {n}", state=b'{"n": %d}' % n, priority=n,
+            partition_key=f"k {n}" if n % 2 else None, eligible_at=at if n % 3 else None,
+            delay=0.0 if n % 3 else n * 60.0,
+        )
+        for n in ([3] * count if alike else range(count))
+    ]  # fmt: skip
+    columns = (
+        "fsm, fsm_version, step, queue, state, priority, partition_key, parent_id, barrier, unique_scope::text,"
+        " date_trunc('minute', eligible_at - inserted_at), status::text, hold"
+    )
+    keyed = [attrs.evolve(each, unique_key=b"%d" % n) for n, each in enumerate(plain)]
+    async with connect(durable_dsn, "client") as conn:
+        for parent in (None, 7):
+            expected: list[tuple[object, ...]] = []
+            for plans in (plain, keyed):
+                db.execute("truncate durable.gen_durable cascade")
+                call = insert_call(plans, SCHEMA, parent_id=parent, barrier=parent)
+                assert call[0].name == ("insert_plain" if plans is plain else "insert_instances")
+                ids = [int(row[0] or 0) for row in (await conn.run(*call)).rows]
+                assert ids == sorted(ids)
+                found = rows(db, columns)
+                if plans is plain:
+                    expected = found
+                assert found == expected
+                assert [row[4]["n"] for row in found] == [json.loads(each.state)["n"] for each in plans]
 
 
 async def test_every_column_arrives(db: psycopg.Connection, durable_dsn: str):

@@ -22,7 +22,7 @@ from durable_actors._store.claim import (
     release_claims,
 )
 from durable_actors._store.commit import commit_outcomes
-from durable_actors._store.insert import insert_params
+from durable_actors._store.insert import insert_call, insert_params
 from durable_actors._store.lease import read_owners, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import Delivery, expire_awaits, send_signals
@@ -173,6 +173,12 @@ def test_an_insert_probes_its_own_keys_alone(big: psycopg.Connection, *, generic
     found = measure(big, call, ROLES["client"].settings, generic=generic)
     found.assert_no_seq_scan("gen_durable")
     assert found.buffers < 60 + 60 * len(plans), found.text
+
+
+def test_an_insert_without_unique_keys_reads_nothing(big: psycopg.Connection):
+    found = measure(big, insert_call([plan()] * 100, SCHEMA), ROLES["client"].settings)
+    assert set(found.kinds) == {"ModifyTable", "Function Scan"}, found.text
+    assert found.buffers < 60 + 20 * 100, found.text
 
 
 def test_signals_read_their_targets_alone(big: psycopg.Connection):
