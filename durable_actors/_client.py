@@ -17,8 +17,8 @@ from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._results import ResultWatch
-from durable_actors._store.foreign import foreign_rows, insert_call, signal_call
-from durable_actors._store.insert import MAX_ROWS, insert_instances, read_inserted
+from durable_actors._store.foreign import explained, foreign_rows, insert_call, signal_call
+from durable_actors._store.insert import MAX_BYTES, insert_instances, plan_rows, read_inserted
 from durable_actors._store.read import Instance, find_by_key, read_by_ids
 from durable_actors._store.signal import (
     Delivery,
@@ -97,12 +97,7 @@ class Client:
         self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
     ) -> list[int | None]:
         """Insert many instances in one statement; see `durable_actors.insert_many`."""
-        spec = current_registry().find(machine)
-        plans = [plan_insert(spec, options) for options in rows]
-        if len(plans) > MAX_ROWS:
-            raise ConfigError(
-                f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
-            )
+        plans = plan_rows(machine, rows)
         if conn is not None:
             ids = await insert_on(conn, plans, schema=self._schema) if plans else []
         else:
@@ -175,6 +170,13 @@ class Client:
         return sent.target
 
     async def _deliver(self, deliveries: list[Delivery], conn: TrioConn | None) -> list[Sent]:
+        size = sum(len(each.payload) for each in deliveries)
+        if size > MAX_BYTES:
+            raise ConfigError(
+                f"signal_many takes payloads of up to {MAX_BYTES} bytes together, these have {size}: "
+                "send fewer at a time",
+                option="signals",
+            )
         if conn is not None:
             found = await signal_on(conn, deliveries, schema=self._schema)
         else:
@@ -239,7 +241,8 @@ async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> 
     """Insert in the caller's transaction, on the caller's connection."""
     sql, params = insert_call(plans, schema)
     async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-        await cursor.execute(sql, params)
+        with explained(schema):
+            await cursor.execute(sql, params)
         return read_inserted(plans, foreign_rows(await cursor.fetchall()))
 
 
@@ -249,7 +252,8 @@ async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) 
         return []
     sql, params = signal_call(deliveries, schema)
     async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-        await cursor.execute(sql, params)
+        with explained(schema):
+            await cursor.execute(sql, params)
         return read_sent(foreign_rows(await cursor.fetchall()))
 
 

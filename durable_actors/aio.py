@@ -18,9 +18,10 @@ import psycopg
 
 from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import check_schema_name
+from durable_actors._store.insert import plan_rows
 from durable_actors._store.signal import plan_signal
 from durable_actors.errors import NoTarget
-from durable_actors.machine import InsertOptions, MachineRef, current_registry, plan_insert
+from durable_actors.machine import InsertOptions, MachineRef
 
 __all__ = ["insert", "insert_many", "signal"]
 
@@ -45,8 +46,7 @@ async def insert_many(
 ) -> list[int | None]:
     """Insert many instances in one statement; ids in input order, None where deduplicated."""
     check_schema_name(schema)
-    spec = current_registry().find(machine)
-    plans = [plan_insert(spec, options) for options in rows]
+    plans = plan_rows(machine, rows)
     return await insert_on(conn, plans, schema=schema) if plans else []
 
 

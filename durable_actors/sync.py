@@ -18,11 +18,11 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from durable_actors._option_checks import check_schema_name
-from durable_actors._store.foreign import foreign_rows, insert_call, signal_call
-from durable_actors._store.insert import read_inserted
+from durable_actors._store.foreign import explained, foreign_rows, insert_call, signal_call
+from durable_actors._store.insert import plan_rows, read_inserted
 from durable_actors._store.signal import plan_signal, read_sent
 from durable_actors.errors import NoTarget
-from durable_actors.machine import InsertOptions, MachineRef, current_registry, plan_insert
+from durable_actors.machine import InsertOptions, MachineRef
 
 __all__ = ["insert", "insert_many", "signal"]
 
@@ -47,13 +47,13 @@ def insert_many(
 ) -> list[int | None]:
     """Insert many instances in one statement; ids in input order, None where deduplicated."""
     check_schema_name(schema)
-    spec = current_registry().find(machine)
-    plans = [plan_insert(spec, options) for options in rows]
+    plans = plan_rows(machine, rows)
     if not plans:
         return []
     sql, params = insert_call(plans, schema)
     with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        cursor.execute(sql, params)
+        with explained(schema):
+            cursor.execute(sql, params)
         return read_inserted(plans, foreign_rows(cursor.fetchall()))
 
 
@@ -73,7 +73,8 @@ def signal(
     check_schema_name(schema)
     sql, params = signal_call([plan_signal(target, name, payload, dedup_key)], schema)
     with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        cursor.execute(sql, params)
+        with explained(schema):
+            cursor.execute(sql, params)
         [sent] = read_sent(foreign_rows(cursor.fetchall()))
     if sent.outcome == "no_target":
         raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")

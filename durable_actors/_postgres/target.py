@@ -26,14 +26,18 @@ class Target:
 
 
 @asynccontextmanager
-async def open_target(dsn: str) -> AsyncGenerator[Target, None]:
-    """Yield the database to use. An embedded server stays up at least as long as the body runs."""
+async def open_target(dsn: str, *, level: int = logging.WARNING) -> AsyncGenerator[Target, None]:
+    """Yield the database to use. An embedded server stays up at least as long as the body runs.
+
+    That it is the embedded one is logged, with its path: who looks only, and often, may lower the `level`.
+    """
     if dsn != EMBEDDED:
         yield Target(dsn, None)
         return
     async with open_embedded() as server:
-        logger.warning(
-            "no DSN is set: using the embedded Postgres in %s (set DURABLE_DSN for a server of yours)",
+        logger.log(
+            level,
+            "using the embedded Postgres in %s (set DURABLE_DSN for a server of yours)",
             server.data_dir,
         )
         yield Target(server.dsn(), server)

@@ -14,7 +14,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import insert_call, read_inserted
+from durable_actors._store.insert import in_chunks, insert_call, read_inserted
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
@@ -53,8 +53,7 @@ async def schedule_children(
             return None
         inserted = 0
         barrier = claim.visit + 1
-        for first in range(0, len(spawn.plans), CHUNK):
-            chunk = spawn.plans[first : first + CHUNK]
+        for chunk in in_chunks(spawn.plans, rows=CHUNK):
             rows = (await conn.run(*insert_call(chunk, schema, parent_id=claim.id, barrier=barrier))).rows
             inserted += sum(number is not None for number in read_inserted(chunk, rows))
         needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)

@@ -1,18 +1,42 @@
-"""Our statements on connections of the caller's: psycopg's, synchronous or not. Pure.
+"""Our statements on connections of the caller's: psycopg's, synchronous or not. No I/O of its own.
 
 psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
 
 from durable_actors._postgres.statement import Row
 from durable_actors._store import insert
 from durable_actors._store.signal import Delivery, signal_params
 from durable_actors._store.sql import statement
+from durable_actors.errors import SchemaError
 from durable_actors.machine import InsertPlan
+
+_MISSING: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.UndefinedObject,
+    psycopg.errors.UndefinedColumn,
+)
+
+
+@contextmanager
+def explained(schema: str) -> Generator[None, None, None]:
+    """Say what to do when the tables are not there: nobody has looked before, and the caller's transaction is over."""
+    try:
+        yield
+    except _MISSING as exc:
+        raise SchemaError(
+            f'schema "{schema}" does not exist in this database, or is older than this durable_actors: '
+            f"{str(exc).splitlines()[0]}. Run `durable-actors migrate`."
+        ) from exc
 
 
 def insert_call(plans: Sequence[InsertPlan], schema: str) -> tuple[bytes, list[str | None]]:

@@ -2,20 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from durable_actors._option_checks import shown
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors._store.sql import statement
-from durable_actors.errors import Duplicate
-from durable_actors.machine import InsertPlan
+from durable_actors.errors import ConfigError, Duplicate
+from durable_actors.machine import InsertOptions, InsertPlan, MachineRef, current_registry, plan_insert
 
 T = TypeVar("T")
 
 MAX_ROWS = 50_000
 """Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
+
+MAX_BYTES = 256_000_000
+"""States of one statement. The server closes the connection on a message of 1 GB, and quoting may double the bytes."""
+
+
+def plan_rows(machine: MachineRef, rows: Iterable[InsertOptions]) -> list[InsertPlan]:
+    """What to insert, checked before any SQL. Raises `ConfigError`, `StateError`, `UnknownMachine`."""
+    spec = current_registry().find(machine)
+    given: object = rows
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise ConfigError(
+            f"rows must be several dicts of insert options; it is {shown(rows)}", option="rows", value=rows
+        )
+    plans = [plan_insert(spec, options) for options in rows]
+    if len(plans) > MAX_ROWS:
+        raise ConfigError(
+            f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
+        )
+    size = sum(len(plan.state) for plan in plans)
+    if size > MAX_BYTES:
+        raise ConfigError(
+            f"insert_many takes states of up to {MAX_BYTES} bytes together, these have {size}: "
+            "insert fewer at a time",
+            option="rows",
+        )
+    return plans
+
+
+def in_chunks(plans: Sequence[InsertPlan], *, rows: int) -> Iterator[Sequence[InsertPlan]]:
+    """Parts of up to `rows` plans and `MAX_BYTES`. Pure."""
+    first = size = 0
+    for index, plan in enumerate(plans):
+        if index > first and (index - first == rows or size + len(plan.state) > MAX_BYTES):
+            yield plans[first:index]
+            first, size = index, 0
+        size += len(plan.state)
+    if first < len(plans):
+        yield plans[first:]
 
 
 def insert_call(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import msgspec
@@ -208,19 +208,36 @@ async def read_nodes(conn: PgConn, schema: str) -> list[NodeView]:
     return [_node_view(row) for row in rows]
 
 
+class _About(msgspec.Struct):
+    """What a node says about itself."""
+
+    queues: dict[str, int] = {}
+    machines: tuple[str, ...] = ()
+    pid: int | None = None
+    version: str | None = None
+
+
+def _about(raw: bytes) -> _About:
+    """Nothing, when it is not what a node writes: people must see the other nodes all the same."""
+    try:
+        return msgspec.json.decode(raw, type=_About)
+    except (ValueError, RecursionError):
+        return _About()
+
+
 def _node_view(row: Row) -> NodeView:
     incarnation, node, started, seen, stopped, raw, alive, claims = row
-    about: dict[str, Any] = {} if raw is None else msgspec.json.decode(raw)
+    about = _About() if raw is None else _about(raw)
     return NodeView(
         incarnation=(incarnation or b"").decode(),
         node=None if node is None else node.decode(),
         started_at=read_instant(started),
         seen_at=read_instant(seen),
         stopped_at=read_instant(stopped),
-        queues=about.get("queues", {}),
-        machines=tuple(about.get("machines", ())),
-        pid=about.get("pid"),
-        version=about.get("version"),
+        queues=about.queues,
+        machines=about.machines,
+        pid=about.pid,
+        version=about.version,
         alive=alive == b"t",
         claims=int(claims or 0),
     )

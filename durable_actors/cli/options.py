@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import sys
@@ -47,9 +48,10 @@ def make_config(dsn: str | None, schema: str) -> Config:
 
 @asynccontextmanager
 async def open_store(dsn: str | None, schema: str) -> AsyncGenerator[PgConn, None]:
-    """One connection to a database whose schema is in place, for verbs that only look or change a row."""
+    """One connection to a database whose schema is in place, for verbs that look, or change a row they name."""
     config = make_config(dsn, schema)
-    async with open_target(config.dsn) as target:
+    # What changes nothing need not warn of the embedded server each time; serve, insert, signal and migrate do.
+    async with open_target(config.dsn, level=logging.INFO) as target:
         conn = await PgConn.open(target.dsn)
         try:
             await require_schema(conn, schema=config.schema)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, cast
+from math import isfinite
+from typing import Any
 
 import attrs
 import click
@@ -25,23 +26,27 @@ def make_console() -> Console:
 
 def print_json(value: object) -> None:
     """One JSON document on one line."""
-    click.echo(json.dumps(plain(value), ensure_ascii=False))
+    click.echo(json.dumps(value, ensure_ascii=False, default=plain))
 
 
 def plain(value: object) -> Any:
-    """Values as JSON has them: attrs classes as objects, instants in ISO form, bytes as text."""
+    """One value as JSON has it: an attrs class as an object, an instant in ISO form, bytes as text.
+
+    Not what is in it: the encoder asks again. A state may be nested as deeply as Python can decode it.
+    """
     kind: type[Any] = type(value)
     if attrs.has(kind):
-        return {field.name: plain(getattr(value, field.name)) for field in attrs.fields(kind)}
+        found = {field.name: getattr(value, field.name) for field in attrs.fields(kind)}
+        # JSON has no infinity: an instant that a hand has set to it.
+        return {
+            name: None if isinstance(each, float) and not isfinite(each) else each
+            for name, each in found.items()
+        }
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):
         return shown_key(value)
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in cast("dict[object, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in cast("list[Any]", value)]
-    return value
+    raise TypeError(f"{kind.__name__} is no JSON")
 
 
 def shown_key(key: bytes | None) -> str | None:

@@ -9,6 +9,7 @@ import attrs
 import msgspec
 from msgspec import inspect as types
 
+from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
 
 
@@ -106,4 +107,4 @@ def _parts(path: str, node: types.Type) -> Iterator[tuple[str, types.Type]]:
 
 def type_name(value: Any) -> str:
     """A type as people write it."""
-    return value.__qualname__ if isinstance(value, type) and not get_args(value) else str(value)
+    return value.__qualname__ if isinstance(value, type) and not get_args(value) else shown(value)
