@@ -8,7 +8,7 @@ from typing import Final
 
 from durable_actors.testing.changes import InstanceChange
 from durable_actors.testing.evidence import History, StepRun, Violation
-from durable_actors.testing.history import BEGIN, END, LEFT, Effect
+from durable_actors.testing.history import BEGIN, END, LEFT, OUTAGE, SESSIONS_LOST, Effect
 from durable_actors.testing.moves import Move
 
 
@@ -16,6 +16,7 @@ def i1_commit_before_proceed(history: History) -> list[Violation]:
     """A step runs only from a committed row, and a row goes on only by an outcome that a step had reached.
 
     * What a step was told when it began (visit, step, attempt) is a committed row under its claim, committed by then.
+      Only a crash of the server may forget the claim itself, of a row without a key.
     * A commit comes after the end of its step, and is what the step returned (or what `handle` made of it).
     * What somebody was told is committed (`note("inserted", id=…)`) is there; a live instance is not deleted.
 
@@ -40,6 +41,8 @@ def _unfounded_runs(history: History) -> Iterator[Violation]:
             continue
         entry = history.entries.get(key)
         if entry is None or entry.new is None or entry.instance != began.id:
+            if _forgotten(history, began):
+                continue
             others = [change for change, _ in history.by_instance.get(began.id or 0, ())]
             sentence = "a step began under a claim and visit that were never committed"
             yield history.violation("I1", sentence, began, *others[-1:])
@@ -52,6 +55,27 @@ def _unfounded_runs(history: History) -> Iterator[Violation]:
             yield history.violation("I1", "a step began before the row was written", began, entry)
         elif at < history.open_until.get(entry.txid, 0.0):
             yield history.violation("I1", "a step began before the row was committed", began, entry)
+
+
+def _forgotten(history: History, began: Effect) -> bool:
+    """Whether a crash of the server may have forgotten its claim.
+
+    A pick of rows without a key does not wait for the disk; the row that it claimed was committed all the same, and is
+    claimed again. A visit that was entered under the forgotten claim would be a lost commit.
+    """
+    first, last = began.at - int(history.lease * 1e9), began.at + int((1 + history.margin) * 1e9)
+    crashes = (effect.at for kind in (OUTAGE, SESSIONS_LOST) for effect in history.notes(kind))
+    if not any(first <= at <= last for at in crashes):
+        return False
+    told = (began.visit, began.step, began.attempt, began.fsm)
+    return any(
+        (new.visit, new.step, new.attempt, new.fsm) == told
+        for change, _ in history.by_instance.get(began.id or 0, ())
+        if (new := change.new) is not None
+        and new.status == "runnable"
+        and new.partition_key is None
+        and change.at <= history.at(began) + history.doubt
+    )
 
 
 def _unfounded_commits(history: History) -> Iterator[Violation]:

@@ -34,6 +34,28 @@ def test_a_step_that_ran_ahead_of_its_commit():
     assert "never committed" in tale.sentences()
 
 
+def forgotten(tale: Tale, **columns) -> Tale:
+    """The server crashes, and forgets a claim whose step has begun."""
+    tale.put(2)
+    tale.pick(2, "x")
+    tale.tell("begin", 1, row=attrs.evolve(tale.rows[1], claim_id="a", **columns))
+    return tale
+
+
+def test_a_claim_that_a_crash_of_the_server_forgot():
+    tale = forgotten(one())
+    assert tale.broken() == {"I1"}  # there was no crash
+    tale.tell("sessions_lost")
+    assert tale.sentences() == ""
+    tale = forgotten(one(), visit=2)  # a visit that was never committed
+    tale.tell("outage")
+    assert tale.broken() == {"I1"}
+    tale = Tale()
+    tale.put(1, partition_key="k")  # its pick waits for the disk
+    forgotten(tale).tell("outage")
+    assert tale.broken() == {"I1"}
+
+
 def test_a_step_that_began_while_its_commit_was_under_way():
     tale = one()
     run(tale, outcome="Next", next="b")
