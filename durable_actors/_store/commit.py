@@ -10,6 +10,7 @@ import attrs
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params, Statement
+from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.claim import ClaimState, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition
 from durable_actors._store.sql import statement
@@ -71,25 +72,19 @@ def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:
     return [
         encode.int_array([claim.id for claim in claims]),
         encode.text_array([claim.claim_id for claim in claims]),
-        encode.int_array([claim.visit for claim in claims]),
-        encode.text_array([claim.partition_key for claim in claims]),
-        encode.text_array([each.status for each in transitions]),
-        encode.bool_array([each.ahead for each in transitions]),
-        *_row_params(transitions),
-    ]
-
-
-def _row_params(transitions: Sequence[Transition]) -> list[bytes]:
-    return [
-        encode.text_array([each.step for each in transitions]),
-        encode.json_array([each.state for each in transitions]),
-        encode.json_array([each.result for each in transitions]),
-        encode.int_array([each.attempt for each in transitions]),
-        encode.int_array([each.advance for each in transitions]),
-        encode.float_array([each.delay for each in transitions]),
-        encode.text_array([each.last_error for each in transitions]),
-        encode.bool_array([each.rekey for each in transitions]),
-        encode.text_array([each.partition_key for each in transitions]),
+        encode.int_array(one_for_all([claim.visit for claim in claims])),
+        encode.text_array(none_for_all([claim.partition_key for claim in claims])),
+        encode.text_array(one_for_all([each.status for each in transitions])),
+        encode.bool_array(one_for_all([each.ahead for each in transitions])),
+        encode.text_array(one_for_all([each.step for each in transitions])),
+        encode.json_array(none_for_all([each.state for each in transitions])),
+        encode.json_array(none_for_all([each.result for each in transitions])),
+        encode.int_array(one_for_all([each.attempt for each in transitions])),
+        encode.int_array(one_for_all([each.advance for each in transitions])),
+        encode.float_array(one_for_all([each.delay for each in transitions])),
+        encode.text_array(none_for_all([each.last_error for each in transitions])),
+        encode.bool_array(none_for_all([each.rekey or None for each in transitions])),
+        encode.text_array(none_for_all([each.partition_key for each in transitions])),
     ]
 
 
@@ -100,7 +95,15 @@ def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
         encode.text_array([claim.claim_id for claim in claims]),
         encode.int_array([claim.visit for claim in claims]),
         encode.text_array([each.status for each in transitions]),
-        *_row_params(transitions),
+        encode.text_array([each.step for each in transitions]),
+        encode.json_array([each.state for each in transitions]),
+        encode.json_array([each.result for each in transitions]),
+        encode.int_array([each.attempt for each in transitions]),
+        encode.int_array([each.advance for each in transitions]),
+        encode.float_array([each.delay for each in transitions]),
+        encode.text_array([each.last_error for each in transitions]),
+        encode.bool_array([each.rekey for each in transitions]),
+        encode.text_array([each.partition_key for each in transitions]),
         encode.text_array(
             [None if each.awaits is None else encode.text_array(each.awaits).decode() for each in transitions]
         ),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 from durable_actors._option_checks import shown
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params, Row, Statement
+from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Duplicate
 from durable_actors.machine import InsertOptions, InsertPlan, MachineRef, current_registry, plan_insert
-
-T = TypeVar("T")
 
 MAX_ROWS = 50_000
 """Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
@@ -66,29 +64,19 @@ def insert_call(
             plans, parent_id=parent_id, barrier=barrier
         )
     params = [
-        encode.text_array(_one([plan.machine for plan in plans])),
-        encode.int_array(_one([plan.version for plan in plans])),
-        encode.text_array(_one([plan.step for plan in plans])),
+        encode.text_array(one_for_all([plan.machine for plan in plans])),
+        encode.int_array(one_for_all([plan.version for plan in plans])),
+        encode.text_array(one_for_all([plan.step for plan in plans])),
         encode.json_array([plan.state for plan in plans]),
-        encode.text_array(_one([plan.queue for plan in plans])),
-        encode.int_array(_one([plan.priority for plan in plans])),
-        encode.text_array(_any([plan.partition_key for plan in plans])),
-        encode.text_array(_any(_instants(plans))),
-        encode.float_array(_any([plan.delay or None for plan in plans])),
+        encode.text_array(one_for_all([plan.queue for plan in plans])),
+        encode.int_array(one_for_all([plan.priority for plan in plans])),
+        encode.text_array(none_for_all([plan.partition_key for plan in plans])),
+        encode.text_array(none_for_all(_instants(plans))),
+        encode.float_array(none_for_all([plan.delay or None for plan in plans])),
         encode.number(parent_id),
         encode.number(barrier),
     ]
     return statement("insert_plain", schema), params
-
-
-def _one(values: list[T]) -> list[T]:
-    """One for all, where all are the same."""
-    return values[:1] if values.count(values[0]) == len(values) else values
-
-
-def _any(values: list[T | None]) -> list[T | None]:
-    """Nothing, where none says anything."""
-    return values if values.count(None) < len(values) else []
 
 
 def _instants(plans: Sequence[InsertPlan]) -> list[str | None]:

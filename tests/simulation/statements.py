@@ -8,7 +8,8 @@ the checks notice (`breakages`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from durable_actors._postgres.statement import Params
 from tests.simulation import literals as lit
@@ -252,10 +253,13 @@ def _row_columns(params: Params) -> list[list[object]]:
 @meaning
 def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     late = params[15] == b"t"
-    heads = zip(
-        lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]), lit.texts(params[4]),
-        lit.bools(params[5]), *_row_columns(params[6:15]), strict=True,
-    )  # fmt: skip
+    numbers = lit.ints(params[0])
+    columns: list[Sequence[object]] = [
+        lit.ints(params[2]), lit.texts(params[3]), lit.texts(params[4]), lit.bools(params[5]),
+        *_row_columns(params[6:15]),
+    ]  # fmt: skip
+    full = [[*(each or [None])] * (len(numbers) if len(each) < 2 else 1) for each in columns]
+    heads: Iterable[tuple[Any, ...]] = zip(numbers, lit.texts(params[1]), *full, strict=True)
     out: Rows = []
     for number, claim, visit, key, status, ahead, *rest in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
