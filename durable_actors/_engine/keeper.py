@@ -8,11 +8,14 @@ Writes     no row on the session, only locks (lock_node, take_keys, free_keys); 
 If it dies its session ends and all keyed steps of this node are cancelled: their keys are anybody's.
 Never      claims, commits, renews or runs user code.
 
-The session is lost when the server closes it, a statement fails, or no answer came within the trust window (then the
-server may have freed the locks of what it takes for a vanished host). All keyed steps are cancelled at once; each row
-goes back after its task has exited, attempt + 1, and does not wait for its lease: it is still ours, only the key is
-not. Threads cannot be cancelled: they stay in the table as owners, so that this node starts no other step of their
-key. A new session takes the node's own lock again; until then other nodes count the seconds (`dead_nodes`).
+The session is lost when the server closes it, or no answer came within the trust window (then the server may have
+freed the locks of what it takes for a vanished host). All keyed steps are cancelled at once; each row goes back after
+its task has exited, attempt + 1, and does not wait for its lease: it is still ours, only the key is not. Threads cannot
+be cancelled: they stay in the table as owners, so that this node starts no other step of their key. A new session takes
+the node's own lock again; until then other nodes count the seconds (`dead_nodes`).
+
+An answer that is overdue is waited for a little longer before the session is closed: it may be we who were late,
+stopped or blocked by user code. Closing a session that is there would give the keys of our threads to others.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ LINGER: Final = 0.005
 last one, a round trip later: it then costs no statement. Shorter than other nodes' patience (`keys.RETRIES`)."""
 LOOK_EVERY: Final = 0.1
 """Seconds between looks at the socket while keyed steps run: a session that the server closed shows there (1 µs)."""
+DOUBT: Final = 20
+"""So many looks, `LOOK_EVERY` seconds apart, at a session whose answer is overdue, before it is given up. Counted, not
+timed: whoever is stopped again meanwhile has not looked."""
 OFFER_EVERY: Final = 0.25
 """Seconds between looks for busy keys to offer again."""
 
@@ -137,8 +143,23 @@ class Keeper(Actor[object]):
             await trio.sleep_until(until)
             session = self._session
             if session is not None and trio.current_time() >= session.trusted_until:
-                self._lose(f"the session with its partition key could not be confirmed within {window:g} s")
-                self.address.cast(None)
+                await self._doubt(session, f"could not be confirmed within {window:g} s")
+
+    async def _doubt(self, session: KeySession, why: str) -> None:
+        """Nothing may run under locks that may be gone; but give the session up only if it does not answer now."""
+        self._keys.up = False
+        self._interrupt(f"the session with its partition key {why}")
+        self.address.cast(None)
+        for _ in range(DOUBT):
+            await trio.sleep(LOOK_EVERY)
+            if self._session is not session:
+                return
+            if trio.current_time() < session.trusted_until:
+                logger.info("keeper: the session %s, but is there: this process was late", why)
+                self._keys.opened()
+                return
+        self._lose(f"the session with its partition key {why}")
+        self.address.cast(None)
 
     def _lose(self, why: str) -> None:
         """The locks are gone, or must be taken for gone: nothing may run under them."""
@@ -148,6 +169,10 @@ class Keeper(Actor[object]):
         session.close()
         self._ended = session
         self._keys.lose()
+        self._interrupt(why)
+
+    def _interrupt(self, why: str) -> None:
+        """Cancel every keyed step; what is only buffered gives its key back."""
         cancelled = 0
         for held in self._node.leases.all():
             if held.claim.partition_key is None:

@@ -122,7 +122,15 @@ class KeySession:
         """Confirm that it is there and still the same server process. Takes the node's lock if need be."""
         node = self._node
         sent = trio.current_time()
-        state = await check_session(self._conn, node.owner.schema, node.owner.name)
+        try:
+            state = await check_session(self._conn, node.owner.schema, node.owner.name)
+        except (psycopg.Error, StoreUnavailable) as exc:
+            if self._conn.closed or not self._backend:
+                raise
+            # Refused, e.g. by a statement_timeout. Closing the session would free its locks; the trust window decides.
+            logger.warning("keeper: Postgres refused to confirm the session: %s", exc)
+            self.check_at = sent + node.config.lease_ttl / 12
+            return
         if state.backend != self._backend:
             raise _pooled(f"it was server process {self._backend} and is {state.backend} now")
         if self._locked and not state.locked:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psycopg
 import pytest
 import trio
 from durable_actors._engine import key_session
@@ -132,9 +134,48 @@ async def test_silence_ends_the_trust(db: Db):
         waited = trio.current_time() - began
         assert "could not be confirmed" in held.interrupted  # type: ignore[operator]
         assert trust_window(1.2) - 0.3 < waited < trust_window(1.2) + 2
-        assert a.keys.statistics().locked == 0
+        assert await a.keys.take([claim("l", 2)]) == set()
+        await until(lambda: a.keys.statistics().locked == 0)
         proxy.heal()
         await until(lambda: a.keys.up, timeout=20)
+
+
+async def test_a_node_that_was_late_itself_keeps_its_session_and_the_keys_of_its_threads(db: Db):
+    """Stopped, or blocked by user code, past the trust window: closing the session would give the keys away."""
+    async with keep(db.dsn, name="a", lease_ttl=0.9) as a, keep(db.dsn, name="b") as b:
+        held = await running(a, "k")
+        first = session_pid(db, "a")
+        time.sleep(trust_window(0.9) + 0.1)  # nothing of this process moves
+        await until(lambda: held.interrupted)
+        assert "could not be confirmed" in held.interrupted  # type: ignore[operator]
+        await until(lambda: a.keys.up)
+        assert session_pid(db, "a") == first, "the session is there, and so are its locks"
+        assert await b.keys.take([claim("k", 2)]) == set(), "the thread has not returned"
+        a.keys.free(held.claim)
+        await until(lambda: not a.keys.statistics().locked)
+        assert await b.keys.take([claim("k", 2)]) == {"k/2"}
+
+
+async def test_a_refused_check_does_not_end_the_session(db: Db, monkeypatch: pytest.MonkeyPatch):
+    """A statement_timeout, say: the session is there, and so are its locks."""
+    refused = 0
+    check = key_session.check_session
+
+    async def refuse(conn: PgConn, schema: str, owner: str) -> Any:
+        nonlocal refused
+        if refused < 3 and owner == "a" and held:
+            refused += 1
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await check(conn, schema, owner)
+
+    monkeypatch.setattr(key_session, "check_session", refuse)
+    held: Held | None = None
+    async with keep(db.dsn, name="a", lease_ttl=0.9) as a:
+        held = await running(a, "k")
+        first = session_pid(db, "a")
+        await until(lambda: refused == 3 and a.keys.up)
+        assert session_pid(db, "a") == first
+        assert a.keys.owns(held.claim)
 
 
 async def test_a_confirmed_session_stays_trusted(db: Db, monkeypatch: pytest.MonkeyPatch):
