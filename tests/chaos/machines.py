@@ -16,7 +16,7 @@ import durable_actors as da
 import trio
 from durable_actors.testing.history import EffectLog, Run
 
-LONG = 2.2
+LONG = 3.0
 """Seconds of a step that outlives its first lease."""
 
 
@@ -182,8 +182,9 @@ class Family(Base, name="chaos.Family", queue="work"):
     async def start(self, ctx: Ctx) -> da.Outcome:
         with effect(ctx) as run:
             await moment(ctx)
-            join = ctx.state.get("quorum", "all")
-            return run.end(da.ScheduleChildren(self.gather, list(self._children(ctx.state)), join=join))
+            family, state = list(self._children(ctx.state)), ctx.state
+            join, deadline = state.get("quorum", "all"), state.get("deadline")
+            return run.end(da.ScheduleChildren(self.gather, family, join=join, deadline=deadline))
 
     @da.step
     async def gather(self, ctx: Ctx) -> da.Outcome:
@@ -193,6 +194,8 @@ class Family(Base, name="chaos.Family", queue="work"):
             ended = [child for child in ctx.children if child.status in {"done", "failed"}]
             if "quorum" in ctx.state:
                 return run.end(da.Done(len(ended) >= ctx.state["quorum"]))
+            if "deadline" in ctx.state:
+                return run.end(da.Done("in time"))
             found = [sum(c.result for c in ended if c.status == "done"), len(ended)]
             if ctx.state["generation"] == 1:
                 return run.end(da.Done([ctx.state["first"], found]))

@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import durable_actors as da
 import psycopg
@@ -30,7 +31,7 @@ AGAIN: Final = 0.1
 ABSENT: Final = 15.0
 """Seconds for which a target may be missing: its insert is another sender's, who may have trouble."""
 
-MACHINES: Final = {
+MACHINES: Final[dict[str, Any]] = {
     "chaos.Chain": machines.Chain,
     "chaos.Tally": machines.Tally,
     "chaos.Pack": machines.Pack,
@@ -102,7 +103,7 @@ class Sender:
     async def _do(self, work: Insert | Send) -> None:
         client = self._client or await self._connect()
         if isinstance(work, Send):
-            await client.signal(work.target, work.name, work.payload, dedup_key=work.dedup_key)
+            await self._signal(client, work)
             self._note(work, None)
             return
         number = await client.insert(
@@ -113,8 +114,35 @@ class Sender:
             on_duplicate="return",
             partition_key=work.partition_key,
             schedule_in=work.schedule_in,
+            priority=work.priority,
         )
         self._note(work, number)
+
+    async def _signal(self, client: Client, work: Send) -> None:
+        if work.hold:
+            # Left behind when it takes too long: its dedup key makes whatever it still does harmless.
+            await trio.to_thread.run_sync(self._signal_slowly, work, abandon_on_cancel=True)
+        elif work.start is not None:
+            await client.signal_with_start(
+                MACHINES[work.start.machine],
+                key=work.target,
+                name=work.name,
+                payload=work.payload,
+                dedup_key=work.dedup_key,
+                state=work.start.state,
+                unique_scope=ALWAYS,
+            )
+        else:
+            await client.signal(work.target, work.name, work.payload, dedup_key=work.dedup_key)
+
+    def _signal_slowly(self, work: Send) -> None:
+        """In a transaction of the caller's that does something else, too: the target's row is locked meanwhile."""
+        try:
+            with psycopg.connect(self._dsn, connect_timeout=int(CALL)) as conn:
+                da.sync.signal(conn, work.target, work.name, work.payload, dedup_key=work.dedup_key)
+                time.sleep(work.hold)
+        except psycopg.Error as exc:
+            raise da.StoreUnavailable(str(exc)) from exc
 
     async def _connect(self) -> Client:
         self._client = await self._stack.enter_async_context(da.open_client(self._dsn))

@@ -69,7 +69,7 @@ BREAKAGES: Final = {
             ),
             (f"{ENGINE}/feeder.py", "deadline=held.claim.trusted_until", "deadline=math.inf"),
         ),
-        ("stop", "mixed"),
+        ("stop", "block", "mixed"),
     ),
     # a signal that comes while the step runs does not wake it
     "recheck": _edit(f"{STORE}/commit.py", 'riders["recheck_awaits"] =', "_ =", "none"),
@@ -84,13 +84,12 @@ BREAKAGES: Final = {
         "stop-points",
     ),
     "reaper": _edit(f"{ENGINE}/reaper.py", "if not await self._reap(dead):", "if True:", "kill"),
-    # claims are taken back a second before their lease is over
+    # whoever takes back takes all, also claims whose lease is not over their lease is over
     "early-reap": _edit(
         f"{STORE}/sql/reap_claims.sql",
         "y.lease_expires_at <= now()",
-        "y.lease_expires_at <= now() + interval '1.2 seconds'",
-        "none",
-        "stop",
+        "y.lease_expires_at <= now() + interval '10 seconds'",
+        "kill",
     ),
     # a node is dead as soon as it is seen, whatever its lock says
     "dead-nodes": _edit(

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 SENDERS: Final = 2
+NOBODY: Final = -1
 ALWAYS: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed")
 """A unique scope that is never left."""
 
@@ -25,10 +26,11 @@ class Insert:
     at: float
     """Seconds after the start."""
     sender: int
-    """Which sender; SENDERS: all of them, and one instance must come of it."""
+    """Which sender; SENDERS: all of them, and one instance must come of it; NOBODY: its first signal starts it."""
     key: str
     machine: str
     state: Mapping[str, Any]
+    priority: int = 0
     partition_key: str | None = None
     schedule_in: float | None = None
     status: str = "done"
@@ -48,6 +50,10 @@ class Send:
     name: str
     payload: int
     dedup_key: str
+    hold: float = 0.0
+    """Seconds for which the sender's transaction stays open, and the target's row locked."""
+    start: Insert | None = None
+    """What it starts, should nobody have done so."""
 
 
 @attrs.frozen
@@ -76,6 +82,7 @@ def make_plan(seed: int, seconds: float, *, scale: float = 1.0) -> Plan:
         (maker.job, 20),
         (maker.hopeless, 5),
         (maker.contended, 6),
+        (maker.started, 5),
     ):
         for n in range(max(1, round(count * scale))):
             make(n)
@@ -99,16 +106,17 @@ class _Maker:
         return insert
 
     def _send(self, insert: Insert, name: str, payload: int) -> None:
-        at = insert.at + self.rng.random() * (self.seconds - insert.at)
-        dedup = f"{name}:{len(self.sends)}"
+        start = insert if insert.sender == NOBODY else None
         self.sends.append(
             Send(
-                at=at,
+                at=insert.at + self.rng.random() * (self.seconds - insert.at),
                 sender=self.rng.randrange(SENDERS),
                 target=insert.key,
                 name=name,
                 payload=payload,
-                dedup_key=dedup,
+                dedup_key=f"{name}:{len(self.sends)}",
+                hold=0.3 if start is None and self.rng.random() < 0.1 else 0.0,
+                start=start,
             )
         )
 
@@ -116,9 +124,18 @@ class _Maker:
         rng, hops = self.rng, self.rng.randint(2, 6)
         fails = [rng.choice((0, 0, 0, 1, 2)) for _ in range(hops)]
         threads = [hop for hop in range(hops) if rng.random() < 0.2]
-        state = {"hops": hops, "fails": fails, "threads": threads, "path": [], "long": n % 12 == 0}
+        state = {"hops": hops, "fails": fails, "threads": threads, "path": [], "long": n % 6 == 0}
         delay = rng.random() if rng.random() < 0.2 else None
-        self._insert("Chain", f"chain:{n}", state, schedule_in=delay, result=list(range(hops)))
+        priority = rng.choice((-1, 0, 0, 1))
+        self._insert(
+            "Chain",
+            f"chain:{n}",
+            state,
+            at=rng.random() * self.seconds * (0.3 if state["long"] else 1.0),
+            schedule_in=delay,
+            priority=priority,
+            result=list(range(hops)),
+        )
 
     def _tally(self, key: str, ticks: list[int], tocks: list[int], **fields: Any) -> Insert:
         state = {"ticks": len(ticks), "tocks": len(tocks), "tick": 0, "tock": 0, "sum": 0}
@@ -149,6 +166,9 @@ class _Maker:
         if n % 4 == 3:
             state["quorum"] = self.rng.randint(1, good + bad)
             self._insert("Family", f"family:{n}", state, result=True, children=good + bad)
+        elif n % 4 == 2:
+            state["deadline"] = self.rng.random() * 0.3
+            self._insert("Family", f"family:{n}", state, result="in time", children=good + bad)
         else:
             each = [sum(range(good)), good + bad]
             self._insert("Family", f"family:{n}", state, result=[each, each], children=2 * (good + bad))
@@ -174,6 +194,12 @@ class _Maker:
 
     def contended(self, n: int) -> None:
         self._insert("job", f"contended:{n}", {"n": n}, sender=SENDERS, result=n)
+
+    def started(self, n: int) -> None:
+        ticks = [self.rng.randrange(1000) for _ in range(self.rng.randint(1, 4))]
+        insert = self._tally(f"started:{n}", ticks, [], sender=NOBODY)
+        for payload in ticks:
+            self._send(insert, "tick", payload)
 
     def lane(self, key: int, count: int) -> None:
         sender, at = self.rng.randrange(SENDERS), 0.0
@@ -252,7 +278,7 @@ def _check_acks(plan: Plan, ids: Mapping[str, int], acks: Sequence[Ack]) -> Iter
             yield f"{ack.key}: acknowledged as instance {ack.id}, but found is {ids.get(ack.key)}"
     told = Counter(ack.key for ack in acks)
     for insert in plan.inserts:
-        must = SENDERS if insert.sender == SENDERS else 1
+        must = {SENDERS: SENDERS, NOBODY: 0}.get(insert.sender, 1)
         if told[insert.key] != must:
             yield f"{insert.key}: its insert was acknowledged {told[insert.key]} times, not {must}"
     for send in plan.sends:

@@ -109,7 +109,9 @@ async def _stop_and_go(world: World) -> None:
 @nemesis("stop-points", workers=1)
 async def stop_points(world: World) -> None:
     """Workers that stop at a named point for longer than a lease, and then do what they were about to do."""
-    deck = world.rng.sample(list(STOPS), len(STOPS))
+    # A commit that is sent late is what the fence is for: it comes more often than the others.
+    names = [*STOPS, "sending", "sending"]
+    deck = world.rng.sample(names, len(names))
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(_stop_at, world, deck)
@@ -129,7 +131,8 @@ async def _stop_at(world: World, deck: list[str]) -> None:
                     world.count(f"stopped at {point}", worker.name)
                     break
         if worker.stopped:
-            await trio.sleep(LEASE * world.rng.uniform(1.1, 1.6))
+            # It wakes while somebody else is at its work, or has just done it.
+            await trio.sleep(LEASE * world.rng.uniform(1.0, 1.3))
             world.resume(worker)
             await trio.sleep(0.3)  # so that it does what it was about to do
         world.kill(worker, "SIGKILL")
