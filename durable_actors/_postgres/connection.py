@@ -77,7 +77,7 @@ class PgConn:
             pgconn, keepalive = await waiting.open_pgconn(engine_conninfo(dsn))
         except psycopg.OperationalError as exc:
             raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
-        except psycopg.ProgrammingError as exc:
+        except (psycopg.ProgrammingError, UnicodeError) as exc:  # the latter from Python's resolver
             # Not `from exc`: libpq quotes what it stumbled over, which may be the password.
             raise failures.bad_dsn(dsn, exc) from None
         conn = cls(pgconn, keepalive)

@@ -67,12 +67,15 @@ def bytea(value: bytes | None) -> bytes | None:
 
 
 def text(value: str | None) -> bytes | None:
-    """One text value. Raises StateError for a NUL: libpq would cut the text there, without a word."""
+    """One text value. Raises StateError for a NUL (libpq would cut the text there, without a word) or a surrogate."""
     if value is None:
         return None
     if "\0" in value:
         raise StateError(f"Postgres text cannot hold a NUL character: {value[:80]!r}")
-    return value.encode()
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise StateError(f"Postgres text cannot hold a lone surrogate: {value[:80]!r}") from None
 
 
 def number(value: float | None) -> bytes | None:

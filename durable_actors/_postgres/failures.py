@@ -135,7 +135,7 @@ def loss(
     )
 
 
-def bad_dsn(dsn: str, error: psycopg.Error) -> ConfigError:
+def bad_dsn(dsn: str, error: Exception) -> ConfigError:
     """Make the exception for a malformed DSN. libpq quotes what it cannot read: never show a password."""
     text = str(error).strip()
     if "password" in dsn or "@" in dsn:

@@ -34,6 +34,12 @@ that waits for an answer, a quarter of one for a question that nobody confirms. 
 
 def engine_conninfo(dsn: str) -> str:
     """The DSN with our defaults, where it does not say otherwise."""
+    try:
+        cut = b"\0" in dsn.encode()  # libpq would read up to there, and connect to who knows what
+    except UnicodeEncodeError:
+        cut = True
+    if cut:
+        raise psycopg.ProgrammingError("it contains a NUL character or a lone surrogate")
     given = conninfo_to_dict(dsn)
     ours = {name: value for name, value in _KEEPALIVES.items() if not given.get(name)}
     return make_conninfo(dsn, **ours, client_encoding="UTF8")

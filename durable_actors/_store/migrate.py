@@ -214,6 +214,12 @@ async def _require_server(conn: PgConn) -> None:
         raise SchemaError(
             f"durable_actors needs Postgres 14 or newer, this server is {(row[1] or b'?').decode()}"
         )
+    if row[3] != b"UTF8":
+        # One byte that is not text in it (a row by hand) could not be sent to us: every pick of its queue would fail.
+        raise SchemaError(
+            f"this database's encoding is {(row[3] or b'?').decode()}, durable_actors needs UTF8: "
+            "create database … encoding 'UTF8' template template0"
+        )
     if row[2] == b"t":
         raise SchemaError("this server is a standby and cannot be migrated; the DSN must reach the primary")
 
@@ -241,6 +247,7 @@ _GONE: Final = Statement(
 )
 _SERVER: Final = Statement(
     "server_version",
-    "select current_setting('server_version_num'), current_setting('server_version'), pg_is_in_recovery()",
+    "select current_setting('server_version_num'), current_setting('server_version'), pg_is_in_recovery(), "
+    "current_setting('server_encoding')",
     read_only=True,
 )

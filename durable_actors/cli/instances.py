@@ -25,7 +25,7 @@ from durable_actors._store.observe import (
 )
 from durable_actors._store.read import Instance, find_by_key, read_by_ids
 from durable_actors._store.rows import Status
-from durable_actors.cli.options import database_options, json_option, open_store, read_target
+from durable_actors.cli.options import database_options, json_option, key_bytes, open_store, read_target
 from durable_actors.cli.output import (
     ago,
     coloured,
@@ -80,7 +80,7 @@ def list_(
         status=cast("Status | None", status),
         machine=machine,
         queue=queue,
-        key=None if key is None else key.encode("utf-8", "surrogateescape"),
+        key=None if key is None else key_bytes(key),
     )
 
     async def run() -> Listing:
@@ -151,7 +151,7 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
 async def _find(conn: PgConn, schema: str, address: int | str) -> Instance:
     number = address if isinstance(address, int) else None
     if number is None:
-        number = await find_by_key(conn, schema, str(address).encode("utf-8", "surrogateescape"))
+        number = await find_by_key(conn, schema, key_bytes(str(address)))
         if number is None:
             raise NoTarget(f"no instance has or had the unique key {address!r}")
     found = (await read_by_ids(conn, schema, [number])).get(number)

@@ -102,11 +102,19 @@ def read_json(argument: str | None, *, option: str) -> Any:
 def read_target(text: str, *, as_key: bool) -> int | str:
     """An instance's address: digits are an id, anything else is a unique key."""
     if not as_key and text.isascii() and text.isdigit():
-        number = int(text)
+        number = int(text) if len(text) < 100 else 0  # of 5,000 digits Python makes an error, not a number
         if not 0 < number < 2**63:
-            raise ConfigError(f"{text} is not an instance id", option="target", value=text)
+            raise ConfigError(f"{text[:100]} is not an instance id", option="target", value=text)
         return number
     return text
+
+
+def key_bytes(text: str) -> bytes:
+    """A unique key as it was typed; bytes that are not text come through as they are."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{text!r} contains lone surrogates", option="key", value=text) from None
 
 
 def import_modules(names: Iterable[str], *, verbose: bool) -> None:

@@ -117,11 +117,11 @@ def _options(given: dict[str, Any]) -> InsertOptions:
     if given["at"] is not None:
         try:
             instant = datetime.fromisoformat(given["at"])
-        except ValueError:
+            options["schedule_at"] = instant.astimezone()  # without an offset: this machine's time zone
+        except (ValueError, OverflowError):
             raise click.BadParameter(
                 f"{given['at']!r} is not an ISO instant like 2030-01-31T08:00+01:00", param_hint="--at"
             ) from None
-        options["schedule_at"] = instant.astimezone()  # without an offset: this machine's time zone
     return options
 
 

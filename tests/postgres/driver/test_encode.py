@@ -148,7 +148,7 @@ def test_a_nul_is_refused_here_because_libpq_would_cut_the_text(server, bad):
 
 
 def test_a_lone_surrogate_is_refused():
-    with pytest.raises(UnicodeEncodeError):
+    with pytest.raises(StateError, match="lone surrogate"):
         encode.text("\ud800")
 
 
