@@ -8,14 +8,15 @@ from itertools import pairwise
 
 from durable_actors.testing.changes import InstanceChange, InstanceState
 from durable_actors.testing.evidence import History, Violation
-from durable_actors.testing.history import BEGIN
+from durable_actors.testing.history import BEGIN, Effect
 from durable_actors.testing.moves import Move
 
 
 def i2_one_live_claim(history: History) -> list[Violation]:
     """An instance is claimed only while it is runnable, and a claim runs each visit at most once.
 
-    Two runs of an instance may overlap (the first one lost its claim and does not know it yet): the fence is for that.
+    * A claim whose lease is not over is taken back only from a worker that is dead, or whose session was lost.
+    * Two runs of an instance may overlap (the first one lost its claim and does not know it): the fence is for that.
     """
     found: list[Violation] = []
     for change, move in history.moves:
@@ -33,7 +34,29 @@ def i2_one_live_claim(history: History) -> list[Violation]:
         if len(begins) > 1:
             sentence = "a step was run twice under one claim"
             found.append(history.violation("I2", sentence, *begins[:2]))
-    return found
+    return [*found, *_robbed(history)]
+
+
+def _robbed(history: History) -> Iterator[Violation]:
+    """Claims that were taken from workers who went on to tell of their steps, and whose sessions nobody had cut."""
+    pids: dict[str, set[int]] = defaultdict(set)
+    last: dict[int, Effect] = {}
+    for key, run in history.runs.items():
+        entry, began = history.entries.get(key), run.events[0]
+        if entry is not None and entry.new is not None and entry.new.locked_by is not None:
+            pids[entry.new.locked_by].add(began.pid)
+        last[began.pid] = max(last.get(began.pid, began), run.events[-1], key=lambda event: event.at)
+    for change, move in history.moves:
+        old = change.old
+        if move is not Move.REAP or old is None or old.locked_by is None or old.lease_expires_at is None:
+            continue
+        if old.lease_expires_at <= change.began or history.cut_before(change):
+            continue
+        for pid in pids.get(old.locked_by, ()):
+            alive = history.at(last[pid]) > change.at + history.doubt
+            if alive and not history.woke_before(change, pid):
+                sentence = "a claim was taken from a worker that was alive, before its lease was over"
+                yield history.violation("I2", sentence, _entry_of(history, change), change, last[pid])
 
 
 def _is_takeover(old: InstanceState, new: InstanceState, move: Move) -> bool:

@@ -289,6 +289,16 @@ class History:
         spans = [(self.clock.at(span.start), self.clock.at(span.end) + RECOVERY) for span in self._outages]
         return sum(max(0.0, min(end, until) - max(start, since)) for since, until in spans)
 
+    def cut_before(self, change: Change) -> bool:
+        """Whether anybody's session may have been lost before this."""
+        cuts = (*self.notes(OUTAGE), *self.sessions_lost)
+        return any(self.at(cut) <= change.at + self.doubt for cut in cuts)
+
+    def woke_before(self, change: Change, pid: int) -> bool:
+        """Whether that process stood still shortly before: it may have given its session up when it woke."""
+        woke = (self.clock.at(span.end) for span in self._pauses.get(pid, ()))
+        return any(change.at - self.lease - self.margin <= at <= change.at for at in woke)
+
 
 def _moment(told: tuple[float, Event]) -> tuple[float, int]:
     """By time; changes of one moment in their own order."""

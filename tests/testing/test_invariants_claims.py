@@ -52,6 +52,42 @@ def test_a_step_that_ran_twice_under_one_claim(tale):
     assert tale.broken() == {"I2"}
 
 
+def robbed(tale: Tale) -> Tale:
+    """A claim is taken back at once, and its worker goes on."""
+    tale.pick(1, "a")
+    row = tale.rows[1]
+    tale.begin(1)
+    tale.give_back(1, crash=True)
+    tale.tell("left", 1, row=row)
+    return tale
+
+
+def test_a_claim_that_was_taken_from_the_living(tale):
+    assert robbed(tale).broken() == {"I2"}
+    assert "taken from a worker that was alive" in tale.sentences()
+
+
+def test_a_claim_of_a_worker_that_is_dead_or_cut_off(tale):
+    tale.pick(1, "a")
+    tale.begin(1)
+    tale.give_back(1, crash=True)
+    assert tale.broken() == set()  # it never told anything again
+    tale = Tale()
+    tale.put(1)
+    tale.tell("sessions_lost", pid=9)
+    assert robbed(tale).broken() == set()
+
+
+def test_a_worker_that_stands_still_is_alive(tale):
+    tale.tell("paused")
+    assert robbed(tale).broken() == {"I2"}
+    tale = Tale()
+    tale.put(1)
+    tale.tell("paused")
+    tale.tell("resumed")  # its keeper may have given up its session, and needs a moment for a new one
+    assert robbed(tale).broken() == set()
+
+
 # -- I3 fences only grow
 
 
