@@ -28,6 +28,8 @@ from tests.chaos.nemeses import Nemesis, nemeses
 from tests.chaos.run import SETTLE, Report, run_once
 from tests.chaos.zygote import open_zygote
 
+QUICK = (2.5, 0.7)
+"""Seconds and scale of a quick run: all nemeses together take about three minutes."""
 SHOWN = 5
 """Failures and violations that are shown of one run."""
 
@@ -52,6 +54,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.seeds = 1
+        options.seconds = options.seconds or QUICK[0]
+        options.scale = QUICK[1] if options.scale == 1.0 else options.scale
         options.seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     elif options.seed is not None and "--seeds" not in (arguments or sys.argv):
         options.seeds = 1

@@ -84,7 +84,7 @@ BREAKAGES: Final = {
         "stop-points",
     ),
     "reaper": _edit(f"{ENGINE}/reaper.py", "if not await self._reap(dead):", "if True:", "kill"),
-    # whoever takes back takes all, also claims whose lease is not over their lease is over
+    # whoever takes back takes all, also claims whose lease is not over
     "early-reap": _edit(
         f"{STORE}/sql/reap_claims.sql",
         "y.lease_expires_at <= now()",
@@ -96,10 +96,11 @@ BREAKAGES: Final = {
         f"{ENGINE}/dead_nodes.py",
         "if asked - suspect.since >= dead_after and each.server_up > dead_after:",
         "if True:",
-        "kill",
+        "restart",
     ),
+    # a node that is stopped for a moment is dead
     "alive-nodes": _edit(
-        f"{ENGINE}/dead_nodes.py", "if each.alive or each.owner == me:", "if each.owner == me:", "none"
+        f"{ENGINE}/dead_nodes.py", "if each.alive or each.owner == me:", "if each.owner == me:", "stop"
     ),
     "join": _edit(f"{STORE}/commit.py", 'riders["join_parents"] =', "_ =", "none"),
     # a barrier opens one child too early
@@ -163,13 +164,12 @@ BREAKAGES: Final = {
         f"{STORE}/commit.py",
         "if now is None or now.claim_id != transition.claim.claim_id:\n        return None",
         "if now is None:\n        return None\n    return Committed(now.visit, transition.status, now.state)",
-        "lost-reply",
+        "lost-messages",
     ),
 }
 
 MADE_UP_FOR: Final = {
     "promote": "the reaper's sweep offers rows that are held behind nothing",
-    "dead-nodes": "a dead node's lock is free all the same; only a restart of the server needs the second look",
 }
 
 

@@ -101,8 +101,9 @@ async def _stop_and_go(world: World) -> None:
         if (worker := world.pick()) is None:
             continue
         world.stop(worker)
-        # Not bounded by the end: the shortest is beyond the lease, or it would prove nothing.
-        await trio.sleep(LEASE * world.rng.uniform(1.05, 1.6))
+        # Mostly beyond the lease; at times it is back before its end, and still the owner. Not cut short by the end.
+        beyond = world.rng.random() < 0.7
+        await trio.sleep(LEASE * (world.rng.uniform(1.05, 1.6) if beyond else world.rng.uniform(0.6, 0.95)))
         world.resume(worker)
 
 
