@@ -1,4 +1,4 @@
-"""Input of tests/machine/test_type_checks.py: mypy and pyright must report exactly the marked lines.
+"""Input of tests/test_type_checks.py: mypy and pyright must report exactly the marked lines.
 
 A line that ends with E in a comment is an error for both; R gives the revealed type, as a regular expression.
 The file is never imported.

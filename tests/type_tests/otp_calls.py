@@ -51,7 +51,7 @@ class Other(otp.Actor[Put]):
     async def run(self) -> None:
         async for msg in self.mailbox:
             reveal_type(msg)  # R: Put
-        reveal_type(await self.mailbox.receive_many(3))  # R: list[Put]
+        reveal_type(await self.mailbox.receive_many(3))  # R: list\[Put\]
 
 
 async def use(store: otp.Address[Msg]) -> None:
