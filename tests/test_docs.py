@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from durable_actors.cli import cli
+from tests.warm import warm
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,18 +54,11 @@ WITH_CODE = [page for page in PAGES if program(page.read_text("utf-8")).strip()]
 def test_the_code_of_a_page_runs(page: Path, durable_dsn: str, tmp_path: Path):
     script = tmp_path / "page.py"
     script.write_text(program(page.read_text("utf-8")), "utf-8")
-    run = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "DURABLE_DSN": durable_dsn},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert run.returncode == 0, f"{relative(page)}\n{run.stdout}\n{run.stderr}"
+    environ = {**os.environ, "DURABLE_DSN": durable_dsn}
+    code, out, err = warm().run(script, cwd=tmp_path, env=environ, timeout=110)
+    assert code == 0, f"{relative(page)}\n{out}\n{err}"
     for promise in PROMISE.findall(script.read_text("utf-8")):
-        assert promise in run.stdout.splitlines()
+        assert promise in out.splitlines()
 
 
 def test_a_page_becomes_a_program():

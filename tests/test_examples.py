@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.warm import warm
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -46,15 +45,8 @@ def test_every_example_is_tested():
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example(name: str, empty_dsn: str, tmp_path: Path):
-    run = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "DURABLE_DSN": empty_dsn},
-    )
-    assert (run.returncode, run.stderr) == (0, ""), run.stdout
+    environ = {**os.environ, "DURABLE_DSN": empty_dsn}
+    code, out, err = warm().run(EXAMPLES / f"{name}.py", cwd=tmp_path, env=environ, timeout=110)
+    assert (code, err) == (0, ""), out
     for text in SAYS[name]:
-        assert text in run.stdout
+        assert text in out

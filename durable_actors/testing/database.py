@@ -68,6 +68,8 @@ class DatabaseServer:
         self._closing = False
         self._names = (f"{PREFIX}{int(time.time()):x}_{uuid.uuid4().hex[:8]}_{n}" for n in itertools.count())
         self._admin = psycopg.connect(dsn, autocommit=True, application_name="durable test harness")
+        if provider == "embedded":
+            self._copy_in_the_kernel()
         self._doomed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._dropper = threading.Thread(target=self._drop_doomed, name="drop test databases", daemon=True)
         self._dropper.start()
@@ -163,6 +165,13 @@ class DatabaseServer:
         # Copying files beats writing 7 MB through the WAL where nobody waits for the disk; 14 knows no other.
         strategy: LiteralString = " strategy file_copy" if self.version >= 15 else ""
         self._execute("create database {} template {}" + strategy, name, template)
+
+    def _copy_in_the_kernel(self) -> None:
+        """Postgres 18 can have the kernel copy files, or share their blocks: a database for 11 ms of CPU, not 14."""
+        self._admin.execute(
+            "select set_config(name, 'clone', false) from pg_settings"
+            " where name = 'file_copy_method' and 'clone' = any(enumvals)"
+        )
 
     def _execute(self, statement: LiteralString, *names: str) -> None:
         self._admin.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))

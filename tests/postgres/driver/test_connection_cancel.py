@@ -253,7 +253,13 @@ def test_ctrl_c_closes_the_connection(pg_dsn, watch, stage):
         await watch.sleeping(conn.pid)  # not in BEGIN: between two statements it is rolled back, and lives
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        trio.run(main)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a background job starts with it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trio.run(main)
+    finally:
+        signal.signal(signal.SIGINT, before)
     [conn] = connections
     assert conn.closed

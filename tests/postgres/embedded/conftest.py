@@ -22,11 +22,13 @@ from durable_actors._postgres import embedded
 from durable_actors._postgres.embedded_files import try_lock
 from durable_actors._postgres.embedded_process import server_processes
 from durable_actors.testing.database import IN_MEMORY, MEMORY_NEEDED
+from tests.warm import Program, warm
 
 # Says "ready" with what it knows, then obeys one word per line until it is killed or its input ends.
 CLIENT = """
 import json, os, signal, sys
 from durable_actors._postgres import embedded, embedded_launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
 embedded_launch.GRACE = 0.3
 server = embedded.start(sys.argv[1])
 print(json.dumps({"dsn": server.dsn(), "postmaster": embedded.status(sys.argv[1]).postmaster}), flush=True)
@@ -102,15 +104,27 @@ def people() -> list[Person]:
 
 class Client:
     def __init__(self, data_dir: Path, person: Person) -> None:
-        self.process = subprocess.Popen(
-            [person.python, "-c", CLIENT, str(data_dir)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(),
-            text=True,
-            **person.popen,
+        ends = [os.pipe() for _ in range(3)]
+        self.stdin, self.stdout, self.stderr = (
+            os.fdopen(ends[0][1], "w"),
+            os.fdopen(ends[1][0]),
+            os.fdopen(ends[2][0]),
         )
+        theirs = [ends[0][0], ends[1][1], ends[2][1]]
+        if person.popen:  # as somebody else, with an interpreter that they can read
+            stdin, stdout, stderr = theirs
+            self.process: subprocess.Popen | Program = subprocess.Popen(
+                [person.python, "-c", CLIENT, str(data_dir)],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment(),
+                **person.popen,
+            )
+        else:
+            self.process = warm().start(CLIENT, [str(data_dir)], theirs, env=environment())
+        for each in theirs:
+            os.close(each)
         self.hello: dict | None = None
 
     @property
@@ -119,25 +133,33 @@ class Client:
 
     def ready(self) -> dict:
         if self.hello is None:
-            line = self.process.stdout.readline()
-            assert line, self.process.stderr.read()
+            line = self.stdout.readline()
+            assert line, self.stderr.read()
             self.hello = json.loads(line)
         return self.hello
 
     def tell(self, word: str) -> dict:
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        assert line, self.process.stderr.read()
+        self.stdin.write(word + "\n")
+        self.stdin.flush()
+        line = self.stdout.readline()
+        assert line, self.stderr.read()
         return json.loads(line)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
         self.process.wait()
 
+    def errors(self) -> str:
+        """What it wrote to stderr until it ended."""
+        self.process.wait(30)
+        return self.stderr.read()
+
     def close(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for each in (self.stdin, self.stdout, self.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                each.close()
 
 
 @pytest.fixture(params=people(), ids=lambda person: person.name)

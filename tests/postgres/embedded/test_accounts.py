@@ -132,7 +132,7 @@ def test_a_closed_directory_is_refused_with_a_remedy(client, person, new_dir):
     closed.mkdir()
     closed.chmod(0o700 if AS_ROOT else 0)
     refused = client(closed / "data", person)
-    _, errors = refused.process.communicate(timeout=30)
+    errors = refused.errors()
     closed.chmod(0o700)
     assert "ConfigError" in errors
     assert "DURABLE_DATA" in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from contextlib import aclosing
 from pathlib import Path
@@ -12,7 +13,7 @@ import trio
 from durable_actors._postgres.trio_connection import TrioConnection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
-OPERATIONS = 2500
+OPERATIONS = 20_000 if os.environ.get("DURABLE_TEST_LONG") else 1000
 WORKERS = 4
 
 

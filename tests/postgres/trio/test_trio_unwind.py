@@ -69,12 +69,19 @@ async def test_a_savepoint_timed_out_leaves_the_outer_block_usable(conn, probe, 
 
 
 async def test_the_connections_own_block_rolls_back_and_closes(pg_dsn, probe, scratch):
-    with trio.move_on_after(0.05) as scope:
-        async with await TrioConnection.connect(pg_dsn) as conn:
-            pid = conn.info.backend_pid
-            await conn.execute("insert into scratch values (1)")
-            await conn.execute(SLEEP)
-    assert scope.cancelled_caught
+    conn = await TrioConnection.connect(pg_dsn)
+    pid = conn.info.backend_pid
+    async with trio.open_nursery() as nursery:
+
+        async def block():
+            async with conn:
+                await conn.execute("insert into scratch values (1)")
+                await conn.execute(SLEEP)
+
+        nursery.start_soon(block)
+        await probe.busy(conn)
+        nursery.cancel_scope.cancel()
+    assert nursery.cancel_scope.cancelled_caught
     assert conn.closed
     await probe.eventually("select not exists (select from pg_stat_activity where pid = %s)", pid)
     assert ids(probe) == []
