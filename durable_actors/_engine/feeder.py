@@ -16,9 +16,9 @@ from typing import Final
 
 import trio
 
+from durable_actors._engine.commits import Commits
 from durable_actors._engine.cursor import PickCursor
 from durable_actors._engine.demand import QueueLimits, demand, idle_wait, shape_pause
-from durable_actors._engine.flusher import Commits
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger

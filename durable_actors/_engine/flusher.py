@@ -7,155 +7,40 @@ Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, on 
 If it dies the tasks that wait are told to try again with its next incarnation: the queue outlives it.
 Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
 
-A poison entry (data that Postgres refuses) is bisected out and fails alone. When the store is away, entries wait as
-long as their leases are trusted. A commit of unknown fate is repeated as it was; if it then touches no row, the row
-is read: it tells whether the first one had happened.
+A poison entry (data that Postgres refuses) is bisected out and fails alone. A group that is refused for another reason
+(a time-out, a broken trigger) is tried in halves; who is refused alone is set aside for a while. When the store is
+away, entries wait as long as their leases are trusted. A commit of unknown fate is repeated as it was; if it then
+touches no row, the row is read: it tells whether the first one had happened.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 import attrs
-import outcome
 import psycopg
 import trio
-from trio.lowlevel import Abort, RaiseCancelT, Task
 
-from durable_actors._engine.leases import Held
+from durable_actors._engine.commits import MAX_BATCH, Commits, Entry, Release, waiting
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.verdicts import STALE, Refused, blames_data
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._store.claim import ClaimState, probe_locks, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
-from durable_actors._store.rows import Claim, Committed, Transition
-from durable_actors.errors import CommitUnknown, Duplicate
-from durable_actors.otp import Actor, Address, ExitReason
+from durable_actors._store.rows import Claim, Committed
+from durable_actors.errors import CommitUnknown, StoreUnavailable
+from durable_actors.otp import Actor, ExitReason
 
-MAX_BATCH: Final = 1000
-MAX_BYTES: Final = 32_000_000
-"""States and results of one group. Postgres takes no message of 1 GB; a thousand large ones must not come near that."""
 FLUSH_TIME: Final = 10.0
 """Seconds that the last outcomes and releases have at a stop; then their leases end them."""
 LOCK_PAUSE: Final = 0.25
+LONGEST_ASIDE: Final = 5.0
+"""Seconds between two attempts at an outcome that Postgres refuses alone, and not for its data."""
+AT_ONCE: Final = 5
+"""So often a deadlock or a serialization failure is tried again without a pause."""
 LAST_TRIES: Final = 8
 """So often, over two thirds of a second, the end of a drain tries to give a locked row back; then its lease ends it."""
-
-_DATA: Final = frozenset({"22", "23", "54"})
-"""SQLSTATE classes that blame the data: exceptions, constraints, limits. Others blame the server or us: try again."""
-
-
-@attrs.frozen
-class Stale:
-    """The fence refused the transition: this worker no longer owns the claim."""
-
-
-@attrs.frozen
-class Refused:
-    """Postgres refused the data of this very transition; nothing was written."""
-
-    error: psycopg.Error | Duplicate
-
-
-Verdict = Committed | Stale | Refused
-
-STALE: Final = Stale()
-
-
-def blames_data(error: psycopg.Error) -> bool:
-    """Whether the transition's own data are refused: trying again would not help."""
-    return (error.sqlstate or "")[:2] in _DATA
-
-
-class _Entry:
-    """A transition on its way, and the task that waits for it (None once it has gone)."""
-
-    __slots__ = ("aside", "held", "task", "transition", "unknown")
-
-    def __init__(self, transition: Transition, held: Held, task: Task) -> None:
-        self.transition = transition
-        self.held = held
-        self.task: Task | None = task
-        self.aside = False
-        """It waits for a foreign row lock, outside of the queue."""
-        self.unknown = False
-        """It was sent once, and nobody knows whether it was committed. Stays true across restarts of the flusher."""
-
-    @property
-    def rows(self) -> set[int]:
-        """The instances that its commit writes."""
-        claim = self.transition.claim
-        parent = claim.parent_id
-        return {claim.id} if parent is None or not self.transition.ends else {claim.id, parent}
-
-    def answer(self, verdict: Verdict) -> None:
-        task, self.task = self.task, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, outcome.Value(verdict))
-
-
-@attrs.frozen
-class _Release:
-    """Claims to give back alike."""
-
-    attempts: int
-    hold: bool
-    tries: int = 0
-    """How often their rows were found locked."""
-
-
-class Commits:
-    """The flusher's queue: made before it, and valid across its restarts."""
-
-    def __init__(self, wake: Address[object]) -> None:
-        self._wake = wake
-        self.entries: deque[_Entry] = deque()
-        self.releases: dict[_Release, list[Claim]] = {}
-
-    async def commit(self, transition: Transition, held: Held) -> Verdict:
-        """Queue a transition and wait until it is committed or refused.
-
-        Cancelled: a transition not sent yet is withdrawn; one that is under way may be committed.
-        """
-        entry = _Entry(transition, held, trio.lowlevel.current_task())
-        self.entries.append(entry)
-        self._wake.cast(None)
-
-        def abort(_: RaiseCancelT) -> Abort:
-            entry.task = None
-            return Abort.SUCCEEDED
-
-        verdict: Verdict = await trio.lowlevel.wait_task_rescheduled(abort)
-        return verdict
-
-    def release(self, claim: Claim, *, attempts: int, hold: bool = False) -> None:
-        """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
-        self.releases.setdefault(_Release(attempts, hold), []).append(claim)
-        self._wake.cast(None)
-
-    def take(self) -> list[_Entry]:
-        """The next group: distinct instances, nobody who has gone, at most `MAX_BATCH` and about `MAX_BYTES`."""
-        batch: dict[int, _Entry] = {}
-        later: list[_Entry] = []
-        size = 0
-        while self.entries and len(batch) < MAX_BATCH and size < MAX_BYTES:
-            entry = self.entries.popleft()
-            if entry.task is None:
-                continue  # withdrawn: cancelled before it was sent
-            number = entry.transition.claim.id
-            if number in batch:  # an old claim's late outcome beside the new one's: one row, one update
-                later.append(entry)
-            else:
-                batch[number] = entry
-                size += len(entry.transition.state or b"") + len(entry.transition.result or b"")
-        self.entries.extendleft(reversed(later))
-        return list(batch.values())
-
-
-def _waiting(batch: list[_Entry]) -> list[_Entry]:
-    """Those whose task still waits. One that has gone lost its lease, or its drain's time was up."""
-    return [entry for entry in batch if entry.task is not None and not entry.aside]
 
 
 class Flusher(Actor[object]):
@@ -166,6 +51,8 @@ class Flusher(Actor[object]):
         self._queue = queue
         self._outage = Outage(node, "flusher")
         self._ending = False
+        self._most = MAX_BATCH
+        self._tries = 0
 
     async def run(self) -> None:
         """Flush whatever is queued; sleep when nothing is."""
@@ -185,40 +72,55 @@ class Flusher(Actor[object]):
             logger.warning("flusher: %d claims could not be given back, their leases end them", count)
 
     async def _turn(self) -> None:
-        batch = self._queue.take()
+        batch = self._queue.take(self._most)
         try:
             await self._flush(batch)
         finally:
             # All answered, unless this is cancelled or fails: the next incarnation goes on with the rest.
-            self._queue.entries.extendleft(reversed(_waiting(batch)))
+            self._queue.entries.extendleft(reversed(waiting(batch)))
         await self._release()
 
     # -- outcomes
 
-    async def _flush(self, batch: list[_Entry]) -> None:
-        """Bring every entry of the batch to its verdict, or until nobody waits for it."""
-        while batch := _waiting(batch):
+    async def _flush(self, batch: list[Entry]) -> None:
+        """Bring every entry of the batch to its verdict, or until nobody waits for it, or back to the queue."""
+        while batch := waiting(batch):
             try:
                 committed = await self._commit(batch)
                 await self._resolve(batch, committed)
-            except TROUBLE as exc:
-                if isinstance(exc, psycopg.Error) and blames_data(exc):
-                    await self._bisect(batch, exc)
+            except psycopg.errors.LockNotAvailable:
+                await self._set_locked_aside(batch)
+            except StoreUnavailable as exc:
+                for entry in batch:
+                    entry.unknown = entry.unknown or isinstance(exc, CommitUnknown)
+                await trio.sleep(self._outage.failed(exc))
+            except psycopg.Error as exc:
+                if not await self._refused(batch, exc):
                     return
-                if isinstance(exc, psycopg.errors.LockNotAvailable):
-                    await self._set_locked_aside(batch)
-                    continue
-                if isinstance(exc, CommitUnknown):
-                    for entry in batch:
-                        entry.unknown = True
-                if not (isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE):
-                    await trio.sleep(self._outage.failed(exc))
             else:
                 self._outage.over()
+                self._tries, self._most = 0, min(self._most * 2, MAX_BATCH)
                 for entry in batch:
                     entry.answer(committed.get(entry.transition.claim.id, STALE))
 
-    async def _commit(self, batch: list[_Entry]) -> dict[int, Committed]:
+    async def _refused(self, batch: list[Entry], error: psycopg.Error) -> bool:
+        """Decide what becomes of a batch that Postgres refuses; True: try it again."""
+        if blames_data(error):
+            await self._bisect(batch, error)
+            return False
+        self._tries += 1
+        if error.sqlstate in RETRYABLE and self._tries <= AT_ONCE:
+            return True
+        pause = self._outage.failed(error)
+        if len(batch) > 1:
+            self._most = len(batch) // 2  # too much for a time-out, or one of them is the reason
+            return False
+        await trio.sleep(pause)
+        if not self._ending:
+            self._set_aside(batch[0], error)  # the last thing: it may be back in the queue at the next await
+        return self._ending
+
+    async def _commit(self, batch: list[Entry]) -> dict[int, Committed]:
         node = self._node
         async with node.pool.acquire(node.lane("commit")) as conn:
             flushed = await commit_outcomes(
@@ -231,7 +133,7 @@ class Flusher(Actor[object]):
             node.offer(flushed.offered)
         return flushed.committed
 
-    async def _resolve(self, batch: list[_Entry], committed: dict[int, Committed]) -> None:
+    async def _resolve(self, batch: list[Entry], committed: dict[int, Committed]) -> None:
         """After an unknown commit was repeated: read the rows it did not touch, and learn what they tell."""
         node = self._node
         missing = [
@@ -248,7 +150,7 @@ class Flusher(Actor[object]):
             if found is not None:
                 committed[each.claim.id] = found
 
-    async def _set_locked_aside(self, batch: list[_Entry]) -> None:
+    async def _set_locked_aside(self, batch: list[Entry]) -> None:
         """Somebody holds a row of this batch (a signal in a caller's open transaction): only that instance waits."""
         free = await self._probe(sorted(set[int]().union(*(entry.rows for entry in batch))))
         for entry in batch:
@@ -259,7 +161,7 @@ class Flusher(Actor[object]):
                 entry.aside = True
                 self.nursery.start_soon(self._wait_unlocked, entry)
 
-    async def _wait_unlocked(self, entry: _Entry) -> None:
+    async def _wait_unlocked(self, entry: Entry) -> None:
         """Queue an entry again when its rows are free; forget it when its task has gone."""
         pause = 0.01
         try:
@@ -267,9 +169,27 @@ class Flusher(Actor[object]):
                 await trio.sleep(pause)
                 pause = min(pause * 2, LOCK_PAUSE)
         finally:
-            entry.aside = False
-            self._queue.entries.append(entry)
-            self.address.cast(None)
+            self._bring_back(entry)
+
+    def _bring_back(self, entry: Entry) -> None:
+        entry.aside = False
+        self._queue.entries.append(entry)
+        self.address.cast(None)
+
+    def _set_aside(self, entry: Entry, error: psycopg.Error) -> None:
+        """Refused alone, and not for its data: it is tried again later, and nobody waits for it."""
+        if not entry.refusals:
+            number = entry.transition.claim.id
+            logger.warning("instance %d: Postgres refuses its outcome, trying again: %s", number, error)
+        entry.refusals += 1
+        entry.aside = True
+        self.nursery.start_soon(self._wait_aside, entry)
+
+    async def _wait_aside(self, entry: Entry) -> None:
+        try:
+            await trio.sleep(min(LOCK_PAUSE * 2.0 ** min(entry.refusals, 10), LONGEST_ASIDE))
+        finally:
+            self._bring_back(entry)
 
     async def _probe(self, rows: list[int]) -> set[int]:
         node = self._node
@@ -279,7 +199,7 @@ class Flusher(Actor[object]):
         except TROUBLE:
             return set()
 
-    async def _bisect(self, batch: list[_Entry], error: psycopg.Error) -> None:
+    async def _bisect(self, batch: list[Entry], error: psycopg.Error) -> None:
         """Data that Postgres refuses: find the one entry that carries it; the others must not suffer."""
         if len(batch) == 1:
             batch[0].answer(Refused(error))
@@ -320,11 +240,8 @@ class Flusher(Actor[object]):
                         node.poke(claim.queue, number=claim.id)
                 await self._release_again(how, [claim for claim in missing if _is_ours(claim, rows)])
 
-    async def _release_again(self, how: _Release, claims: list[Claim]) -> None:
-        """These are still ours, their rows were locked: forgetting them would cost a lease.
-
-        By another node's pick, which looks at the running row of a key, or by a caller's transaction.
-        """
+    async def _release_again(self, how: Release, claims: list[Claim]) -> None:
+        """These are still ours, their rows were locked (a pick, a caller): forgetting them would cost a lease."""
         if not claims:
             return
         again = attrs.evolve(how, tries=how.tries + 1)
@@ -333,10 +250,10 @@ class Flusher(Actor[object]):
         elif again.tries < LAST_TRIES:
             await self._queue_later(again, claims)
 
-    async def _queue_later(self, how: _Release, claims: list[Claim]) -> None:
+    async def _queue_later(self, how: Release, claims: list[Claim]) -> None:
         try:
-            doublings = min(how.tries, 10)  # a float power overflows at 1024, after four minutes
-            await trio.sleep(min(0.005 * 2.0**doublings, LOCK_PAUSE))
+            # A float power overflows at 1024, after four minutes.
+            await trio.sleep(min(0.005 * 2.0 ** min(how.tries, 10), LOCK_PAUSE))
         finally:
             self._queue.releases.setdefault(how, []).extend(claims)
             self.address.cast(None)

@@ -7,9 +7,10 @@ from typing import Final
 import psycopg
 import trio
 
-from durable_actors._engine.flusher import LOCK_PAUSE, STALE, Refused, Verdict, blames_data
+from durable_actors._engine.flusher import LOCK_PAUSE
 from durable_actors._engine.node import Node, answer_patience
 from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.verdicts import STALE, Refused, Verdict, blames_data
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import trio
 
-from durable_actors._engine.flusher import Commits, Refused, Stale, Verdict
+from durable_actors._engine.commits import Commits
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
@@ -25,6 +25,7 @@ from durable_actors._engine.spawn import spawn_children
 from durable_actors._engine.step_run import Ran, StepRun, ends_run
 from durable_actors._engine.surroundings import NOTHING, Surroundings
 from durable_actors._engine.transition import failure
+from durable_actors._engine.verdicts import Refused, Stale, Verdict
 from durable_actors._store.rows import Claim, Committed
 from durable_actors.errors import StateError
 from durable_actors.telemetry import (

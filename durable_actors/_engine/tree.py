@@ -14,9 +14,10 @@ from functools import partial
 import attrs
 import trio
 
+from durable_actors._engine.commits import Commits
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.feeder import Feeder
-from durable_actors._engine.flusher import FLUSH_TIME, Commits, Flusher
+from durable_actors._engine.flusher import FLUSH_TIME, Flusher
 from durable_actors._engine.heartbeat import Heartbeat
 from durable_actors._engine.keeper import Keeper, Keys
 from durable_actors._engine.leases import Held

@@ -6,7 +6,8 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine import flusher
-from durable_actors._engine.flusher import MAX_BYTES, Commits, Flusher
+from durable_actors._engine.commits import MAX_BYTES, Commits, Entry, Release
+from durable_actors._engine.flusher import Flusher
 from durable_actors._engine.leases import Held
 from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, StoreUnavailable
@@ -102,7 +103,7 @@ async def test_an_error_of_the_block_survives_a_stop_without_postgres(durable_ds
 
 def queued(commits: Commits, number: int, size: int) -> None:
     transition = Transition(claim(None, number), "runnable", "s", 0, state=b"x" * size)
-    entry = flusher._Entry(transition, Held(transition.claim), object())  # type: ignore[arg-type]
+    entry = Entry(transition, Held(transition.claim), object())  # type: ignore[arg-type]
     commits.entries.append(entry)
 
 
@@ -120,7 +121,7 @@ async def test_a_row_may_stay_locked_for_hours(autojump_clock):
     commits = Commits(address)
     actor = Flusher(None, commits)  # type: ignore[arg-type]
     actor.address = address
-    how = flusher._Release(1, hold=False, tries=5000)
+    how = Release(1, hold=False, tries=5000)
     began = trio.current_time()
     await actor._queue_later(how, [claim(None)])
     assert trio.current_time() - began <= flusher.LOCK_PAUSE

@@ -1,0 +1,111 @@
+"""The flusher's queue: outcomes that wait for their commit, and claims that wait to be given back.
+
+Made before the flusher, and valid across its restarts. Synchronous but for a task that waits for its verdict.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+import outcome
+import trio
+from trio.lowlevel import Abort, RaiseCancelT, Task
+
+from durable_actors._engine.leases import Held
+from durable_actors._engine.verdicts import Verdict
+from durable_actors._store.rows import Claim, Transition
+from durable_actors.otp import Address
+
+MAX_BATCH: Final = 1000
+MAX_BYTES: Final = 32_000_000
+"""States and results of one group. Postgres takes no message of 1 GB; a thousand large ones must not come near that."""
+
+
+class Entry:
+    """A transition on its way, and the task that waits for it (None once it has gone)."""
+
+    __slots__ = ("aside", "held", "refusals", "task", "transition", "unknown")
+
+    def __init__(self, transition: Transition, held: Held, task: Task) -> None:
+        self.transition = transition
+        self.held = held
+        self.task: Task | None = task
+        self.aside = False
+        """It waits outside of the queue, for a foreign row lock or for better times."""
+        self.refusals = 0
+        """How often it was refused alone."""
+        self.unknown = False
+        """It was sent once, and nobody knows whether it was committed. Stays true across restarts of the flusher."""
+
+    @property
+    def rows(self) -> set[int]:
+        """The instances that its commit writes."""
+        number, parent = self.transition.claim.id, self.transition.claim.parent_id
+        return {number} if parent is None or not self.transition.ends else {number, parent}
+
+    def answer(self, verdict: Verdict) -> None:
+        task, self.task = self.task, None
+        if task is not None:
+            trio.lowlevel.reschedule(task, outcome.Value(verdict))
+
+
+@attrs.frozen
+class Release:
+    """Claims to give back alike."""
+
+    attempts: int
+    hold: bool
+    tries: int = 0
+    """How often their rows were found locked."""
+
+
+class Commits:
+    """The flusher's queue: made before it, and valid across its restarts."""
+
+    def __init__(self, wake: Address[object]) -> None:
+        self._wake = wake
+        self.entries: deque[Entry] = deque()
+        self.releases: dict[Release, list[Claim]] = {}
+
+    async def commit(self, transition: Transition, held: Held) -> Verdict:
+        """Queue a transition and wait for its verdict. Cancelled: one that is under way may be committed."""
+        entry = Entry(transition, held, trio.lowlevel.current_task())
+        self.entries.append(entry)
+        self._wake.cast(None)
+
+        def abort(_: RaiseCancelT) -> Abort:
+            entry.task = None
+            return Abort.SUCCEEDED
+
+        verdict: Verdict = await trio.lowlevel.wait_task_rescheduled(abort)
+        return verdict
+
+    def release(self, claim: Claim, *, attempts: int, hold: bool = False) -> None:
+        """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
+        self.releases.setdefault(Release(attempts, hold), []).append(claim)
+        self._wake.cast(None)
+
+    def take(self, most: int = MAX_BATCH) -> list[Entry]:
+        """The next group: distinct instances, nobody who has gone, at most so many and about `MAX_BYTES`."""
+        batch: dict[int, Entry] = {}
+        later: list[Entry] = []
+        size = 0
+        while self.entries and len(batch) < most and size < MAX_BYTES:
+            entry = self.entries.popleft()
+            if entry.task is None:
+                continue  # withdrawn: cancelled before it was sent
+            number = entry.transition.claim.id
+            if number in batch:  # an old claim's late outcome beside the new one's: one row, one update
+                later.append(entry)
+            else:
+                batch[number] = entry
+                size += len(entry.transition.state or b"") + len(entry.transition.result or b"")
+        self.entries.extendleft(reversed(later))
+        return list(batch.values())
+
+
+def waiting(batch: list[Entry]) -> list[Entry]:
+    """Those whose task still waits. One that has gone lost its lease, or its drain's time was up."""
+    return [entry for entry in batch if entry.task is not None and not entry.aside]

@@ -1,0 +1,131 @@
+"""Outcomes that Postgres refuses although their data are in order: neighbours are not held up, and the reason shows."""
+
+from __future__ import annotations
+
+import durable_actors as da
+import psycopg
+import pytest
+from durable_actors._engine import flusher
+from durable_actors._engine.verdicts import blames_data
+from durable_actors.telemetry import StepCommitted
+from tests.engine.engine_kit import Gate, running
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+TRIGGER = """
+create function refuse() returns trigger language plpgsql as $$
+begin
+    if new.result = '"bad"' and exists (select from rule) then
+        raise exception 'not on a Monday' using errcode = (select code from rule);
+    end if;
+    return new;
+end $$;
+create table rule (code text);
+create trigger refuse before update on durable.gen_durable for each row execute function refuse();
+"""
+
+
+def define(gate: Gate):
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Done(ctx.state["say"])
+
+        async def handle(self, error, ctx):
+            return da.Stop(error)
+
+    return M
+
+
+@pytest.mark.parametrize("code", ["P0001", "P0004", "AB123", "23514", "22000"])
+async def test_a_rule_of_the_users_is_for_handle(durable_dsn, db, code):
+    db.execute(TRIGGER)
+    db.execute("insert into rule values (%s)", code)
+    gate = Gate()
+    machine = define(gate)
+    async with running(durable_dsn, queues={"default": 20}) as run:
+        bad = await run.insert(machine, state={"say": "bad"})
+        good = [await run.insert(machine, state={"say": "good"}) for _ in range(9)]
+        await gate.wait_entered(10)
+        gate.open()  # one group of ten
+        rows = [await run.ended(number) for number in good]
+        row = await run.ended(bad)
+    assert {each.result for each in rows} == {"good"}
+    assert row.status == "failed"
+    assert "not on a Monday" in row.last_error
+
+
+@pytest.mark.parametrize("code", ["57014", "XX000", "42501", "40001"])
+async def test_what_may_pass_is_tried_again_and_holds_nobody_up(durable_dsn, db, caplog, code, monkeypatch):
+    monkeypatch.setattr(flusher, "LONGEST_ASIDE", 0.1)
+    db.execute(TRIGGER)
+    db.execute("insert into rule values (%s)", code)
+    gate = Gate()
+    machine = define(gate)
+    async with running(durable_dsn, queues={"default": 20}) as run:
+        bad = await run.insert(machine, state={"say": "bad"})
+        good = [await run.insert(machine, state={"say": "good"}) for _ in range(9)]
+        await gate.wait_entered(10)
+        gate.open()
+        rows = [await run.ended(number) for number in good]
+        later = await run.run(machine, state={"say": "good"})
+        assert db.row(bad, "status") == ("executing",)
+        assert [event.id for event in run.events.all(StepCommitted) if event.id == bad] == []
+        db.execute("delete from rule")
+        row = await run.ended(bad)
+    assert {each.result for each in (*rows, later)} == {"good"}
+    assert (row.status, row.result, row.attempt) == ("done", "bad", 0)
+    told = [
+        each.getMessage()
+        for each in caplog.records
+        if f"instance {bad}: Postgres refuses" in each.getMessage()
+    ]
+    assert len(told) == 1
+    assert "not on a Monday" in told[0]
+
+
+async def test_a_group_that_takes_too_long_is_committed_in_parts(durable_dsn, db, monkeypatch):
+    """A server that gives a statement only so much time: trying the same again would never end."""
+    real, sizes = flusher.commit_outcomes, []
+
+    async def slow(conn, schema, transitions, **options):
+        sizes.append(len(transitions))
+        if len(transitions) > 3:
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await real(conn, schema, transitions, **options)
+
+    monkeypatch.setattr(flusher, "commit_outcomes", slow)
+    gate = Gate()
+    machine = define(gate)
+    async with running(durable_dsn, queues={"default": 20}) as run:
+        ids = [await run.insert(machine, state={"say": "good"}) for _ in range(16)]
+        await gate.wait_entered(16)
+        gate.open()
+        assert {(await run.ended(number)).result for number in ids} == {"good"}
+    assert max(sizes) > 3
+
+
+async def test_a_stop_does_not_wait_for_what_is_refused(durable_dsn, db, monkeypatch):
+    monkeypatch.setattr(flusher, "FLUSH_TIME", 0.3)
+    db.execute(TRIGGER)
+    db.execute("insert into rule values ('XX000')")
+    gate = Gate()
+    machine = define(gate)
+    async with running(durable_dsn, drain_timeout=0.2) as run:
+        bad = await run.insert(machine, state={"say": "bad"})
+        await gate.wait_entered()
+        gate.open()
+        await run.run(machine, state={"say": "good"})
+    assert db.row(bad, "status, attempt") == ("runnable", 1)  # released; it runs again
+
+
+@pytest.mark.parametrize(
+    ("code", "data"),
+    [("22P02", True), ("23505", True), ("54000", True), ("P0001", True), ("P0002", True), ("ZZ999", True)]
+    + [(code, False) for code in ("57014", "40001", "XX000", "42P01", "53100", "25006", "55P03", "58030")],
+)
+def test_whom_a_refusal_blames(code, data):
+    error = psycopg.Error("x")
+    error.sqlstate = code
+    assert blames_data(error) is data
