@@ -290,9 +290,11 @@ class History:
         return sum(max(0.0, min(end, until) - max(start, since)) for since, until in spans)
 
     def cut_before(self, change: Change) -> bool:
-        """Whether anybody's session may have been lost before this."""
-        cuts = (*self.notes(OUTAGE), *self.sessions_lost)
-        return any(self.at(cut) <= change.at + self.doubt for cut in cuts)
+        """Whether anybody's session may have been lost shortly before this, and not be back yet."""
+        soon = self.lease + RECOVERY + self.margin
+        cuts = [(loss.at, loss.at) for loss in self.sessions_lost]
+        cuts += [(span.start, span.end) for span in self._outages]
+        return any(self.clock.at(start) <= change.at <= self.clock.at(end) + soon for start, end in cuts)
 
     def woke_before(self, change: Change, pid: int) -> bool:
         """Whether that process stood still shortly before: it may have given its session up when it woke."""
