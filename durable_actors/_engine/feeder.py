@@ -24,6 +24,7 @@ from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._engine.step_task import StepTasks
+from durable_actors._engine.watch import Watch
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_strays
@@ -67,6 +68,7 @@ class Feeder(Actor[object]):
         self._buffer: deque[Held] = deque()
         self._running = 0
         self._outage = Outage(node, f"feeder of {queue!r}")
+        self._watch = Watch(node, queue, limits)
         self._empty = 0
         self._next_due: float | None = None
         self._deadline = math.inf
@@ -152,11 +154,12 @@ class Feeder(Actor[object]):
         if picked.window >= wanted or self._missed:
             self._missed = False
             return now  # there may be more behind a full window, also when all of it was held or shelved
-        if not picked.claims:
-            self._empty += 1
+        self._empty += not picked.claims
         wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
         if self._shape_old:
             wait = min(wait, self._shape_from)
+        elif self._nothing and not picked.window:
+            wait = max(wait, now + self._watch.begin(self.nursery, self.address))
         look = self.cursor.next_look(now)
         return min(wait, self._deadline, math.inf if look is None else now + look)
 

@@ -229,3 +229,10 @@ async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
         tuple(row[2].decode() for row in result.rows if row[2] is not None),
         min((float(row[3]) for row in result.rows if row[3] is not None), default=None),
     )
+
+
+async def wait_for_work(conn: PgConn, schema: str, queue: str, *, every: float, patience: float) -> bool:
+    """Have the server look every so many seconds; tell whether a row is on offer, which may take `patience` seconds."""
+    params = [queue.encode(), encode.number(every), encode.number(patience)]
+    result = await conn.run(statement("wait_for_work", schema, read_only=True), params)
+    return result.rows[0][0] == b"t"

@@ -1,10 +1,12 @@
-"""What a poll of an empty queue costs: one look, and no pick until there is something."""
+"""What a poll of an empty queue costs: one look, and no pick until there is something. Quick polls are the server's."""
 
 from __future__ import annotations
 
 import durable_actors as da
 import psycopg
+import pytest
 import trio
+from durable_actors._engine import watch
 from durable_actors.machine import isolated_registry
 
 CALLS = """
@@ -21,6 +23,7 @@ def calls(connection: psycopg.Connection) -> tuple[int, int]:
 
 
 async def test_an_idle_queue_is_looked_at_and_not_picked_from(durable_dsn):
+    """With as few connections as this, each poll is ours."""
     with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
         connection.execute("create extension if not exists pg_stat_statements")
         ran = trio.Event()
@@ -29,7 +32,9 @@ async def test_an_idle_queue_is_looked_at_and_not_picked_from(durable_dsn):
         async def late(args: dict) -> None:
             ran.set()
 
-        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.02, max_poll_interval=0.02)
+        quick = da.Config(
+            dsn=durable_dsn, queues={"default": 2}, poll_interval=0.02, max_poll_interval=0.02, pool_size=4
+        )
         with trio.fail_after(30):
             async with da.open_engine(quick):
                 looks = 0
@@ -47,3 +52,68 @@ async def test_an_idle_queue_is_looked_at_and_not_picked_from(durable_dsn):
                     "insert into durable.gen_durable (fsm, step, priority) values ('late', 'perform', 7)"
                 )
                 await ran.wait()
+
+
+WATCHES = """
+select pid from pg_stat_activity
+ where datname = current_database() and state = 'active' and query like '%wait_for_work%' and pid <> pg_backend_pid()
+"""
+WAITS = """
+select coalesce(sum(calls), 0)::int from pg_stat_statements s join pg_database d on d.oid = s.dbid
+ where d.datname = current_database() and query like 'select%wait_for_work%' and query not like '%pg_stat%'
+"""
+INSERT = "insert into durable.gen_durable (fsm, step, priority) values ('late', 'perform', 7)"
+
+
+async def watched(connection: psycopg.Connection) -> int:
+    while not (found := connection.execute(WATCHES).fetchall()):
+        await trio.sleep(0.01)
+    return found[0][0]
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["", "after its session was cut"])
+async def test_the_server_watches_an_idle_queue(durable_dsn, monkeypatch, *, cut: bool):
+    """No poll of ours would find the row: the fallback is an hour away. Nor when the watch fails: then we poll."""
+    monkeypatch.setattr(watch, "PAUSE", 3600.0)
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        ran = trio.Event()
+
+        @da.job(name="late")
+        async def late(args: dict) -> None:
+            ran.set()
+
+        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.05, max_poll_interval=0.05)
+        with trio.fail_after(60):
+            async with da.open_engine(quick) as engine:
+                pid = await watched(connection)
+                if cut:
+                    connection.execute("select pg_terminate_backend(%s)", [pid])
+                    while connection.execute(WATCHES).fetchall():
+                        await trio.sleep(0.01)
+                else:
+                    rests = trio.Event()
+
+                    def rest(*_: object) -> float:
+                        rests.set()
+                        return 3600.0
+
+                    engine._node.feeders["default"]._watch.begin = rest
+                    engine._node.wakes["default"].cast(None)
+                    await rests.wait()
+                connection.execute(INSERT)
+                await ran.wait()
+
+
+async def test_an_idle_engine_with_quick_polls_sends_few_statements(durable_dsn):
+    """A wait of a second, and a look; fifty polls a second were fifty."""
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        connection.execute("create extension if not exists pg_stat_statements")
+        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.01, max_poll_interval=0.01)
+        with trio.fail_after(60):
+            async with da.open_engine(quick):
+                await watched(connection)
+                before, _ = calls(connection)
+                while connection.execute(WAITS).fetchone() < (3,):
+                    await trio.sleep(0.05)
+                after, _ = calls(connection)
+                assert after - before < 20  # in three seconds

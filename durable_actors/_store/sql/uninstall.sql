@@ -11,4 +11,5 @@ drop function if exists durable.signal(bigint, text, jsonb, text);
 drop function if exists durable.signal(text, text, jsonb, text);
 drop function if exists durable.send_signals;
 drop function if exists durable.drop_inbox;
+drop function if exists durable.wait_for_work;
 drop type if exists durable.durable_status;
