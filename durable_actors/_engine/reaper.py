@@ -70,7 +70,7 @@ class Reaper(Actor[object]):
         # Nodes that see the same lease end should not all wake in the same millisecond.
         return wait + 0.02 * node.random()
 
-    async def _look(self) -> tuple[list[OwnerState], tuple[str, ...], float | None]:
+    async def _look(self) -> tuple[list[OwnerState], dict[str, float], float | None]:
         node = self._node
         async with node.pool.acquire(node.lane("claim")) as conn:
             asked = trio.current_time()
@@ -87,9 +87,11 @@ class Reaper(Actor[object]):
             dead_after=node.config.dead_after,
         )
         self._watch = verdict.watch
-        return owners, verdict.dead, verdict.next_look
+        # With what was seen of them: one that has come back since, and renewed its claims, must not lose them.
+        dead = {each.owner: each.latest_expiry for each in owners if each.owner in verdict.dead}
+        return owners, dead, verdict.next_look
 
-    async def _reap(self, dead: tuple[str, ...]) -> int:
+    async def _reap(self, dead: dict[str, float]) -> int:
         """Take back what is expired or dead; return how many."""
         node = self._node
         count = 0
@@ -99,7 +101,7 @@ class Reaper(Actor[object]):
                     conn, node.owner.schema, limit=BATCH, dead=dead, max_crashes=node.config.max_crashes
                 )
             node.offer(promoted)
-            self._tell(reaped, dead)
+            self._tell(reaped, tuple(dead))
             count += len(reaped)
             if len(reaped) < BATCH:
                 return count

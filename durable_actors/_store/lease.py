@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import attrs
 
@@ -72,14 +73,26 @@ class Reaped:
 
 
 async def reap_claims(
-    conn: PgConn, schema: str, *, limit: int, dead: Sequence[str] = (), max_crashes: int | None = None
+    conn: PgConn,
+    schema: str,
+    *,
+    limit: int,
+    dead: Mapping[str, float] = MappingProxyType({}),
+    max_crashes: int | None = None,
 ) -> tuple[list[Reaped], list[Promoted]]:
     """Take back up to `limit` claims whose lease is over or whose owner is in `dead`; the steps run again.
+
+    `dead` maps owners to their `latest_expiry` when they were found dead: what was claimed or renewed since is not taken.
 
     Returns them, and rows that are on offer now: siblings of their keys, parents of quarantined children. One
     transaction: a barrier hears of a child's end together with it.
     """
-    params = [encode.number(limit), encode.text_array(dead), encode.number(max_crashes)]
+    params = [
+        encode.number(limit),
+        encode.text_array(dead),
+        encode.number(max_crashes),
+        encode.float_array(dead.values()),
+    ]
     async with conn.transaction():
         rows = (await conn.run(statement("reap_claims", schema), params)).rows
         reaped = [

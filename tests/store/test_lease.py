@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -155,13 +156,27 @@ async def test_reap_takes_the_expired_and_the_dead(db: psycopg.Connection):
         for name in ("silent", "dead", "well"):
             await pick(conn, Owner("durable", name, b"", 60.0), limit=1)
         db.execute(EXPIRED + " and locked_by = 'silent'")
-        reaped, promoted = await reap_claims(conn, "durable", limit=10, dead=["dead", "unknown"])
+        reaped, promoted = await reap_claims(
+            conn, "durable", limit=10, dead={"dead": math.inf, "unknown": 0.0}
+        )
         assert [(each.id, each.queue, each.status) for each in reaped] == [
             (1, "default", "runnable"),
             (2, "default", "runnable"),
         ]
         assert promoted == []
         assert rows(db, "status, attempt, crashes") == [("runnable", 1, 1)] * 2 + [("executing", 0, 0)]
+
+
+async def test_a_node_that_comes_back_between_the_look_and_the_reap_keeps_its_claims(db: psycopg.Connection):
+    fill(db, 2)
+    async with connect(db) as conn:
+        first, _ = await pick(conn, Owner("durable", "node", b"", 60.0))
+        [seen] = await read_owners(conn, "durable")
+        assert await renew_leases(conn, "durable", [first], lease_ttl=60.0) == {first.claim_id}
+        dead = {"node": seen.latest_expiry}
+        assert await reap_claims(conn, "durable", limit=10, dead=dead) == ([], [])
+        db.execute("update durable.gen_durable set lease_expires_at = to_timestamp(%s)", [seen.latest_expiry])
+        assert len((await reap_claims(conn, "durable", limit=10, dead=dead))[0]) == 2
 
 
 async def test_reap_is_bounded_and_in_order(db: psycopg.Connection):
@@ -302,7 +317,7 @@ async def test_each_is_one_statement_whatever_the_batch(db: psycopg.Connection):
         with count_statements(db.info.dsn) as count:
             await renew_leases(conn, "durable", claims, lease_ttl=60)
             await release_claims(conn, "durable", claims[:100], attempts=1)
-            await reap_claims(conn, "durable", limit=500, dead=["node"])
+            await reap_claims(conn, "durable", limit=500, dead={"node": math.inf})
         assert count.calls("gen_durable") == 3, str(count)
 
 
@@ -322,8 +337,8 @@ def big(db: psycopg.Connection) -> psycopg.Connection:
 @pytest.mark.parametrize(
     ("name", "arguments", "index", "most"),
     [
-        ("reap_claims", [500, ["node 1"], None], "gen_durable_executing", 4000),
-        ("reap_claims", [500, [], None], "gen_durable_executing", 700),
+        ("reap_claims", [500, ["node 1"], None, [math.inf]], "gen_durable_executing", 4000),
+        ("reap_claims", [500, [], None, []], "gen_durable_executing", 700),
         ("read_owners", ["durable"], "gen_durable_executing", 700),
         ("sweep_keys", ["", 1000], "gen_durable_held", 900),
         ("promote_siblings", [["key 1", "key 2", "nothing"]], "gen_durable_held", 200),

@@ -141,7 +141,7 @@ def test_maintenance_of_claims_is_driven_by_the_claims(big: psycopg.Connection):
 def test_the_reaper_reads_executing_rows_alone(big: psycopg.Connection):
     """2,000 of 290,000 (10,000 pages)."""
     for call, most in (
-        ((statement("reap_claims", SCHEMA), [b"500", b"{}", None]), 8000),
+        ((statement("reap_claims", SCHEMA), [b"500", b"{}", None, b"{}"]), 8000),
         (sent(read_owners, SCHEMA), 3000),
     ):
         found = measure(big, call)

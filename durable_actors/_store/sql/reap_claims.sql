@@ -1,5 +1,6 @@
 -- reap_claims: take back claims whose lease is over, or whose node was proved dead; the step runs again.
--- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null
+-- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
+--          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
 -- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: its inbox is dropped)
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting
 -- index    gen_durable_executing, gen_durable_pkey
@@ -10,10 +11,17 @@
 --          asks for (Config: 10 years) is over; a partition key that only the index of executing rows could hold fails alone
 -- plan     first who, by the index of executing rows, then the locks by primary key: "order by id limit" on the executing
 --          rows themselves makes the planner walk the whole table by primary key until it has enough of them.
-with over as materialized (
+with dead as materialized (
+    select u.owner, to_timestamp(u.seen) + interval '1 millisecond' as seen from unnest($2::text[], $4::float8[]) u(owner, seen)
+     where not exists (
+        select 1 from durable.gen_durable z
+         where z.status = 'executing' and z.locked_by = u.owner
+           and z.lease_expires_at > to_timestamp(u.seen) + interval '1 millisecond')
+), over as materialized (
     select y.id from durable.gen_durable y
      where y.status = 'executing'
-       and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years' or y.locked_by = any ($2::text[]))
+       and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years'
+            or y.locked_by = any (array(select d.owner from dead d)))
 )
 update durable.gen_durable g
    set status = (case when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
@@ -31,7 +39,8 @@ update durable.gen_durable g
                                 left(y.step, 255), y.crashes + 1::bigint) end as fault
           from durable.gen_durable y
          where y.id = any (array(select o.id from over o))
-           and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years' or y.locked_by = any ($2::text[]))
+           and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years'
+                or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
          order by y.id limit $1::int for no key update skip locked) d
  where g.id = d.id
 returning g.id, g.queue, g.partition_key, g.status,
