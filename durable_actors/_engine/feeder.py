@@ -18,21 +18,23 @@ import trio
 
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import QueueLimits, demand, idle_wait, shape_pause
+from durable_actors._engine.demand import QueueLimits, idle_wait, shape_pause
+from durable_actors._engine.feeder_events import contended_event, pick_event
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.slots import Slots
 from durable_actors._engine.step_task import StepTasks
 from durable_actors._engine.watch import Watch
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_strays
-from durable_actors._store.rows import Claim, Picked
+from durable_actors._store.rows import Picked
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason, Pool
-from durable_actors.telemetry import AwaitTimedOut, PartitionContended, Picked as PickedEvent, QueueSaturated
+from durable_actors.telemetry import AwaitTimedOut, QueueSaturated
 
 MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred buy nothing."""
@@ -66,7 +68,7 @@ class Feeder(Actor[object]):
         self._commits = commits
         self._keys = keys
         self._buffer: deque[Held] = deque()
-        self._running = 0
+        self._slots = Slots(limits)
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._watch = Watch(node, queue, limits)
         self._empty = 0
@@ -97,23 +99,35 @@ class Feeder(Actor[object]):
     @property
     def running(self) -> int:
         """Steps of this queue that run."""
-        return self._running
+        return self._slots.running
 
     def look_for_deadlines(self) -> None:
         """A deadline was set here: read when the next one is before sleeping again."""
         self._shape_at = 0.0
 
-    def exited(self) -> None:
+    def ended(self, held: Held) -> None:
+        """A step's code has ended, and its instance will not go on here: another may run while it is committed."""
+        self._slots.ended(held)
+        self.address.cast(None)
+
+    def resumed(self, held: Held) -> None:
+        """The outcome was refused: code of this instance runs again."""
+        self._slots.resumed(held)
+
+    def exited(self, held: Held) -> None:
         """A step task of this queue has ended; called in that task, after its slot is free."""
-        self._running -= 1
+        self._slots.exited(held)
+        if self._buffer and self._pool.can_follow:
+            self._start_next(trio.current_time())
         self.address.cast(None)
 
     async def init(self) -> None:
         """Become the queue's feeder: pokes come here from now on."""
         # Steps that the last incarnation started still run.
-        self._running = sum(
-            held.task is not None and held.task.running and held.claim.queue == self._queue
+        self._slots.recount(
+            held
             for held in self._node.leases.everything()
+            if held.task is not None and held.task.running and held.claim.queue == self._queue
         )
         self._unsure = self._queue in self._node.feeders  # the last incarnation may have died in a pick
         self._node.feeders[self._queue] = self
@@ -123,7 +137,7 @@ class Feeder(Actor[object]):
         while not self._node.draining:
             await self._take_keys()
             self._start_buffered()
-            wanted = min(demand(self._limits, running=self._running, buffered=len(self._buffer)), MAX_PICK)
+            wanted = min(self._slots.demand(len(self._buffer)), MAX_PICK)
             self._tell_saturation(wanted)
             wait = math.inf if not wanted else await self._refill(wanted)
             with trio.move_on_at(wait) as sleep:
@@ -197,7 +211,8 @@ class Feeder(Actor[object]):
                 self._missed = await self._learn(conn)
                 self._shape_from = now + shape_pause(trio.current_time() - now)
         if node.telemetry.active:
-            self._tell_pick(picked, wanted, now - asked)
+            event = pick_event(self._queue, picked, wanted=wanted, seconds=now - asked)
+            node.telemetry.emit(event)
         return picked
 
     async def _release_strays(self, conn: PgConn) -> None:
@@ -273,12 +288,17 @@ class Feeder(Actor[object]):
     # -- starting
 
     def _start_buffered(self) -> None:
-        """Hand buffered claims to free slots, the most urgent first. None in a drain: its last pick may still come."""
+        """Hand buffered claims to free slots, the most urgent first."""
         now = trio.current_time()
-        while self._buffer and self._running < self._limits.concurrency and not self._node.draining:
+        while self._start_next(now):
+            pass
+
+    def _start_next(self, now: float) -> bool:
+        """Start one. False: none is there, or no slot. None in a drain, too: its last pick may still come."""
+        while self._buffer and self._slots.free and not self._node.draining:
             held = self._next_startable()
             if held is None:
-                return
+                return False
             if held.lost is not None or held.claim.trusted_until <= now:
                 self._give_back(held)
                 continue
@@ -290,7 +310,9 @@ class Feeder(Actor[object]):
                 # The pool is down: dropped here, it would be renewed for nobody.
                 self._buffer.appendleft(held)
                 raise
-            self._running += 1
+            self._slots.running += 1
+            return True
+        return False
 
     def _next_startable(self) -> Held | None:
         """Take the first buffered claim that has what it needs; one whose key is being taken waits."""
@@ -310,41 +332,21 @@ class Feeder(Actor[object]):
         if contended:
             logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
             if self._node.telemetry.active:
-                self._node.telemetry.emit(_contended(claim))
+                self._node.telemetry.emit(contended_event(claim))
 
     # -- telling
-
-    def _tell_pick(self, picked: Picked, wanted: int, seconds: float) -> None:
-        self._node.telemetry.emit(
-            PickedEvent(
-                queue=self._queue,
-                wanted=wanted,
-                claimed=len(picked.claims),
-                held=sum(row.what == "h" for row in picked.seen),
-                shelved=sum(row.what == "s" for row in picked.seen),
-                left=sum(row.left for row in picked.seen),
-                seconds=seconds,
-            )
-        )
 
     def _tell_saturation(self, wanted: int) -> None:
         full = (
             not wanted
-            and self._running + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
+            and self._slots.running + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
         )
         if full and not self._saturated and self._node.telemetry.active:
             self._node.telemetry.emit(
-                QueueSaturated(queue=self._queue, running=self._running, buffered=len(self._buffer))
+                QueueSaturated(queue=self._queue, running=self._slots.running, buffered=len(self._buffer))
             )
         self._saturated = full
 
 
 def _urgency(held: Held) -> int:
     return held.claim.priority
-
-
-def _contended(claim: Claim) -> PartitionContended:
-    return PartitionContended(
-        id=claim.id, machine=claim.fsm, version=claim.version, step=claim.step, attempt=claim.attempt,
-        visit=claim.visit, queue=claim.queue, key=claim.partition_key or "",
-    )  # fmt: skip

@@ -15,12 +15,14 @@ from durable_actors.otp import PoolTask
 class Held:
     """One claim in this node's hands."""
 
-    __slots__ = ("claim", "interrupted", "lost", "task")
+    __slots__ = ("claim", "ending", "interrupted", "lost", "task")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.task: PoolTask | None = None
         """The step task that runs it; None while it waits in a buffer."""
+        self.ending = False
+        """Its step has run; the outcome is on its way."""
         self.lost: str | None = None
         """Why it is no longer ours; nothing of it may be committed."""
         self.interrupted: str | None = None

@@ -10,6 +10,7 @@ lease ends it.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, cast
@@ -25,9 +26,10 @@ from durable_actors._engine.spawn import spawn_children
 from durable_actors._engine.step_run import Ran, StepRun, ends_run
 from durable_actors._engine.surroundings import NOTHING, Surroundings
 from durable_actors._engine.transition import failure
-from durable_actors._engine.verdicts import Refused, Stale, Verdict
+from durable_actors._engine.verdicts import Refused, Verdict
 from durable_actors._store.rows import Claim, Committed
 from durable_actors.errors import StateError
+from durable_actors.otp import Renewed
 from durable_actors.telemetry import (
     ClaimLost,
     OutcomeLate,
@@ -52,12 +54,13 @@ class StepTasks:
         self._node = node
         self._commits = commits
         self._keys = keys
+        self._context = contextvars.copy_context()  # the engine's
 
-    async def run(self, held: Held) -> None:
+    async def run(self, held: Held) -> object:
         """Run the claim's steps until it is given up, committed away, or lost."""
         claim = held.claim
         try:
-            await self._run_steps(held)
+            return await self._run_steps(held)
         except trio.Cancelled:
             self._interrupted(held)
             raise
@@ -70,13 +73,15 @@ class StepTasks:
                 raise  # cancelled, and the step's own clean-up failed beside that
             # The node stops, and the row goes back. Raised here it would tear the tree down before that.
             self._node.on_fatal(fatal)
+            return None
         finally:
             # Not before: a thread that outlives its claim keeps its key until it has really returned.
             if claim.partition_key is not None:
                 self._keys.free(claim)
             self._node.leases.drop(held)
 
-    async def _run_steps(self, held: Held) -> None:
+    async def _run_steps(self, held: Held) -> object:
+        """Step after step; return what the pool is told about this task's context."""
         node, claim = self._node, held.claim
         spec = node.known.find(claim.fsm, claim.version)
         until = trio.current_time() + AHEAD_SECONDS
@@ -94,7 +99,7 @@ class StepTasks:
                 ran = await run.run(ahead)
             committed = await self._commit(run, ran, held)
             if committed is None or committed.status != "executing":
-                return
+                return None if ran.transition.ahead else Renewed
             # The next step sees what is stored: jsonb gives back other bytes than it was given.
             claim.visit, claim.step, claim.attempt, claim.crashes = committed.visit, ran.transition.step, 0, 0
             assert committed.state is not None
@@ -131,26 +136,40 @@ class StepTasks:
             refused = verdict.error
             logger.warning("instance %d: Postgres refused its outcome: %s", held.claim.id, refused)
             if ran.error is None:
+                self._resumed(held)
                 ran = await run.recover(refused)
                 verdict = await self._send(ran, held)
             if isinstance(verdict, Refused):
-                verdict = await self._commits.commit(failure(held.claim, refused), held)
-        match verdict:
-            case Committed():
-                self._committed(ran, held, verdict)
-                return verdict
-            case Stale():
-                self._stale(held)
-                return None
-            case Refused():
-                # Not even a plain failure can be stored: the row itself is broken. Its lease ends the claim.
-                logger.error("instance %d cannot be written: %s", held.claim.id, verdict.error)
-                return None
+                ran = Ran(failure(held.claim, refused), "Stop", refused)
+                verdict = await self._send(ran, held)
+        if isinstance(verdict, Committed):
+            self._committed(ran, held, verdict)
+            return verdict
+        if isinstance(verdict, Refused):
+            # Not even a plain failure can be stored: the row itself is broken. Its lease ends the claim.
+            logger.error("instance %d cannot be written: %s", held.claim.id, verdict.error)
+        else:
+            self._stale(held)
+        return None
 
     async def _send(self, ran: Ran, held: Held) -> Verdict:
+        if not ran.transition.ahead:
+            # What a step has set in its context is for nobody else. Takes effect when this task has waited.
+            trio.lowlevel.current_task().context = self._context.copy()
+            self._ended(held)
         if ran.spawn is None:
             return await self._commits.commit(ran.transition, held)
         return await spawn_children(self._node, ran.transition, ran.spawn)
+
+    def _ended(self, held: Held) -> None:
+        feeder = self._node.feeders.get(held.claim.queue)
+        if feeder is not None and not held.ending:
+            feeder.ended(held)
+
+    def _resumed(self, held: Held) -> None:
+        feeder = self._node.feeders.get(held.claim.queue)
+        if feeder is not None and held.ending:
+            feeder.resumed(held)
 
     # -- telling
 
@@ -165,9 +184,12 @@ class StepTasks:
 
     def _committed(self, ran: Ran, held: Held, verdict: Committed) -> None:
         node, claim = self._node, held.claim
-        if verdict.status in {"done", "failed"}:
+        status = verdict.status
+        if status == "executing":  # it runs ahead
+            pass
+        elif status in {"done", "failed"}:
             node.on_final(claim.id)
-        elif verdict.status == "runnable":
+        elif status == "runnable":
             if not ran.transition.delay:
                 node.poke(claim.queue, number=claim.id)
         elif ran.transition.timeout is not None or (ran.spawn is not None and ran.spawn.timeout is not None):

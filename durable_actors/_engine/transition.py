@@ -26,6 +26,7 @@ from durable_actors.machine import (
     reason_text,
 )
 
+_NULL = b"null"
 MAX_ATTEMPT = 2**31 - 1
 """The column is an int: a step that retries without end must not overflow it and poison its commits."""
 
@@ -74,8 +75,7 @@ def transition(
                 consumed=_consumed(handed, ()),
             )
         case Done():
-            where = f"{spec}, step {claim.step!r}: the result"
-            result = encode_json(outcome.result, what=where)
+            result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
             return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result)
         case Stop():
             return Transition(
@@ -152,12 +152,18 @@ def plan_children(outcome: ScheduleChildren) -> Spawn:
 
 
 def _consumed(handed: Sequence[Signal], named: Sequence[int]) -> tuple[int, ...]:
+    if not handed and not named:  # almost always
+        return ()
     return tuple(dict.fromkeys([*(signal.id for signal in handed), *named]))
 
 
 def failure(claim: Claim, error: BaseException) -> Transition:
     """The end of an instance whose `handle` could not help either: terminal `failed`. Can always be stored."""
     return Transition(claim, "failed", claim.step, attempt=claim.attempt, last_error=reason_text(error))
+
+
+def _result(spec: MachineSpec, result: object, step: str) -> bytes:
+    return encode_json(result, what=f"{spec}, step {step!r}: the result")
 
 
 def _state(spec: MachineSpec, state: object, step: str) -> bytes | None:

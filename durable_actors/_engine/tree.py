@@ -23,6 +23,7 @@ from durable_actors._engine.keeper import Keeper, Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.reaper import Reaper
+from durable_actors._engine.slots import places
 from durable_actors._engine.step_task import StepTasks
 from durable_actors.otp import (
     ActorChild,
@@ -56,7 +57,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     lock: Address[object] = Address("keeper", capacity=1)
     commits, keys = Commits(flush), Keys(lock)
     tasks = StepTasks(node, commits, keys)
-    slots = sum(limits.concurrency for limits in queues.values())
+    slots = sum(places(limits) for limits in queues.values())
     pool = Pool("steps", slots=slots, on_exit=partial(_step_exited, node)) if slots else None
     node.wakes = {queue: Address(f"feeder {queue}", capacity=1) for queue in queues}
 
@@ -118,4 +119,4 @@ def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
         logger.error("the task of instance %d failed", held.claim.id, exc_info=reason.error)
     feeder = node.feeders.get(held.claim.queue)
     if feeder is not None:
-        feeder.exited()
+        feeder.exited(held)

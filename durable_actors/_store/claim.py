@@ -64,7 +64,17 @@ async def pick_instances(
             encode.bytea(owner.token_hash),
         ],
     )
-    return read_pick(result.rows, queue=queue, trusted_until=now + owner.lease_ttl)
+    return read_pick(result.rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
+
+
+def _trusted_until(now: float, lease_ttl: float) -> float:
+    """When the trust in a lease ends: never later than the lease, on a grid of 1/256 of it.
+
+    So the claims of many picks share one end. To move a task's deadline costs Trio 2 to 4 µs, a tenth of a step;
+    a worker that runs one claim after the other keeps the deadline that it has.
+    """
+    grid = lease_ttl / 256
+    return (now + lease_ttl) // grid * grid
 
 
 def read_pick(rows: list[Row], *, queue: str, trusted_until: float) -> Picked:

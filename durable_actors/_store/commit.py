@@ -36,9 +36,11 @@ async def commit_outcomes(
     """
     late = b"t" if accept_late else b"f"
     # In id order, as signals lock their targets: else a flush and a batch of signals might wait for each other.
-    transitions = sorted(transitions, key=lambda each: each.claim.id)
-    plain = [each for each in transitions if each.plain]
-    rich = [each for each in transitions if not each.plain]
+    transitions = sorted(transitions, key=_by_id)
+    plain: list[Transition] = []
+    rich: list[Transition] = []
+    for each in transitions:
+        (plain if each.plain else rich).append(each)
     calls: list[tuple[Statement, Params]] = []
     if plain:
         calls.append((statement("commit_outcomes", schema), [*_plain_params(plain), late]))
@@ -65,6 +67,10 @@ async def commit_outcomes(
                 woken = int(row[0] or 0)
                 committed[woken] = attrs.evolve(committed[woken], status="runnable")
     return Flushed(committed, offered)
+
+
+def _by_id(transition: Transition) -> int:
+    return transition.claim.id
 
 
 def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:

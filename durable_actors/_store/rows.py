@@ -90,7 +90,7 @@ class Transition:
         return self.status in {"done", "failed"}
 
 
-@attrs.frozen
+@attrs.define(eq=False)  # as `Claim`
 class Committed:
     """The transition is in the database."""
 

@@ -80,7 +80,9 @@ class StateCodec:
 
     def encode(self, state: object, *, step: str) -> bytes:
         """Return the state as JSON; raise `StateError` unless it can be stored and read back as its type."""
-        facts, decoder = self._ready()
+        facts, decoder = self._facts, self._decoder
+        if facts is None or decoder is None:
+            facts, decoder = self._ready()
         try:
             data = _checked(state, may_hide_nan=facts.may_hide_nan)
         except _Refused as refused:
@@ -105,7 +107,7 @@ class StateCodec:
 
     def decode(self, data: bytes | str, *, step: str) -> Any:
         """Return the state from JSON; raise `StateError` when it does not fit the type."""
-        _, decoder = self._ready()
+        decoder = self._decoder or self._ready()[1]
         try:
             return decoder.decode(data)
         except Exception as error:  # noqa: BLE001 - __post_init__ and validators of the user's class run here

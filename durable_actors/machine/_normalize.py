@@ -47,21 +47,23 @@ def normalize_outcome(
     """
     if spec.kind == "job":
         return _job_outcome(value, spec, attempt=attempt, random=random)
-    at = f"step {shown(step)}"
-    where = f"{spec}, {at}" if source == "step" else f"{spec}, {source} for {at}"
     if not isinstance(value, OUTCOMES):
-        raise InvalidOutcome(f"{where} returned {_mistake(value)}")
+        raise InvalidOutcome(f"{_where(spec, step, source)} returned {_mistake(value)}")
     match value:
-        case Next(step=target) | ScheduleChildren(then=target):
-            _check_step(target, value.owner, spec, where)
-        case Await(then=target):
-            if target is not None:
-                _check_step(target, value.owner, spec, where)
+        case Next(step=target) | ScheduleChildren(then=target) | Await(then=target):
+            fault = None if target is None else _fault(target, value.owner, spec)
+            if fault is not None:
+                raise InvalidOutcome(f"{_where(spec, step, source)} goes to {fault}")
         case Retry() | Done() | Stop():
             pass
         case _:
             assert_never(value)
     return value
+
+
+def _where(spec: MachineSpec, step: str, source: str) -> str:
+    at = f"step {shown(step)}"
+    return f"{spec}, {at}" if source == "step" else f"{spec}, {source} for {at}"
 
 
 def job_failure(
@@ -117,17 +119,15 @@ def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Call
             return Done(value)
 
 
-def _check_step(name: str, owner: type[Any] | None, spec: MachineSpec, where: str) -> None:
+def _fault(name: str, owner: type[Any] | None, spec: MachineSpec) -> str | None:
+    """What is wrong with a step as a target; None: nothing."""
     # The identity, not the class: after a reload the module's `Checkout` is another object than the running
     # one.
     if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:
-        raise InvalidOutcome(
-            f"{where} goes to the step {owner.__qualname__}.{name}, which is of another machine"
-        )
+        return f"the step {owner.__qualname__}.{name}, which is of another machine"
     if name not in spec.steps:
-        raise InvalidOutcome(
-            f"{where} goes to an unknown step {name!r}; its steps are {', '.join(spec.steps)}"
-        )
+        return f"an unknown step {name!r}; its steps are {', '.join(spec.steps)}"
+    return None
 
 
 def _mistake(value: object) -> str:  # noqa: PLR0911 - one line per mistake

@@ -59,7 +59,7 @@ from durable_actors.otp._events import (
 )
 from durable_actors.otp._exit import Error, ExitReason, Normal, Shutdown
 from durable_actors.otp._mailbox import Mailbox, MailboxStatistics
-from durable_actors.otp._pool import Pool, PoolTask
+from durable_actors.otp._pool import Pool, PoolTask, Renewed
 from durable_actors.otp._pool_child import PoolChild
 from durable_actors.otp._restart import Backoff
 from durable_actors.otp._snapshot import Node, PoolStatistics
@@ -97,6 +97,7 @@ __all__ = [
     "PoolFull",
     "PoolStatistics",
     "PoolTask",
+    "Renewed",
     "RestartLimitReached",
     "Shutdown",
     "SpecError",

@@ -1,0 +1,142 @@
+"""Slots: a step that has run makes room while it is committed; what a step leaves behind reaches nobody."""
+
+from __future__ import annotations
+
+import contextvars
+
+import attrs
+import durable_actors as da
+import psycopg
+import pytest
+import trio
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.leases import Held
+from durable_actors._engine.slots import Slots
+from durable_actors.telemetry import StepCommitted
+from tests.engine.engine_kit import QUICK, Gate, running, until
+from tests.engine.kit import claim
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+LIMITS = QueueLimits(2, 0, 1, 1.0, 1.0)
+
+
+def test_so_many_run_and_as_many_wait():
+    slots = Slots(LIMITS)
+    held = [Held(claim(None, number)) for number in range(1, 5)]
+    assert slots.demand(0) == 2
+    slots.running = 2
+    assert not slots.free
+    assert slots.demand(0) == 0
+    slots.ended(held[0])
+    slots.ended(held[1])
+    assert slots.free
+    assert (slots.running, slots.ending, slots.demand(0), slots.demand(1)) == (0, 2, 2, 1)
+    slots.running = 2
+    slots.ended(held[2])
+    slots.ended(held[3])
+    assert not slots.free, "two run, or two wait, but never more than four in all"
+    assert slots.demand(0) == 0
+    slots.resumed(held[3])
+    assert (slots.running, slots.ending) == (1, 3)
+    for each in held:
+        slots.exited(each)
+    assert (slots.running, slots.ending, slots.demand(0)) == (0, 0, 2)
+
+
+def test_a_new_feeder_counts_what_the_last_one_started():
+    slots, ended = Slots(LIMITS), Held(claim(None))
+    ended.ending = True
+    slots.recount([Held(claim(None, 2)), ended])
+    assert (slots.running, slots.ending) == (1, 1)
+
+
+def test_prefetch_is_beyond_the_slots():
+    slots = Slots(attrs.evolve(LIMITS, prefetch=3))
+    assert slots.demand(0) == 5
+    slots.ending = 4
+    assert slots.demand(0) == 3, "none of them could start"
+
+
+async def test_the_next_step_runs_while_the_last_one_is_committed(durable_dsn):
+    """A commit that waits for a row lock holds its own instance up, and nobody's slot."""
+    gate = Gate()
+
+    class Slow(da.Machine, name="Slow"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Done()
+
+    class M(da.Machine, name="M"):
+        @da.step
+        async def start(self, ctx):
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": 1}, **QUICK) as run:
+        first = await run.insert(Slow)
+        await gate.wait_entered()
+        with psycopg.connect(durable_dsn) as other:
+            other.execute("select 1 from durable.gen_durable where id = %s for update", [first])
+            gate.open()
+            await run.ended(await run.insert(M))
+            assert not run.events.all(StepCommitted, id=first)
+        await run.ended(first)
+
+
+VAR: contextvars.ContextVar[str] = contextvars.ContextVar("var", default="none")
+
+
+@pytest.mark.parametrize("prefetch", [0, 5])
+async def test_what_a_step_sets_in_its_context_is_its_own(durable_dsn, prefetch):
+    """Steps run one after the other in one worker task, and see nothing of each other."""
+    seen: list[str] = []
+    workers: set[object] = set()
+
+    class M(da.Machine, name="M"):
+        @da.step
+        async def start(self, ctx):
+            workers.add(trio.lowlevel.current_task())
+            seen.append(VAR.get())
+            VAR.set(f"of {ctx.id}")
+            await trio.lowlevel.checkpoint()
+            return da.Done(None) if ctx.id % 2 else da.Next(self.then)
+
+        @da.step
+        async def then(self, ctx):
+            VAR.set(f"then of {ctx.id}")
+            return da.Stop("over")
+
+    async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=prefetch)}, **QUICK) as run:
+        numbers = [await run.insert(M) for _ in range(12)]
+        for number in numbers:
+            await run.ended(number)
+    assert seen == ["none"] * 12
+    assert len(workers) < 12, "workers are used again"
+
+
+async def test_never_more_steps_at_a_time_than_the_queue_allows(durable_dsn):
+    running_now, most = 0, 0
+
+    class M(da.Machine, name="M"):
+        @da.step
+        async def start(self, ctx):
+            nonlocal running_now, most
+            running_now += 1
+            most = max(most, running_now)
+            await trio.sleep(0.001 * (ctx.id % 3))
+            running_now -= 1
+            if ctx.id % 4 == 0 and ctx.attempt == 0:
+                raise ValueError("once")
+            return da.Done()
+
+        async def handle(self, error, ctx):
+            return da.Retry(delay=0)
+
+    async with running(durable_dsn, queues={"default": da.Queue(3, prefetch=4)}, **QUICK) as run:
+        numbers = [await run.insert(M) for _ in range(40)]
+        for number in numbers:
+            await run.ended(number)
+        node = run.engine._node
+        await until(lambda: node.feeders["default"].running == 0)
+    assert most == 3
