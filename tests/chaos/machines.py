@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import durable_actors as da
+import psycopg
 import trio
 from durable_actors.testing.history import EffectLog, Run
 
@@ -68,7 +69,8 @@ async def moment(ctx: Ctx) -> None:
 
 
 class Base(da.Machine[State], name="chaos.Base", queue="work"):
-    """Errors by design are tried again; any other ends the instance, and so the run."""
+    """Errors by design, and what Postgres refuses to `ctx.signal`, are tried again; any other ends the instance, and so
+    the run."""
 
     @da.step
     async def start(self, ctx: Ctx) -> da.Outcome:
@@ -76,7 +78,7 @@ class Base(da.Machine[State], name="chaos.Base", queue="work"):
         return da.Done()
 
     async def handle(self, error: Exception, ctx: Ctx) -> da.Outcome:
-        return da.Retry(delay=0.02) if isinstance(error, Boom) else da.Stop(error)
+        return da.Retry(delay=0.02) if isinstance(error, (Boom, psycopg.Error)) else da.Stop(error)
 
 
 class Chain(Base, name="chaos.Chain", queue="work"):
@@ -255,5 +257,6 @@ class Lane(Base, name="chaos.Lane", queue="keys"):
     def work(self, ctx: Ctx) -> da.Outcome:
         """In a thread: it keeps its key as long as it runs, whatever became of its lease."""
         with effect(ctx) as run:
-            time.sleep(random.choice((0.01, 0.03, 0.6)) * random.random())
+            for _ in range(random.choice((1, 2, 3, 40))):  # many naps, see `moment`
+                time.sleep(0.02 * random.random())
             return run.end(da.Done(ctx.state["n"]))
