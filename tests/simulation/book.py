@@ -1,6 +1,6 @@
 """The book: what happened, and whether it may. One check per invariant, each at the moment when it could break.
 
-It is told of every committed change of a row, of every step that begins and ends, and of nothing that dead processes do.
+It is told of every committed change of a row and of every step that begins and ends; of dead processes, nothing.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ class Book:
         why = tx.why[new.id]
         what = why[0]
         self.counts[what] += 1
-        self.world.log(
-            "row", new.id, *why[:2], new.status, new.step, f"v{new.visit}", f"a{new.attempt}", new.claim_id, new.locked_by
-        )  # fmt: skip
+        counts = (f"v{new.visit}", f"a{new.attempt}")
+        self.world.log("row", new.id, *why[:2], new.status, new.step, *counts, new.claim_id, new.locked_by)
         self._constraints(new)
         if old is None:
             return
@@ -86,7 +85,9 @@ class Book:
         if new.lease is not None:
             self._leases[new.claim_id] = max(self._leases.get(new.claim_id, 0), new.lease)
         if what in {"commit", "renew", "release"} and (not live or old.claim_id != why[1]):
-            self.fail("I4", f"instance {old.id}: stale {what} of {why[1]} changed it; its claim was {old.claim_id}")
+            self.fail(
+                "I4", f"instance {old.id}: stale {what} of {why[1]} changed it; its claim was {old.claim_id}"
+            )
         elif what == "commit":
             self._committed(tx, old, why)
         elif what == "release":
@@ -104,12 +105,16 @@ class Book:
             for other in self.server.tables.rows.values():
                 same = other.partition_key == row.partition_key and other.id != row.id
                 if same and other.status == "executing":
-                    self.fail("I9", f"instances {other.id} and {row.id} of key {row.partition_key} are executing")
+                    self.fail(
+                        "I9", f"instances {other.id} and {row.id} of key {row.partition_key} are executing"
+                    )
 
     def _committed(self, tx: Tx, old: Row, why: tuple[Any, ...]) -> None:
         _, claim, visit, late = why
         if visit != old.visit:
-            self.fail("I4", f"instance {old.id}: the outcome of visit {visit} was written over visit {old.visit}")
+            self.fail(
+                "I4", f"instance {old.id}: the outcome of visit {visit} was written over visit {old.visit}"
+            )
         if not late and old.lease <= tx.clock:
             self.fail("I4", f"instance {old.id}: {claim} committed after its lease, which was refused to it")
 
@@ -168,9 +173,9 @@ class Book:
             self.fail("I2", f"instance {ctx.id}: a step of {claim}, which nobody was given")
         for other in self.running.values():
             awake = not other.process.paused and not other.process.dead
-            if row.partition_key is not None and other.key == row.partition_key and awake:
-                if other.process.resumed_at < self.world.now:
-                    self.fail("I9", f"key {other.key}: {other.claim} and {claim} run at once")
+            same = row.partition_key is not None and other.key == row.partition_key
+            if same and awake and other.process.resumed_at < self.world.now:
+                self.fail("I9", f"key {other.key}: {other.claim} and {claim} run at once")
         self._handed[claim] = handed
         self.running[claim] = Run(process, claim, row.partition_key, handed)
         self._in_trust(process, claim)

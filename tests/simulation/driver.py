@@ -6,6 +6,7 @@ the commit, a connection that falls silent, a refusal, a partition of its whole 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,8 +23,8 @@ from tests.simulation.server import Reply, Request, Server, Session, refusal
 REFUSALS = ("40P01", "57014", "53200", "53100")
 """Deadlock, statement timeout, out of memory, disk full: nothing was done, the connection lives."""
 
-SILENCE = 20.0
-"""Seconds until the kernel gives a connection up whose other end no longer answers; in real life a quarter of an hour."""
+SILENCE = 30.0
+"""Seconds until the kernel gives a connection up whose other end no longer answers; `tcp_user_timeout`."""
 
 
 @attrs.frozen
@@ -54,6 +55,8 @@ class Network:
         """Processes that cannot reach the server, until when."""
         self.conns: list[SimConn] = []
         self.random = world.random
+        self.looks: Counter[Process] = Counter()
+        """How often each process asked for work."""
 
     def calm(self) -> None:
         self.rates = Rates()
@@ -109,6 +112,8 @@ class Network:
 
     def send(self, conn: SimConn, request: Request) -> None:
         draw, rates = self.random.random, self.rates
+        if request.name == "read_queue":
+            self.looks[conn.process] += 1
         if rates.refused and draw() < rates.refused:
             code = self.random.choice(REFUSALS)
             error: Exception = refusal(code, "injected")
@@ -234,7 +239,9 @@ class SimConn:
     def transaction(self, *, begin: str = "BEGIN") -> Transaction:
         return Transaction(self, begin)  # type: ignore[arg-type]
 
-    async def _converse(self, calls: list[tuple[Statement, Params]], command: str | None, *, commits: bool) -> Any:
+    async def _converse(
+        self, calls: list[tuple[Statement, Params]], command: str | None, *, commits: bool
+    ) -> Any:
         if self.closed or self.process.dead:
             raise StoreUnavailable("the connection is closed; nothing was sent")
         if self._busy:

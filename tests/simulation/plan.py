@@ -8,9 +8,12 @@ from typing import Any, Literal
 import attrs
 from tests.simulation.driver import Rates
 
-Kind = Literal["chain", "collector", "packer", "courier", "family", "chore"]
+Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper"]
 Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain"]
 
+KINDS: tuple[Kind, ...] = (
+    "chain", "chain", "collector", "collector", "packer", "packer", "family", "chore", "sleeper",
+)  # fmt: skip
 FAULTS: tuple[Fault, ...] = ("crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain")
 
 
@@ -81,8 +84,8 @@ class Plan:
 def make_plan(seed: int) -> Plan:
     """Draw a plan. Each seed has its own mixture: few kinds of fault often show more than all at once."""
     draw = Random(f"plan {seed}")
-    lease = draw.choice((1.5, 3.0, 6.0))
-    lasts = draw.uniform(3.0, 10.0)
+    lease = draw.choice((1.0, 1.5, 3.0, 6.0))
+    lasts = draw.uniform(1.5, 6.0)
     nodes = draw.choice((1, 2, 2, 3))
     kinds = draw.sample(FAULTS, draw.randint(0, 4))
     rates = Rates(
@@ -95,15 +98,21 @@ def make_plan(seed: int) -> Plan:
         delay=lease * draw.choice((0.5, 1.5)),
     )
     strikes = tuple(
-        Strike(draw.uniform(0.3, lasts), draw.choice(kinds), draw.randrange(nodes), draw.random() ** 2 * lease * 2)
-        for _ in range(draw.randint(1, 6) if kinds else 0)
+        Strike(
+            draw.uniform(0.3, lasts),
+            draw.choice(kinds),
+            draw.randrange(nodes),
+            draw.random() ** 2 * lease * 2,
+        )
+        for _ in range(draw.randint(1, 5) if kinds else 0)
     )
     options = {
         "lease_ttl": lease,
         "reap_interval": draw.choice((0.5, 2.0)),
         "dead_after": draw.choice((0.5, 2.0)),
-        "poll_interval": 0.2,
-        "max_poll_interval": 1.0,
+        # Quick polls are the server's, where there are connections enough.
+        "poll_interval": 0.05 if seed % 5 == 3 else 0.2,
+        "max_poll_interval": 0.05 if seed % 5 == 3 else 1.0,
         "drain_timeout": draw.choice((0.5, 3.0)),
         "pool_size": draw.choice((3, 4, 5, 6)),
         "late_commit": draw.choice(("accept", "accept", "reject")),
@@ -118,8 +127,8 @@ def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:
     """A handful of instances, in the first half of the faults."""
     items: list[Item] = []
     longest = draw.choice((0.05, 0.5, lease * 1.5))
-    for number in range(draw.randint(2, 6)):
-        kind: Kind = draw.choice(("chain", "chain", "collector", "collector", "packer", "family", "chore"))
+    for number in range(draw.randint(2, 5)):
+        kind: Kind = draw.choice(KINDS)
         name, at = f"{kind}-{number}", draw.random() * lasts / 2
         size = draw.randint(1, 4)
         key = draw.choice((None, None, "red", "blue")) if kind == "chain" else None
@@ -129,9 +138,7 @@ def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:
             parcels = tuple(range(number * 100, number * 100 + size))
             sent = parcels[: draw.randint(0, size)]
         nap = draw.random() * longest
-        items.append(
-            Item(name, kind, at, size, nap, draw.choice((0, 0, 1)), key, parcels=parcels, sent=sent)
-        )
+        items.append(Item(name, kind, at, size, nap, draw.choice((0, 0, 1)), key, parcels=parcels, sent=sent))
         rest = parcels[len(sent) :]
         if rest:
             items.append(

@@ -1,8 +1,8 @@
 """Virtual time, and processes that live in it.
 
-A process is a guest run of Trio whose host is this world. Its clock never asks to sleep: it notes the next deadline, and
-the world ticks it when that has come, or when something from outside has. So a process can be paused (as SIGSTOP does:
-nothing of it runs, time goes on, what comes from outside waits in front of it) and killed, and no real time passes.
+A process is a guest run of Trio whose host is this world. Its clock never asks to sleep: it notes the next deadline,
+and the world ticks it when that has come, or when something from outside has. So a process can be paused (as SIGSTOP
+does: nothing of it runs, time goes on, what comes from outside waits in front of it) and killed; no real time passes.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import psycopg
 from durable_actors._postgres.statement import Params, Result, Statement
-from tests.simulation import statements_inbox  # noqa: F401 - its meanings register themselves
+from tests.simulation import statements_inbox, statements_lease  # noqa: F401 - their meanings register themselves
 from tests.simulation.process import World
 from tests.simulation.statements import MEANINGS, SECOND, Scene
-from tests.simulation.tables import Blocked, Tables, Tx
+from tests.simulation.tables import Blocked, NotYet, Tables, Tx
 
 Reply = list[Result] | str | Exception
 
@@ -46,7 +46,9 @@ class Session:
         self.alive = True
         self.tx: Tx | None = None
         self.failed = False
-        self.lock_timeout = float(settings["lock_timeout"][:-2]) / 1000 if "lock_timeout" in settings else None
+        self.lock_timeout = (
+            float(settings["lock_timeout"][:-2]) / 1000 if "lock_timeout" in settings else None
+        )
         self.on_end: Callable[[], None] = lambda: None
 
     def end(self) -> None:
@@ -121,6 +123,8 @@ class Server:
                 row = blocked.row
                 self.world.after(session.lock_timeout, lambda: self._time_out(session, request, row))
             self._waiting.append((session, request))
+        except NotYet as later:
+            self.world.after(later.seconds, lambda: self.receive(session, request))
         except psycopg.Error as exc:
             self._answer(session, request, exc)
         else:

@@ -1,8 +1,8 @@
 """What each statement of `_store/sql` that moves claims means, one function per file: claim, commit, renew, give back.
 
-Each runs at one instant inside a transaction; `Blocked` makes the server run it again when the lock is gone. Where a
-file says SKIP LOCKED, locked rows are passed over. `ctx.broken` names rules that are left out on purpose, to see whether
-the checks notice (`breakages`).
+Each runs at one instant inside a transaction; `Blocked` makes the server run it again when the lock is gone. Where
+a file says SKIP LOCKED, locked rows are passed over. `scene.broken` names rules that are left out on purpose, to see
+whether the checks notice (`breakages`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             window[row.id] = row
     for priority, at, number in begins:
         start = (lit.micros(at or "-infinity"), number)
-        head = [r for r in offered if r.hold == 0 and r.priority == priority and (r.eligible_at, r.id) > start]
+        head = [
+            r for r in offered if r.hold == 0 and r.priority == priority and (r.eligible_at, r.id) > start
+        ]
         head.sort(key=lambda row: (row.eligible_at, row.id))
         window.update({row.id: row for row in head[:limit]})
     chosen = sorted(window.values(), key=lambda row: row.urgency)[:limit]
@@ -267,7 +269,10 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
             continue
         stays = ahead and not (
             key is not None
-            and any(y.partition_key == key and y.status == "runnable" and y.eligible_at <= tx.now for y in tx.all())
+            and any(
+                y.partition_key == key and y.status == "runnable" and y.eligible_at <= tx.now
+                for y in tx.all()
+            )
         )
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         if stays:
@@ -284,7 +289,8 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
 def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
     late = params[17] == b"t"
     heads = zip(
-        lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]), *_row_columns(params[4:13]),
+        lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]),
+        *_row_columns(params[4:13]),
         lit.texts(params[13]), lit.bools(params[14]), lit.texts(params[15]), lit.floats(params[16]), strict=True,
     )  # fmt: skip
     out: Rows = []
@@ -304,86 +310,3 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
             tx.drop_inbox(number)
         out.append(shown(number, new.visit, new.status, None, new.inbox))
     return out
-
-
-# -- leases
-
-
-@meaning
-def renew_leases(scene: Scene, tx: Tx, params: Params) -> Rows:
-    out: Rows = []
-    for number, claim in zip(lit.ints(params[0]), lit.texts(params[1]), strict=True):
-        row = tx.get(number)
-        if row is not None and row.claim_id == claim and row.locked_by is not None and not tx.is_locked(number):
-            if "renewals" not in scene.broken:
-                tx.write(row, "renew", claim).lease = tx.now + round(float(params[2] or 0) * SECOND)
-            out.append(shown(claim))
-    return out
-
-
-@meaning
-def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
-    dead, most = set(lit.texts(params[1])), None if params[2] is None else int(params[2])
-    out: Rows = []
-    for row in sorted(tx.all(), key=lambda each: each.id):
-        over = row.status == "executing" and (row.lease <= tx.now or row.locked_by in dead)
-        if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
-            continue
-        new = tx.write(row, "reap")
-        gone = most is not None and row.crashes + 1 >= most
-        pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
-        new.attempt, new.crashes, new.eligible_at = row.attempt + 1, row.crashes + 1, tx.now + pause * SECOND
-        if gone:
-            new.last_error = "quarantined"
-            tx.drop_inbox(row.id)
-        if "reap keeps claim" not in scene.broken:
-            new.unclaim()
-        else:
-            new.locked_by = new.lease = None
-        out.append(shown(row.id, row.queue, row.partition_key, new.status))
-    return out
-
-
-@meaning
-def read_owners(scene: Scene, tx: Tx, params: Params) -> Rows:
-    owners: dict[str, list[int]] = {}
-    for row in tx.all():
-        if row.status == "executing":
-            owners.setdefault(row.locked_by, []).append(row.lease)
-    up = (tx.now - scene.started_at) / SECOND
-    return [
-        shown(
-            owner, len(ends), (min(ends) - tx.now) / SECOND, max(ends) / SECOND, scene.owner_locked(owner), up, scene.backend
-        )  # fmt: skip
-        for owner, ends in owners.items()
-    ]
-
-
-@meaning
-def sweep_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
-    after = (params[0] or b"").decode()
-    rows = [row for row in tx.all() if row.partition_key is not None]
-    held = {row.partition_key for row in rows if row.status == "runnable" and row.hold == 1}
-    out: Rows = []
-    for key in sorted(key for key in held if key > after)[: int(params[1] or 0)]:
-        mine = [row for row in rows if row.partition_key == key]
-        first = min(
-            (r for r in mine if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2),
-            key=lambda row: row.urgency,
-            default=None,
-        )
-        stuck = not any(r.status == "executing" for r in mine) and first is not None and first.hold == 1
-        out.append(shown(key, stuck))
-    return out
-
-
-@meaning
-def free_holds(scene: Scene, tx: Tx, params: Params) -> Rows:
-    stuck = [r for r in tx.all() if r.status == "runnable" and r.hold == 1 and r.partition_key is None]
-    return [_free(tx, row) for row in stuck[: int(params[0] or 0)] if not tx.is_locked(row.id)]
-
-
-def _free(tx: Tx, row: Row) -> list[bytes | None]:
-    tx.write(row, "promote").hold = 0
-    return shown(row.id, row.queue)

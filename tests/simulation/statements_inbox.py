@@ -5,7 +5,7 @@ from __future__ import annotations
 from durable_actors._postgres.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
-from tests.simulation.tables import Letter, Row, Tx
+from tests.simulation.tables import Letter, NotYet, Row, Tx
 
 
 def _text(value: bytes | None) -> str:
@@ -30,8 +30,8 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             out.append(shown(None, occupant))
             continue
         row = Row(
-            id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue, priority=priority,
-            partition_key=key, unique_key=unique, scope=tuple(lit.texts(scope.encode())),
+            id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue,
+            priority=priority, partition_key=key, unique_key=unique, scope=tuple(lit.texts(scope.encode())),
             eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
         )  # fmt: skip
         tx.insert(row)
@@ -52,8 +52,8 @@ def insert_plain(scene: Scene, tx: Tx, params: Params) -> Rows:
         tx.tables.serial += 1
         row = Row(
             id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue,
-            priority=priority, partition_key=key, unique_key=None, scope=(), eligible_at=tx.now + round((delay or 0) * SECOND),
-            parent_id=parent, barrier=barrier,
+            priority=priority, partition_key=key, unique_key=None, scope=(),
+            eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
         )  # fmt: skip
         tx.insert(row)
         out.append(shown(row.id))
@@ -137,7 +137,12 @@ def recheck_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for number in lit.ints(params[0]):
         row = tx.get(number)
-        if row is None or not tx.wrote(number) or row.status != "awaiting_signal" or "recheck" in scene.broken:
+        if (
+            row is None
+            or not tx.wrote(number)
+            or row.status != "awaiting_signal"
+            or "recheck" in scene.broken
+        ):
             continue
         if any(each.name in row.awaits and each.id not in ignored for each in tx.unread(number)):
             tx.write(row, *tx.why[number]).wake(tx.now)
@@ -150,7 +155,12 @@ def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for row in list(tx.all()):
         parked = row.status in {"awaiting_signal", "awaiting_children"} and row.queue == _text(params[0])
-        if parked and row.await_deadline is not None and row.await_deadline <= tx.now and not tx.is_locked(row.id):
+        if (
+            parked
+            and row.await_deadline is not None
+            and row.await_deadline <= tx.now
+            and not tx.is_locked(row.id)
+        ):
             tx.write(row, "expire").wake(tx.now)
             out.append(shown(row.id))
     return out
@@ -172,7 +182,12 @@ def read_inboxes(scene: Scene, tx: Tx, params: Params) -> Rows:
 @meaning
 def lock_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     row = tx.get(int(params[0] or 0))
-    if row is None or row.claim_id != _text(params[1]) or row.locked_by is None or row.visit != int(params[2] or 0):
+    if (
+        row is None
+        or row.claim_id != _text(params[1])
+        or row.locked_by is None
+        or row.visit != int(params[2] or 0)
+    ):
         return []
     if params[3] != b"t" and row.lease <= tx.clock:
         return []
@@ -253,10 +268,24 @@ def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 @meaning
+def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
+    queue, every, patience = _text(params[0]), float(params[1] or 0), float(params[2] or 0)
+    found = any(r.status == "runnable" and r.hold == 0 and r.queue == queue for r in tx.all())
+    if not found and tx.clock < tx.now + patience * SECOND:
+        raise NotYet(every)
+    return [shown(found)]
+
+
+@meaning
 def read_finals(scene: Scene, tx: Tx, params: Params) -> Rows:
     rows = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
     return [
-        shown(r.id, r.status, r.result if r.status == "done" else None, r.last_error if r.status == "failed" else None)
+        shown(
+            r.id,
+            r.status,
+            r.result if r.status == "done" else None,
+            r.last_error if r.status == "failed" else None,
+        )
         for r in rows
     ]
 

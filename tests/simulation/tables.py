@@ -16,10 +16,10 @@ class Row:
     """One row of gen_durable. Instants are microseconds of the server's clock."""
 
     __slots__ = (
-        "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending", "children_total", "child_uid",
-        "claim_id", "crashes", "eligible_at", "fsm", "hold", "id", "inbox", "last_error", "lease", "locked_by",
-        "parent_id", "partition_key", "priority", "queue", "result", "scope", "state", "status", "step", "unique_key",
-        "version", "visit", "wake_on_failure",
+        "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
+        "children_total", "claim_id", "crashes", "eligible_at", "fsm", "hold", "id", "inbox",
+        "last_error", "lease", "locked_by", "parent_id", "partition_key", "priority", "queue", "result",
+        "scope", "state", "status", "step", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
@@ -73,8 +73,17 @@ class Letter:
 
     __slots__ = ("at", "consumed", "dedup", "id", "name", "payload", "target")
 
-    def __init__(self, number: int, target: int, name: str, payload: bytes, dedup: str | None, at: int) -> None:
-        self.id, self.target, self.name, self.payload, self.dedup, self.at = number, target, name, payload, dedup, at
+    def __init__(
+        self, number: int, target: int, name: str, payload: bytes, dedup: str | None, at: int
+    ) -> None:
+        self.id, self.target, self.name, self.payload, self.dedup, self.at = (
+            number,
+            target,
+            name,
+            payload,
+            dedup,
+            at,
+        )
         self.consumed = False
 
 
@@ -84,6 +93,14 @@ class Blocked(Exception):
     def __init__(self, row: int) -> None:
         super().__init__(row)
         self.row = row
+
+
+class NotYet(Exception):
+    """A statement that waits on the server by itself: run it again after so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
 class Tables:
@@ -193,7 +210,14 @@ class Tx:
     def mark(self) -> tuple[Any, ...]:
         """A savepoint."""
         rows = {number: row.clone() for number, row in self._rows.items()}
-        return (rows, dict(self._letters), set(self._consumed), set(self._deleted), set(self._locked), dict(self.why))
+        return (
+            rows,
+            dict(self._letters),
+            set(self._consumed),
+            set(self._deleted),
+            set(self._locked),
+            dict(self.why),
+        )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
         self._unlock(self._locked - mark[4])

@@ -1,0 +1,214 @@
+"""Rules of the engine and of the store, broken on purpose one at a time: the checks must notice each.
+
+`STORE` are rules that a statement leaves out (see `statements`); `ENGINE` are patches of the engine's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+import trio
+from durable_actors._engine import dead_nodes, feeder, leases, reaper, step_task, transition
+from durable_actors._store.rows import Committed, Transition
+from tests.simulation.driver import Rates
+from tests.simulation.plan import Item, Plan, Strike, make_plan
+
+STORE: dict[str, str] = {
+    "fence": "a commit compares neither claim nor visit",
+    "visit": "a commit compares the claim alone: what is repeated after an unknown fate is written twice",
+    "lease": "a commit that was to be refused after its lease is not",
+    "double claim": "a pick takes rows that are executing",
+    "renewals": "a renewal is confirmed but not written: the reaper ignores it",
+    "moved": "a node that was found dead loses its claims, though it has renewed them since",
+    "strays": "the release of unknown claims takes the known ones, too",
+    "recheck": "a park does not look again for signals that came while the step ran",
+    "wake": "a signal is stored, but does not wake who awaits it",
+    "consume": "signals are consumed by outcomes that were stale",
+    "consume more": "a commit consumes signals that its step never saw",
+    "dedup": "a signal that is sent again is stored again",
+    "join": "the end of the last child does not wake its parent",
+}
+
+
+async def _send_later(self: Any, ran: Any, held: leases.Held) -> Committed:
+    """Tell the step that it is committed before it is."""
+    await trio.lowlevel.checkpoint()
+    change: Transition = attrs.evolve(ran.transition, claim=attrs.evolve(ran.transition.claim))
+    trio.lowlevel.spawn_system_task(self._commits.commit, change, held)
+    status = "executing" if change.ahead else change.status
+    return Committed(
+        change.claim.visit + change.advance, status, change.state or change.claim.state, inbox=False
+    )
+
+
+_ttl: dict[str, float] = {}
+
+
+def _trust_from_reply(original: Any, self: leases.Leases, renewed: Any, trusted_until: float) -> None:
+    original(self, renewed, trio.current_time() + _ttl["seconds"])
+
+
+def _around(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """`wrapper(original, self, ...)` as a method."""
+    return lambda self, *args: wrapper(original, self, *args)
+
+
+def _patch(target: Any, name: str, value: Any) -> Callable[[], Any]:
+    return partial(patch.object, target, name, value)
+
+
+async def _no_reaping(self: reaper.Reaper) -> float:
+    await trio.lowlevel.checkpoint()
+    return 1.0
+
+
+def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Verdict:
+    return dead_nodes.judge_owners(*args, **{**options, "dead_after": -1.0})
+
+
+async def _shape_stays_old(self: feeder.Feeder, conn: Any, *, original: Any = feeder.Feeder._learn) -> bool:
+    old = self._shape_old
+    missed: bool = await original(self, conn)
+    self._shape_old = old
+    return missed
+
+
+async def _no_deadlines(self: feeder.Feeder, conn: object) -> None:
+    await trio.lowlevel.checkpoint()
+    self._deadline = float("inf")
+
+
+def _endless(renewed: Any) -> None:
+    for held in renewed:
+        held.claim.trusted_until = float("inf")
+        if held.task is not None:
+            held.task.deadline = float("inf")
+
+
+def _park_all(original: Callable[..., Transition], *args: Any, **options: Any) -> Transition:
+    change = original(*args, **options)
+    change.consumed, change.kept = (*change.consumed, *change.kept), ()
+    return change
+
+
+ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
+    "proceed": (
+        "a step task does not wait for its commit",
+        _patch(step_task.StepTasks, "_send", _send_later),
+    ),
+    "trust": (
+        "the trust in a lease counts from the reply",
+        _patch(leases.Leases, "extend", _around(_trust_from_reply, leases.Leases.extend)),
+    ),
+    "no deadline": (
+        "a step's scope has no deadline: it runs on when its lease cannot be renewed",
+        _patch(leases.Leases, "extend", lambda self, renewed, until: _endless(renewed)),
+    ),
+    "keyed steps": (
+        "steps with a partition key go on when the session with its lock is lost",
+        _patch(leases.Leases, "interrupt", lambda self, held, why: False),
+    ),
+    "no reaper": ("nobody takes back what the dead have left", _patch(reaper.Reaper, "_round", _no_reaping)),
+    "dead at once": (
+        "a node is dead when its lock is seen free once",
+        _patch(reaper, "judge_owners", _dead_at_once),
+    ),
+    "old shape": (
+        "an idle feeder sleeps until a look at its queue that is over: it asks without a pause",
+        _patch(feeder.Feeder, "_learn", _shape_stays_old),
+    ),
+    "no awaits": ("deadlines of awaits are never looked at", _patch(feeder.Feeder, "_expire", _no_deadlines)),
+    "consume all": (
+        "a park consumes what it should keep",
+        _patch(transition, "_park", partial(_park_all, transition._park)),
+    ),
+}  # fmt: skip
+
+
+def _long_steps(plan: Plan) -> Plan:
+    """Steps that outlast their leases, nodes that are cut off."""
+    lease = plan.options["lease_ttl"]
+    items = [Item(f"chain-{n}", "chain", 0.1 * n, 2, lease * 8) for n in range(3)]
+    strikes = [Strike(1.0 + n, "cut", n % plan.nodes, lease * 1.5) for n in range(3)]
+    return attrs.evolve(plan, items=tuple(items), strikes=tuple(strikes), rates=Rates(lag=0.05))
+
+
+def _keyed(plan: Plan) -> Plan:
+    """Siblings of one key, leases longer than the server's patience with a silent host."""
+    plan = _long_steps(
+        attrs.evolve(plan, nodes=3, options={**plan.options, "lease_ttl": 8.0, "dead_after": 0.5})
+    )
+    strikes = tuple(Strike(1.0 + n, "cut", n, 12.0) for n in range(2))
+    items = tuple(attrs.evolve(item, key="red", nap=20.0) for item in plan.items)
+    return attrs.evolve(plan, items=items, strikes=strikes, lasts=20.0)
+
+
+def _late(plan: Plan) -> Plan:
+    """Messages that are slower than leases, and reapers that are slower still."""
+    plan = _long_steps(plan)
+    options = {**plan.options, "late_commit": "reject", "reap_interval": 5.0}
+    rates = Rates(slow=0.3, delay=plan.options["lease_ttl"] * 2)
+    items = tuple(attrs.evolve(item, nap=0.5, size=4) for item in plan.items)
+    return attrs.evolve(plan, items=items, strikes=(), options=options, rates=rates)
+
+
+def _stale(plan: Plan) -> Plan:
+    """Outcomes that arrive when their claim is somebody else's, with signals in their hands."""
+    parcels = [tuple(range(n * 100, n * 100 + 20)) for n in range(4)]
+    items = tuple(
+        Item(f"collector-{n}", "collector", 0.1 * n, 20, 0.1, parcels=each, sent=each)
+        for n, each in enumerate(parcels)
+    )  # fmt: skip
+    options = {**plan.options, "lease_ttl": 1.0, "reap_interval": 0.5}
+    rates = Rates(slow=0.2, delay=3.0)
+    return attrs.evolve(plan, nodes=2, items=items, strikes=(), rates=rates, options=options, lasts=10.0)
+
+
+def _unknown(plan: Plan) -> Plan:
+    """Commits whose replies are lost, of instances that run ahead."""
+    items = tuple(Item(f"chain-{n}", "chain", 0.1 * n, 6, 0.01) for n in range(4))
+    return attrs.evolve(plan, items=items, strikes=(), rates=Rates(lost_reply=0.2))
+
+
+FOCUS: dict[str, Callable[[Plan], Plan]] = {
+    "visit": _unknown, "lease": _late, "consume": _stale, "trust": _long_steps, "no deadline": _long_steps,
+    "keyed steps": _keyed,
+}  # fmt: skip
+"""Rules that few schedules lean on: plans that do."""
+
+
+@attrs.frozen
+class Breakage:
+    """One broken rule."""
+
+    name: str
+    text: str
+
+    @property
+    def patience(self) -> float:
+        """Virtual seconds after which something is called lost; the plans that lean on it have steps that are long."""
+        return 150.0 if self.name in FOCUS else 40.0
+
+    def plan(self, seed: int) -> Plan:
+        """A schedule in which it can show."""
+        return FOCUS.get(self.name, lambda plan: plan)(make_plan(seed))
+
+    @contextmanager
+    def applied(self, plan: Plan) -> Iterator[frozenset[str]]:
+        """Break it; yields what the store must leave out."""
+        _ttl["seconds"] = plan.options["lease_ttl"]
+        if self.name in STORE:
+            yield frozenset({self.name})
+        else:
+            with ENGINE[self.name][1]():
+                yield frozenset()
+
+
+BREAKAGES = [Breakage(name, text) for name, text in STORE.items()] + [
+    Breakage(name, text) for name, (text, _) in ENGINE.items()
+]

@@ -1,0 +1,55 @@
+"""Schedules: seeds that once failed, seeds that are new every day, and the proof that a seed repeats itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulation.plan import make_plan
+from tests.simulation.run import simulate
+from tests.simulation.shrink import shrink, told
+
+ROOT = Path(__file__).parent.parent.parent
+
+REGRESSIONS = {
+    4: "an idle feeder on a slow store asked for the shape of its queue thousands of times a second",
+}
+"""Seeds that found a bug, and what it was."""
+
+
+def check(seed: int) -> None:
+    report = simulate(make_plan(seed))
+    if report.violation is not None:
+        pytest.fail(told(*shrink(report, simulate)), pytrace=False)
+
+
+@pytest.mark.parametrize("seed", [*REGRESSIONS, *range(100, 112)])
+def test_a_known_schedule_keeps_every_invariant(seed: int):
+    check(seed)
+
+
+def test_new_schedules_keep_every_invariant():
+    for seed in (int.from_bytes(os.urandom(4)) for _ in range(6)):
+        check(seed)
+
+
+def test_a_seed_repeats_itself_in_the_same_process_and_in_another():
+    seeds = (7, 11)
+    first = [simulate(make_plan(seed)).digest for seed in seeds]
+    assert first == [simulate(make_plan(seed)).digest for seed in seeds]
+    program = (
+        "from tests.simulation.run import simulate; from tests.simulation.plan import make_plan; "
+        f"print(*(simulate(make_plan(seed)).digest for seed in {seeds}))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert found.stdout.split() == first
+
+
+def test_other_seeds_are_other_schedules():
+    assert len({simulate(make_plan(seed)).digest for seed in range(3)}) == 3
