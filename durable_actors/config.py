@@ -21,6 +21,9 @@ from durable_actors.errors import ConfigError
 EMBEDDED: Final = "embedded"
 """The DSN that asks for the embedded Postgres by name."""
 
+MAX_SLOTS: Final = 100_000
+"""Steps of one queue at a time."""
+
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE")
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 
@@ -74,7 +77,7 @@ class Queue:
         poll_interval: Duration | None = None,
         max_poll_interval: Duration | None = None,
     ) -> None:
-        _set(self, "concurrency", check.count("concurrency", concurrency, least=1, most=100_000))
+        _set(self, "concurrency", check.count("concurrency", concurrency, least=1, most=MAX_SLOTS))
         _set(self, "prefetch", None if prefetch is None else check.count("prefetch", prefetch))
         _set(
             self, "min_demand", None if min_demand is None else check.count("min_demand", min_demand, least=1)
@@ -246,11 +249,18 @@ def _session_dsn(value: Any) -> str:
     return value
 
 
+def _slots(name: str, concurrency: Any) -> Queue:
+    return Queue(check.count(f"queues[{name!r}] concurrency", concurrency, least=1, most=MAX_SLOTS))
+
+
 def _queues(value: Any) -> Mapping[str, Queue]:
     if not isinstance(value, Mapping):
         text = f"queues={check.shown(value)} must map names to a concurrency or a Queue"
         raise ConfigError(text, option="queues", value=value)
     pairs = cast("Mapping[str, Any]", value).items()
     return MappingProxyType(
-        {check.name("queues", key): each if isinstance(each, Queue) else Queue(each) for key, each in pairs}
+        {
+            check.name("queues", key): each if isinstance(each, Queue) else _slots(key, each)
+            for key, each in pairs
+        }
     )

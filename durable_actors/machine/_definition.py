@@ -246,7 +246,7 @@ def _initial(
     name = _step_name(given.initial, subject)
     if name is not None and own and own != [name]:
         raise DefinitionError(
-            f"{subject} says initial={name!r}, and marks {own[0]} as initial: keep one of them"
+            f"{subject} says initial={shown(name)}, and marks {own[0]} as initial: keep one of them"
         )
     if name is None and chosen:
         name = chosen[0]
@@ -254,7 +254,7 @@ def _initial(
         name = parent.initial if parent is not None else _step_name(given.base_initial, subject) or "start"
     if name not in steps:
         raise DefinitionError(
-            f"{subject} has no step {name!r} to begin with; its steps are {', '.join(steps)}. Mark one with "
+            f"{subject} has no step {shown(name)} to begin with; its steps are {', '.join(steps)}. Mark one with "
             "@da.step(initial=True), name it start, or give initial= the name of one"
         )
     return name

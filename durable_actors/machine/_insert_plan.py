@@ -98,7 +98,7 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
         )
     scope = tuple(scope)
     given = {each for each in scope if isinstance(each, str)}
-    if unknown := [each if isinstance(each, str) else shown(each) for each in scope if each not in STATUSES]:
+    if unknown := [shown(each) for each in scope if each not in STATUSES]:
         raise ConfigError(
             f"unique_scope has unknown statuses {', '.join(unknown)}; there are {', '.join(STATUSES)}",
             option="unique_scope",

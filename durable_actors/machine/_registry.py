@@ -87,9 +87,7 @@ class Registry:
     def _unknown(self, name: str, version: int | None) -> str:
         have = sorted(each.version for each in self._specs.values() if each.name == name)
         if have:
-            return (
-                f"machine {name!r} has no version {version} here; registered are {', '.join(map(str, have))}"
-            )
+            return f"machine {shown(name)} has no version {version} here; registered are {', '.join(map(str, have))}"
         names = sorted({each.name for each in self._specs.values()})
         # People type "Checkout" for "shop.machines:Checkout": compare with the last part, too.
         near = [each for each in names if each.rpartition(":")[2] == name]
@@ -100,7 +98,7 @@ class Registry:
             hint = f"registered are {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
         else:
             hint = "none is registered; import the module that defines it"
-        return f"no machine is named {name!r} here: {hint}"
+        return f"no machine is named {shown(name)} here: {hint}"
 
 
 def _not_a_machine(value: object) -> str:

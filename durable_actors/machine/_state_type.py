@@ -35,7 +35,7 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
     try:
         root = types.type_info(state_type)
         msgspec.json.Decoder(state_type)  # refuses more: unions of classes, enums of tuples
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:  # the latter two by printing what is no type
         raise DefinitionError(
             f"{subject}: the state type {type_name(state_type)} cannot be stored: {error}"
         ) from error

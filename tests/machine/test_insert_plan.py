@@ -108,7 +108,7 @@ def test_precedence_of_the_times():
         ({"unique_key": ""}, "unique_key must not be empty"),
         ({"unique_key": b""}, "unique_key must have 1 to 2000 bytes"),
         ({"unique_key": b"x" * 2001}, "unique_key must have 1 to 2000 bytes"),
-        ({"unique_key": "a", "unique_scope": ["running"]}, "unknown statuses running; there are runnable"),
+        ({"unique_key": "a", "unique_scope": ["running"]}, "unknown statuses 'running'; there are runnable"),
         ({"unique_key": "a", "unique_scope": "runnable"}, "unique_scope must be several statuses"),
         (
             {"unique_key": "a", "unique_scope": ["runnable"]},
