@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import trio
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -47,6 +49,11 @@ class Program:
         if code is None:
             raise subprocess.TimeoutExpired(f"pid {self.pid}", timeout or 0.0)
         return code
+
+    async def wait_ended(self) -> int:
+        if self.returncode is None:
+            await trio.lowlevel.wait_readable(self._ended)
+        return self.wait()
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -169,7 +176,7 @@ def become(request: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    import durable_actors.aio  # noqa: F401, PLC0415 - only here: whoever wants a `Warm` has imported what it needs
+    import durable_actors.cli  # noqa: F401, PLC0415 - only here: whoever wants a `Warm` has imported what it needs
 
     channel = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored

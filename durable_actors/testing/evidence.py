@@ -222,7 +222,8 @@ class History:
         pending: set[int] = set()
         for change in self.changes:
             if change.snapshot is not None:
-                seen = {txid for txid in pending if change.snapshot.sees(txid)}
+                # Not its own: that is not in a snapshot's list of those that run.
+                seen = {txid for txid in pending if txid != change.txid and change.snapshot.sees(txid)}
                 for txid in seen:
                     ended_by[txid] = min(change.seen, ended_by.get(txid, change.seen))
                 pending -= seen

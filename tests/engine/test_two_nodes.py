@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import trio
 from durable_actors._postgres import embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import throwaway_directory
+from tests.warm import Program, warm
 
 MODULE = """
 import trio
@@ -38,22 +38,13 @@ COUNT = 60
 
 
 @contextmanager
-def worker(dsn: str, where: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [
-        sys.executable,
-        "-m",
-        "durable_actors.cli",
-        "serve",
-        "trips",
-        "--dsn",
-        dsn,
-        "--node",
-        name,
-        *OPTIONS,
-    ]
-    environ = {**os.environ, "PYTHONPATH": str(where)}
-    process = subprocess.Popen(
-        command, env=environ, cwd=where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+def worker(dsn: str, where: Path, name: str) -> Iterator[Program]:
+    process = warm().start(
+        "from durable_actors.cli import main; main()",
+        ["serve", "trips", "--dsn", dsn, "--node", name, *OPTIONS],
+        [subprocess.DEVNULL] * 3,
+        cwd=where,
+        env=os.environ,
     )
     try:
         yield process

@@ -151,7 +151,6 @@ def test_changes_tell_who_when_and_what(db, durable_dsn):
     assert [change.seq for change in changes] == sorted(change.seq for change in changes)
     assert all(change.began <= change.at <= change.seen for change in changes)
     assert update.snapshot.sees(first.txid)
-    assert not update.snapshot.sees(update.txid)
 
 
 def test_each_change_testifies_to_the_commits_of_others(db, durable_dsn):
@@ -164,6 +163,20 @@ def test_each_change_testifies_to_the_commits_of_others(db, durable_dsn):
     insert = next(change for change, _ in history.moves if change.instance == 3)
     claim, release = (change for change, move in history.moves if move in {Move.PICK, Move.RELEASE})
     assert claim.at <= history.open_until[insert.txid] <= history.ended_by[insert.txid] <= release.seen
+
+
+def test_no_change_testifies_to_its_own_commit(db, durable_dsn):
+    """Its transaction is below the snapshot's end as soon as a later one has ended, and is not listed as running."""
+    with psycopg.connect(durable_dsn, autocommit=True) as other, db.transaction():
+        write(db, "priority = 3")
+        other.execute("select pg_current_xact_id()")
+        write(db, "priority = 4")
+        write(db, "priority = 5")
+    history = read_history(durable_dsn, lease=60, reap_interval=30)
+    last = history.changes[-1]
+    assert last.snapshot is not None
+    assert last.snapshot.sees(last.txid)
+    assert last.txid not in history.ended_by
 
 
 def test_an_old_snapshot_testifies_to_nothing(db, durable_dsn):
