@@ -139,14 +139,24 @@ def _park(
 
 def plan_children(outcome: ScheduleChildren) -> Spawn:
     """What to insert for a `ScheduleChildren`. Raises `ConfigError` or `StateError` for a child's bad options."""
+    return spawn_of(outcome, plan_some(outcome, 0, len(outcome.children)))
+
+
+def plan_some(outcome: ScheduleChildren, first: int, last: int) -> list[InsertPlan]:
+    """What to insert for some of the children."""
     registry = current_registry()
     plans: list[InsertPlan] = []
-    for index, child in enumerate(outcome.children):
+    for index, child in enumerate(outcome.children[first:last], first):
         try:
             plans.append(plan_insert(registry.find(child.machine), child.options))
         except DurableError as exc:
             exc.add_note(f"in child {index} of ScheduleChildren")
             raise
+    return plans
+
+
+def spawn_of(outcome: ScheduleChildren, plans: list[InsertPlan]) -> Spawn:
+    """The children, and how to wait for them."""
     quorum = outcome.join if isinstance(outcome.join, int) else None
     return Spawn(plans, outcome.then, quorum, outcome.join == "any_failed", outcome.deadline)
 

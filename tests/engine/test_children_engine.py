@@ -6,6 +6,8 @@ from typing import Any
 
 import durable_actors as da
 import pytest
+import trio
+from durable_actors._engine import step_run
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running
 from tests.engine.kit import Db
@@ -297,3 +299,27 @@ async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):
     assert found[3][0] not in found[0], "of another step"
     children = db.execute("select count(*) from durable.gen_durable where parent_id = %s", row.id)
     assert children == [(4,)]
+
+
+async def test_planning_children_lets_others_run(monkeypatch):
+    """A hundred thousand take 0.4 s: heartbeats must not wait for that."""
+    monkeypatch.setattr(step_run, "PLAN_AT_ONCE", 2)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    @da.job(name="child")
+    async def child(args: dict) -> None: ...
+
+    outcome = da.ScheduleChildren("end", [da.Child(child, args={"n": n}) for n in range(9)])
+    ran = step_run.Ran(None, "ScheduleChildren", None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        ran = await step_run._with_children(ran, outcome)
+        nursery.cancel_scope.cancel()
+    assert [plan.state for plan in ran.spawn.plans] == [b'{"n":%d}' % n for n in range(9)]
+    assert turns >= 4

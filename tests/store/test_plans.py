@@ -201,6 +201,17 @@ def test_signals_read_their_targets_alone(big: psycopg.Connection):
         assert sending.buffers < 60 + 80 * len(target), sending.text
 
 
+@pytest.mark.parametrize("name", ["read_finals", "read_instances", "find_by_key", "insert_instances"])
+def test_clients_do_not_read_a_table_that_was_small_when_they_came(db: psycopg.Connection, name: str):
+    """Their plans are made once: on an empty table, at the start of a new project, a sequential scan looks cheapest."""
+    found_by: dict[str, Params] = {
+        "find_by_key": [b"\\x6b"],
+        "insert_instances": insert_params([plan(unique_key=b"k")]),
+    }
+    call = (statement(name, SCHEMA), found_by.get(name, [b"{1}"]))
+    measure(db, call, ROLES["client"].settings).assert_no_seq_scan("gen_durable")
+
+
 # -- the pick
 
 
@@ -309,5 +320,5 @@ def test_dead_index_entries_are_not_read_from_the_cursor_on(big: psycopg.Connect
         from_head = measure_pick(big, "dead")
         from_cursor = measure_pick(big, "dead", begin=PickFrom([0], [row[0]], [row[1]]))
         assert claimed(from_head) == claimed(from_cursor) == BATCH
-        assert from_head.buffers > 2 * normal, "else this test tests nothing"
+        assert from_head.buffers > 1.5 * normal, "else this test tests nothing"
         assert from_cursor.buffers < 2 * normal
