@@ -1,4 +1,4 @@
-"""Plans and pages on a table of 290,000 rows: what a statement costs depends on its batch, on nothing else.
+"""Plans and pages on a table of 340,000 rows: what a statement costs depends on its batch, on nothing else.
 
 Pages ("buffers") are measured, not milliseconds: they do not depend on the machine. With the settings of the engine's
 connections and generic plans, as in production.
@@ -139,7 +139,7 @@ def test_maintenance_of_claims_is_driven_by_the_claims(big: psycopg.Connection):
 
 
 def test_the_reaper_reads_executing_rows_alone(big: psycopg.Connection):
-    """2,000 of 290,000 (10,000 pages)."""
+    """2,000 of 340,000 (12,000 pages)."""
     for call, most in (
         ((statement("reap_claims", SCHEMA), [b"500", b"{}", None, b"{}"]), 8000),
         (sent(read_owners, SCHEMA), 3000),
@@ -259,7 +259,7 @@ async def work_through(dsn: str, queue: str, limit: int) -> int:
 
 
 def test_siblings_of_a_busy_key_are_passed_once_and_for_all(big: psycopg.Connection, filled_dsn: str):
-    """25,000 at the head of the queue, behind one that executes: each is put aside by one update, then never read."""
+    """50,000 at the head of the queue, behind one that executes: each is put aside by one update, then never read."""
     normal = keyed_baseline(big)
     first = measure_pick(big, "hot")
     assert first.buffers < 2 * normal
@@ -302,7 +302,7 @@ def test_rows_of_unknown_machines_are_passed_once_and_for_all(big: psycopg.Conne
 
 
 def test_dead_index_entries_are_not_read_from_the_cursor_on(big: psycopg.Connection, filled_dsn: str):
-    """25,000 claimed and completed rows that nothing can clean up: another transaction might still see them."""
+    """50,000 claimed and completed rows that nothing can clean up: another transaction might still see them."""
     normal = baseline(big)
     with psycopg.connect(filled_dsn) as old:
         old.execute("begin isolation level repeatable read")
