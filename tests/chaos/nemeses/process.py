@@ -124,13 +124,14 @@ async def _stop_at(world: World, deck: list[str]) -> None:
         deck.append(point := deck.pop(0))
         spec = f"{point}:{world.rng.randint(1, STOPS[point])}"
         worker = await world.spawn("--stop-at", spec, replace=False)
-        with trio.move_on_after(2.0):  # the point may be a rare one
-            while not world.over:
+        while worker.alive and not (worker.ready.exists() or worker.is_stopped() or world.over):
+            await trio.sleep(0.02)
+        with trio.move_on_after(1.5):  # the point may be a rare one
+            while not worker.stopped:
                 await trio.sleep(0.02)
                 if worker.is_stopped():
                     worker.stopped = True
                     world.count(f"stopped at {point}", worker.name)
-                    break
         if worker.stopped:
             # It wakes while somebody else is at its work, or has just done it.
             await trio.sleep(LEASE * world.rng.uniform(1.0, 1.3))
