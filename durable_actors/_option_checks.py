@@ -88,6 +88,25 @@ def name(option: str, value: Any) -> str:
     return value
 
 
+def queue_name(option: str, value: Any) -> str:
+    """The name of a queue: every one that a machine or an insert may name can be served."""
+    if not isinstance(value, str) or not 0 < len(value) <= 255 or "\0" in value or not _is_unicode(value):
+        raise ConfigError(
+            f"{option}={shown(value)} must be a text of 1 to 255 characters without NUL or lone surrogates",
+            option=option,
+            value=value,
+        )
+    return value
+
+
+def _is_unicode(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def several(option: str, value: Iterable[Any]) -> tuple[Any, ...]:
     """Several values; a text is one value."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

@@ -260,7 +260,7 @@ def _queues(value: Any) -> Mapping[str, Queue]:
     pairs = cast("Mapping[str, Any]", value).items()
     return MappingProxyType(
         {
-            check.name("queues", key): each if isinstance(each, Queue) else _slots(key, each)
+            check.queue_name("queues", key): each if isinstance(each, Queue) else _slots(key, each)
             for key, each in pairs
         }
     )

@@ -59,7 +59,9 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     tasks = StepTasks(node, commits, keys)
     slots = sum(places(limits) for limits in queues.values())
     pool = Pool("steps", slots=slots, on_exit=partial(_step_exited, node)) if slots else None
-    node.wakes = {queue: Address(f"feeder {queue}", capacity=1) for queue in queues}
+    # A slash parts the names of a tree; a queue may have one in its own.
+    names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
+    node.wakes = {queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()}
 
     def feeder(queue: str, limits: QueueLimits, steps: Pool) -> ActorChild[object]:
         make = partial(
