@@ -132,7 +132,7 @@ def test_evil_names_in_a_shell(durable_dsn, conn, canary):
         assert found.exit_code == 0, (arguments, found.output, found.exception)
         return json.loads(found.stdout)
 
-    for evil in EVIL[::2]:
+    for evil in EVIL[::4]:
         sync.insert(conn, define(evil, evil), unique_key=evil, partition_key=evil)
         for option in ("--machine", "--queue", "--key"):
             assert [each["machine"] for each in run("list", option, evil)["instances"]] == [evil]
@@ -141,7 +141,7 @@ def test_evil_names_in_a_shell(durable_dsn, conn, canary):
             run("signal", "--key", "--dedup-key", evil, "--", evil, evil, json.dumps(evil))["outcome"]
             == "sent"
         )
-    assert {each["queue"] for each in run("queues")} == set(EVIL[::2])
+    assert {each["queue"] for each in run("queues")} == set(EVIL[::4])
 
 
 async def test_a_schema_is_a_plain_name_or_refused(durable_dsn, conn, canary):
