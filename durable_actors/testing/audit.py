@@ -10,8 +10,10 @@ in it. That is what the effect log is for.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
@@ -67,48 +69,64 @@ def fetch_changes(connection: psycopg.Connection[Any], schema: str) -> list[Chan
     """All changes that this transaction sees, in order."""
     query = (
         "select seq, txid::text::int8, extract(epoch from began)::float8, extract(epoch from at)::float8,"
-        " extract(epoch from seen)::float8, snapshot, writer, backend, source, instance, before::text, after::text"
+        " extract(epoch from seen)::float8, snapshot, writer, backend, instance, to_jsonb(before)::text,"
+        " to_jsonb(after)::text, to_jsonb(old_signal)::text, to_jsonb(new_signal)::text"
         " from durable_audit.change order by seq"
     )
     return [_change(row) for row in connection.execute(_text(query, schema))]
 
 
 def _change(row: Sequence[Any]) -> Change:
-    seq, txid, began, at, seen, snapshot, writer, backend, source, instance, before, after = row
+    seq, txid, began, at, seen, snapshot, writer, backend, instance, before, after, old, new = row
     ended = None if snapshot is None else Snapshot.parse(snapshot)
     told = (seq, txid, began, at, seen, ended, writer, backend, instance)
-    if source in {"i", b"i"}:
-        return InstanceChange(*told, instance_state(before), instance_state(after))
-    return SignalChange(*told, signal_state(before), signal_state(after))
+    if old is None and new is None:
+        return InstanceChange(*told, _instance(before), _instance(after))
+    return SignalChange(*told, _signal(old), _signal(new))
 
 
-def instance_state(text: str | None) -> InstanceState | None:
-    """Make a value of what the triggers told."""
+def _instance(text: str | None) -> InstanceState | None:
     if text is None:
         return None
     told: dict[str, Any] = json.loads(text)
     for name in ("lease_expires_at", "eligible_at", "await_deadline"):
-        if told[name] is not None:
-            told[name] = float(told[name])
+        told[name] = _seconds(told[name])
+    if told["unique_key"] is not None:
+        told["unique_key"] = bytes.fromhex(told["unique_key"][2:]).decode("utf-8", "backslashreplace")
     return InstanceState(**told)
 
 
-def signal_state(text: str | None) -> SignalState | None:
-    """Make a value of what the triggers told."""
-    return None if text is None else SignalState(**json.loads(text))
+def _signal(text: str | None) -> SignalState | None:
+    if text is None:
+        return None
+    told: dict[str, Any] = json.loads(text)
+    told["consumed_at"] = _seconds(told["consumed_at"])
+    return SignalState(**told)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Seconds since the epoch of an instant as JSON tells it; what Python's calendar does not hold is infinite."""
+    if text is None:
+        return None
+    if text.endswith("infinity"):
+        return float(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return math.inf if not text.endswith("BC") else -math.inf
 
 
 def fetch_rows(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, InstanceState]:
     """All instances as they are, by id."""
-    query = "select durable_audit.told(g)::text from durable.gen_durable g"
-    found = (instance_state(row[0]) for row in connection.execute(_text(query, schema)))
+    query = "select to_jsonb(durable_audit.told(g))::text from durable.gen_durable g"
+    found = (_instance(row[0]) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
 
 
 def fetch_signals(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, SignalState]:
     """All signals as they are, by id."""
-    query = "select durable_audit.told(s)::text from durable.signals s"
-    found = (signal_state(row[0]) for row in connection.execute(_text(query, schema)))
+    query = "select to_jsonb(durable_audit.told(s))::text from durable.signals s"
+    found = (_signal(row[0]) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
 
 

@@ -142,7 +142,7 @@ async def test_lost_claims_renewals_and_operators_break_nothing(durable_dsn, log
                 assert await retry_instance(conn, "durable", failed)
             assert isinstance(await outcome(client, failed), da.InstanceFailed)
             renewed = "select count(*) > 0 from durable_audit.change where instance = %s"
-            renewed += " and before->>'status' = 'executing' and after->>'status' = 'executing'"
+            renewed += " and (before).status = 'executing' and (after).status = 'executing'"
             await wait_for(durable_dsn, renewed, sleeper)
     with psycopg.connect(durable_dsn, autocommit=True) as connection:
         connection.execute("delete from durable.gen_durable where id = %s", [number])
