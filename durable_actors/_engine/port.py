@@ -8,22 +8,26 @@ numbered apart, per attempt: it tells of that failure.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import attrs
+import psycopg
 import trio
 
 from durable_actors._engine.leases import Leases
+from durable_actors._engine.verdicts import blames_data
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.children import Started, child_uid, read_children, start_child
+from durable_actors._store.read import find_by_key, read_by_ids
 from durable_actors._store.rows import Claim
-from durable_actors._store.signal import SHOWN, plan_signal, read_signals, signal_from_step
-from durable_actors.errors import ConfigError, Duplicate, LeaseLost, NoTarget, StoreUnavailable
+from durable_actors._store.signal import SHOWN, Delivery, Sent, plan_signal, read_signals, signal_from_step
+from durable_actors.errors import CommitUnknown, ConfigError, Duplicate, LeaseLost, NoTarget, StoreUnavailable
 from durable_actors.machine import (
     ChildView,
     Context,
@@ -37,6 +41,8 @@ from durable_actors.machine import (
 
 T = TypeVar("T")
 
+logger: Final = logging.getLogger("durable_actors.engine")
+
 LOOK_AGAIN: Final = 0.25
 """Seconds between attempts while the store is away."""
 
@@ -44,9 +50,12 @@ LOOK_AGAIN: Final = 0.25
 class EnginePort:
     """One object per engine, shared by all contexts."""
 
-    def __init__(self, pool: Pool, lane: str, schema: str, leases: Leases) -> None:
+    def __init__(
+        self, pool: Pool, lane: str, schema: str, leases: Leases, *, patience: float | None = None
+    ) -> None:
         self._pool = pool
         self._lane = lane
+        self._patience = patience
         self._schema = schema
         self._leases = leases
         self._calls: WeakKeyDictionary[Context[Any], dict[str, int]] = WeakKeyDictionary()
@@ -85,14 +94,35 @@ class EnginePort:
             ordinal = self._ordinal(ctx, "signal " + name)
             uid = child_uid(ctx.id, ctx.step, name, ordinal, kind="signal")
             delivery = attrs.evolve(delivery, dedup_key=f"step:{uid}")
-        found = await self._bear(ctx, lambda conn: signal_from_step(conn, self._schema, claim, [delivery]))
+        unknown = False
+
+        async def send(conn: PgConn) -> list[Sent] | None:
+            nonlocal unknown
+            try:
+                return await signal_from_step(conn, self._schema, claim, [delivery])
+            except BaseException as exc:
+                unknown = unknown or isinstance(exc, CommitUnknown | trio.Cancelled)
+                raise
+
+        found = await self._bear(ctx, send)
         if found is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was sent")
         [sent] = found
-        if sent.outcome == "no_target":
+        # An attempt of this very call may have been the one that the target ended by.
+        if sent.outcome == "no_target" and not (unknown and await self._was_there(ctx, delivery)):
             raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
         if sent.woken and sent.queue is not None:
             self.poke(sent.queue, number=sent.target)
+
+    async def _was_there(self, ctx: Context[Any], delivery: Delivery) -> bool:
+        """Whether the target exists, ended or not."""
+
+        async def look(conn: PgConn) -> bool:
+            if delivery.target is None:
+                return await find_by_key(conn, self._schema, delivery.key or b"") is not None
+            return bool(await read_by_ids(conn, self._schema, [delivery.target]))
+
+        return await self._bear(ctx, look)
 
     async def iter_signals(self, ctx: Context[Any], /) -> AsyncIterator[Signal]:
         """The whole inbox, oldest first, in pages."""
@@ -139,17 +169,27 @@ class EnginePort:
         return started
 
     async def _bear(self, ctx: Context[Any], call: Callable[[PgConn], Awaitable[T]]) -> T:
-        """Run a call of a step; while the store is away, wait: the lease decides for how long.
+        """Run a call of a step; while the store is away or refuses everything, wait: the lease decides for how long.
 
         An error would go through `handle`, whose default ends the instance for good. Repeating is harmless, also when
         nobody knows whether it was done: what is started or sent has an identity.
         """
+        told = False
         while True:
             try:
-                return await with_patience(self._pool, self._lane, call)
+                return await with_patience(self._pool, self._lane, call, within=self._patience)
             except StoreUnavailable:
-                await trio.sleep(LOOK_AGAIN)
-                self._claim(ctx)
+                pass  # the actors tell of it
+            except psycopg.Error as exc:
+                if blames_data(exc):
+                    raise
+                if not told:
+                    logger.warning(
+                        "instance %d: Postgres refuses a call of its step, trying again: %s", ctx.id, exc
+                    )
+                told = True
+            await trio.sleep(LOOK_AGAIN)
+            self._claim(ctx)
 
     def _claim(self, ctx: Context[Any]) -> Claim:
         held = self._leases.find(ctx.claim_id)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.leases import Leases
-from durable_actors._engine.node import Known, Node, logger
+from durable_actors._engine.node import Known, Node, answer_patience, logger
 from durable_actors._engine.port import EnginePort
 from durable_actors._engine.surroundings import Surveyor
 from durable_actors._postgres.lane import Lane
@@ -83,7 +83,8 @@ def make_node(
     # Not on the client lane: there a signal to a row that a caller's open transaction has locked may wait for it.
     surveyor = Surveyor(pool, roles["claim"].name, config.schema)
     leases = Leases()
-    port = EnginePort(pool, roles["client"].name, config.schema, leases)
+    patience = answer_patience(config.lease_ttl)
+    port = EnginePort(pool, roles["client"].name, config.schema, leases, patience=patience)
     return Node(
         config,
         owner,

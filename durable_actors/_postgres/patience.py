@@ -30,15 +30,18 @@ LONGEST_PAUSE: Final = 0.25
 T = TypeVar("T")
 
 
-async def with_patience(pool: Pool, lane: str, call: Callable[[PgConn], Awaitable[T]]) -> T:
+async def with_patience(
+    pool: Pool, lane: str, call: Callable[[PgConn], Awaitable[T]], *, within: float | None = None
+) -> T:
     """Run `call` on a connection of the lane, as often as a lock is in its way. It must be all or nothing.
 
-    Waits as long as the lock is held: bound it with a cancel scope. Cancelled: as `call`.
+    Waits as long as the lock is held: bound it with a cancel scope. Each attempt has `within` seconds, where given.
+    Cancelled: as `call`.
     """
     pause = 0.005
     while True:
         try:
-            async with pool.acquire(lane) as conn:
+            async with pool.acquire(lane, within=within) as conn:
                 return await call(conn)
         except psycopg.Error as exc:
             if exc.sqlstate not in RETRYABLE:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import durable_actors as da
-import psycopg
 import trio
 from durable_actors.testing.history import EffectLog, Run
 
@@ -69,8 +68,7 @@ async def moment(ctx: Ctx) -> None:
 
 
 class Base(da.Machine[State], name="chaos.Base", queue="work"):
-    """Errors by design, and what Postgres refuses to `ctx.signal`, are tried again; any other ends the instance, and so
-    the run."""
+    """Errors by design are tried again; any other ends the instance, and so the run."""
 
     @da.step
     async def start(self, ctx: Ctx) -> da.Outcome:
@@ -78,7 +76,7 @@ class Base(da.Machine[State], name="chaos.Base", queue="work"):
         return da.Done()
 
     async def handle(self, error: Exception, ctx: Ctx) -> da.Outcome:
-        return da.Retry(delay=0.02) if isinstance(error, (Boom, psycopg.Error)) else da.Stop(error)
+        return da.Retry(delay=0.02) if isinstance(error, Boom) else da.Stop(error)
 
 
 class Chain(Base, name="chaos.Chain", queue="work"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import psycopg
 import pytest
-from durable_actors._engine import flusher
+from durable_actors._engine import flusher, port
 from durable_actors._engine.verdicts import blames_data
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import Gate, running
@@ -118,6 +118,35 @@ async def test_a_stop_does_not_wait_for_what_is_refused(durable_dsn, db, monkeyp
         gate.open()
         await run.run(machine, state={"say": "good"})
     assert db.row(bad, "status, attempt") == ("runnable", 1)  # released; it runs again
+
+
+async def test_a_call_of_a_step_that_may_pass_is_tried_again(durable_dsn, db, caplog):
+    """As an outcome would be: an error would end the instance by the default `handle`."""
+    refusals = [psycopg.errors.QueryCanceled("too slow"), psycopg.errors.InternalError_("oh")]
+
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            await ctx.insert(self.__class__, step="other")
+            return da.Done()
+
+        @da.step
+        async def other(self, ctx):
+            return da.Done()
+
+    real = port.start_child
+
+    async def flaky(*args, **options):
+        if refusals:
+            raise refusals.pop()
+        return await real(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(port, "start_child", flaky)
+        async with running(durable_dsn) as run:
+            row = await run.run(M)
+    assert (row.status, row.attempt, refusals) == ("done", 0, [])
+    assert sum("refuses a call of its step" in each.getMessage() for each in caplog.records) == 1
 
 
 @pytest.mark.parametrize(

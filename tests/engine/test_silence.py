@@ -6,7 +6,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors import _results
-from durable_actors._engine import node, spawn
+from durable_actors._engine import node, setup, spawn
 from durable_actors._engine.node import answer_patience, lanes
 from durable_actors._postgres import waiting
 from durable_actors.telemetry import StoreDown
@@ -21,6 +21,7 @@ def impatient(monkeypatch, registry):
     """Seconds are not what is tested here."""
     monkeypatch.setattr(node, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(spawn, "answer_patience", lambda _: SHORT)
+    monkeypatch.setattr(setup, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(_results, "ANSWER", SHORT)
     monkeypatch.setattr(waiting, "CANCEL_TIMEOUT", SHORT)
 
@@ -74,6 +75,34 @@ async def test_an_answer_that_never_comes(durable_dsn, statement):
             await proxy.wait_lost()
         assert [each.name for each in run.engine.snapshot().walk() if each.restarts] == []
     assert (row.status, row.result) == ("done", [1])
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("statement", ["signal_from_step", "start_child"])
+async def test_a_call_of_a_step_that_is_not_answered(durable_dsn, statement):
+    """It was done, and is asked again: what it has started or sent has an identity, so it is once there."""
+
+    class Child(da.Machine, name="child"):
+        @da.step
+        async def start(self, ctx):
+            return da.Await("go", then=self.end)
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done(len(ctx.awaited))
+
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            child = await ctx.start_child(Child, key="one")
+            await ctx.signal(child, "go")
+            return da.Done(child)
+
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
+        proxy.lose_reply(statement.encode(), then="silence")
+        row = await run.run(M)
+        child = await run.ended(row.result)
+    assert (row.attempt, child.result) == (0, 1)
 
 
 @pytest.mark.usefixtures("impatient")
