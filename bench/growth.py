@@ -17,6 +17,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import Owner, pick_instances, read_queue
 
 from bench.contest import Figure, Progress, Sample
+from bench.meter import on_cpu
 from bench.server import Server
 from bench.workload import MACHINES, QUEUE, fill
 
@@ -27,17 +28,18 @@ MACHINES["bench:unknown"] = "start"
 
 
 async def picks(dsn: str, count: int) -> Sample:
-    """Median and worst milliseconds of picks one after the other, each full."""
+    """Median and worst milliseconds of picks one after the other, each full; and of the server's CPU."""
     owner = Owner("durable", "bench", b"x" * 16, 60.0)
     cursor = PickCursor()
     conn = await PgConn.open(dsn, settings=_PLANS)
     cursor.learn(await read_queue(conn, "durable", QUEUE), known=KNOWN)
     seconds: list[float] = []
+    cpu: list[float] = []
     idle: list[float] = []  # picks that claim nothing: they shelve rows of unknown machines
     claimed = 0
     for _ in range(count):
         now = trio.current_time()
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), on_cpu(conn.pid)
         picked = await pick_instances(
             conn,
             owner,
@@ -50,6 +52,8 @@ async def picks(dsn: str, count: int) -> Sample:
         took = time.perf_counter() - began
         cursor.advance(picked, now=trio.current_time(), took=took)
         (seconds if picked.claims else idle).append(took)
+        if picked.claims:
+            cpu.append(on_cpu(conn.pid) - busy)
         claimed += len(picked.claims)
     conn.close()
     if not seconds:
@@ -57,6 +61,7 @@ async def picks(dsn: str, count: int) -> Sample:
     seconds.sort()
     return {
         "shelve_ms": statistics.median(idle or [0.0]) * 1e3,
+        "cpu_ms": statistics.median(cpu or [0.0]) * 1e3,
         "pick_ms": seconds[len(seconds) // 2] * 1e3,
         "best_ms": seconds[0] * 1e3,
         "worst_ms": seconds[-1] * 1e3,
