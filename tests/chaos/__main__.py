@@ -117,6 +117,7 @@ def as_json(report: Report) -> dict[str, object]:
         "ok": report.ok,
         "seconds": round(report.seconds, 2),
         "checked": dict(report.tally),
+        "lag": round(report.lag, 3),
         "faults": dict(report.faults),
         "failures": report.failures,
         "violations": [str(each) for each in report.violations],

@@ -70,6 +70,8 @@ class Report:
     failures: list[str] = attrs.field(factory=list)
     violations: list[Violation] = attrs.field(factory=list)
     story: list[str] = attrs.field(factory=list)
+    lag: float = 0.0
+    """By how many seconds the runner itself was late at most."""
     ended: float = 0.0
     """The server's time when the workers were told to go."""
     folder: Path | None = None
@@ -175,6 +177,7 @@ async def _live(
             for worker in world.workers:
                 if worker.alive:
                     worker.process.kill()
+            report.lag = world.lag
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
                 for worker in world.workers:
@@ -258,7 +261,9 @@ async def _judge(report: Report, nemesis: Nemesis, place: Place, folder: Path, e
     plan = make_plan(report.seed, extent.seconds, scale=extent.scale)
     report.failures += await find_leftovers(place.dsn)
     report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
-    violations, report.tally = await trio.to_thread.run_sync(judge_history, place.dsn, folder, report.ended)
+    violations, report.tally = await trio.to_thread.run_sync(
+        judge_history, place.dsn, folder, report.ended, report.lag
+    )
     report.violations += [each for each in violations if each.invariant not in nemesis.forgives]
     if not report.ok:
         await trio.to_thread.run_sync(dump, place.dsn, folder)

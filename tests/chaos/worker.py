@@ -21,7 +21,7 @@ from typing import Final
 import durable_actors as da
 import trio
 from durable_actors.testing.history import EffectLog
-from tests.chaos import releases, world
+from tests.chaos import clock, releases, world
 from tests.chaos.machines import probe
 from tests.chaos.points import Point, die, stand_still
 
@@ -59,7 +59,10 @@ def main() -> None:
     parser.add_argument(
         "--release", type=int, help="also the machines of this release (tests.chaos.releases)"
     )
+    parser.add_argument("--clock", type=float, default=0.0, help="seconds by which its wall clock is wrong")
     options = parser.parse_args()
+    if options.clock:
+        clock.skew(options.clock)
     random.seed(options.seed)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.Formatter.converter = time.gmtime

@@ -6,13 +6,10 @@ Nemeses act on it (`tests.chaos.nemeses`); `tests.chaos.run` makes one per run a
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -52,7 +49,7 @@ class WorkerProcess:
     """One worker process, and what the world expects of it."""
 
     name: str
-    process: Forked | trio.Process
+    process: Forked
     log: Path
     ready: Path
     """There as soon as the worker serves."""
@@ -119,6 +116,8 @@ class World:
     """What must not be: workers that ended without being told to, and what nemeses find."""
     story: list[str] = attrs.field(factory=list)
     """What happened when, for people."""
+    lag: float = 0.0
+    """By how many seconds this process itself was late at most: how loaded the machine is."""
     closing: bool = False
     """The run is over: whoever ends now is not replaced."""
     _depth: int = 0
@@ -192,9 +191,11 @@ class World:
             self.log.recovered()
 
     async def watch_outages(self) -> None:
-        """Note the times in which no worker serves: all killed or stopped at once. Endless."""
-        away = False
+        """Note the times in which no worker serves (all killed or stopped at once), and our own lag. Endless."""
+        away, last = False, trio.current_time()
         while True:
+            now = trio.current_time()
+            self.lag, last = max(self.lag, now - last - LOOK), now
             serves = any(each.serving for each in self.workers)
             if serves is away:
                 away = not serves
@@ -218,8 +219,6 @@ class World:
         *options: str,
         replace: bool = True,
         kill_at: str = "",
-        module: str = "tests.chaos.worker",
-        environ: Mapping[str, str] | None = None,
     ) -> WorkerProcess:
         """Start a worker. With `replace`, another one with the world's options follows when it ends.
 
@@ -235,11 +234,7 @@ class World:
             *(("--kill-at", kill_at) if kill_at else ()),
         ]
         # In the list before anything else is awaited: a worker that nobody knows would outlive the run.
-        process: Forked | trio.Process
-        if module == "tests.chaos.worker":
-            process = await self.zygote.fork(module, arguments, log, environ)
-        else:
-            process = await open_process([sys.executable, "-m", module, *arguments], log, environ)
+        process = await self.zygote.fork("tests.chaos.worker", arguments, log)
         worker = WorkerProcess(name, process, log, ready, kill_at.partition(":")[0])
         self.workers.append(worker)
         self.tell(f"start {name} {' '.join(options)}".rstrip())
@@ -287,16 +282,3 @@ class World:
                 await trio.sleep(RESPAWN)
         if replace and not self.closing:
             await self.spawn()
-
-
-async def open_process(command: list[str], log: Path, environ: Mapping[str, str] | None) -> trio.Process:
-    """Start a process; a cancellation that comes meanwhile is felt by whoever awaits next, not here."""
-    with log.open("wb") as output, trio.CancelScope(shield=True):
-        process = await trio.lowlevel.open_process(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **(environ or {})},
-        )
-    return process  # noqa: RET504 - mypy: a scope may swallow

@@ -171,7 +171,7 @@ async def block(world: World) -> None:
 async def clock(world: World) -> None:
     """Workers whose clocks are an hour off, one ahead, one behind; each is killed, and another one comes."""
     for hour in (3600, -3600):
-        await world.spawn(module="tests.chaos.skewed_worker", environ={"CHAOS_CLOCK": str(hour)})
+        await world.spawn("--clock", str(hour))
         world.count("wrong clock", f"{hour:+} s")
     while await world.pause(0.8, 2.0):
         if (worker := world.pick()) is not None:
