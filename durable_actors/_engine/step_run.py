@@ -180,22 +180,23 @@ class StepRun:
         return value
 
     def _context(self, state: Any) -> Context[Any]:
-        claim = self._claim
-        ctx = Context(
-            state=state,
-            id=claim.id,
-            machine=claim.fsm,
-            version=claim.version,
-            step=claim.step,
-            attempt=claim.attempt,
-            visit=claim.visit,
-            signals=self._around.signals,
-            awaited=self._around.awaited,
-            children=self._around.children,
-            parent_id=claim.parent_id,
-            claim_id=claim.claim_id,
-            port=self._node.port,
-        )
+        claim, around = self._claim, self._around
+        ctx = Context.of({
+            "state": state,
+            "id": claim.id,
+            "machine": claim.fsm,
+            "version": claim.version,
+            "step": claim.step,
+            "attempt": claim.attempt,
+            "visit": claim.visit,
+            "signals": around.signals,
+            "awaited": around.awaited,
+            "children": around.children,
+            "parent_id": claim.parent_id,
+            "claim_id": claim.claim_id,
+            "in_handle": False,
+            "port": self._node.port,
+        })  # fmt: skip
         current_step.set(ctx)  # for log records; this task's context is its own
         return ctx
 

@@ -84,7 +84,7 @@ class StepTasks:
         """Step after step; return what the pool is told about this task's context."""
         node, claim = self._node, held.claim
         spec = node.known.find(claim.fsm, claim.version)
-        until = trio.current_time() + AHEAD_SECONDS
+        until = trio.current_time() + AHEAD_SECONDS if spec.run_ahead else 0.0
         steps = 0
         while True:
             steps += 1

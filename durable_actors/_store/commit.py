@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,7 +10,7 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Statement
+from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.claim import ClaimState, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition
@@ -51,13 +52,7 @@ async def commit_outcomes(
     results = (
         await conn.batch([*calls, *riders.values()]) if writes > 1 or riders else [await conn.run(*calls[0])]
     )
-    committed = {
-        int(row[0] or 0): Committed(
-            int(row[1] or 0), cast("Status", (row[2] or b"").decode()), row[3], row[4] == b"t"
-        )
-        for result in results[:writes]
-        for row in result.rows
-    }
+    committed = {int(row[0] or 0): _committed(row) for result in results[:writes] for row in result.rows}
     offered: list[Promoted] = []
     for name, result in zip(riders, results[writes:], strict=True):
         if name in {"promote_siblings", "join_parents"}:
@@ -67,6 +62,18 @@ async def commit_outcomes(
                 woken = int(row[0] or 0)
                 committed[woken] = attrs.evolve(committed[woken], status="runnable")
     return Flushed(committed, offered)
+
+
+def _committed(row: Row) -> Committed:
+    _, visit, status, state, inbox, *_ = row
+    if state is None:  # it has left this worker: all that happened to it is in few words
+        return _left(visit or b"0", status or b"", inbox)
+    return Committed(int(visit or 0), cast("Status", (status or b"").decode()), state, inbox == b"t")
+
+
+@functools.lru_cache(maxsize=256)
+def _left(visit: bytes, status: bytes, inbox: bytes | None) -> Committed:
+    return Committed(int(visit), cast("Status", status.decode()), None, inbox == b"t")
 
 
 def _by_id(transition: Transition) -> int:

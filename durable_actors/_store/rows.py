@@ -90,7 +90,7 @@ class Transition:
         return self.status in {"done", "failed"}
 
 
-@attrs.define(eq=False)  # as `Claim`
+@attrs.define  # not frozen, as `Claim`; many tasks may be given the same one, so nobody changes it
 class Committed:
     """The transition is in the database."""
 

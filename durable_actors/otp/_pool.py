@@ -282,7 +282,7 @@ class Pool:
             raise cancelled from None
         finally:
             # None: Cancelled passes through here, from `cancel`, its deadline, or the pool's end.
-            if value is Renewed and not worker.scope.cancel_called and self._accepting:
+            if value is Renewed and self._accepting and not worker.scope.cancel_called:
                 self._here = worker
             try:
                 self._reap(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import attrs
 import durable_actors as da
 import pytest
+from durable_actors._engine.step_run import StepRun
+from durable_actors._engine.surroundings import NOTHING
 from tests.engine.engine_kit import Gate, running, until
+from tests.engine.kit import claim
 from tests.engine.test_fences import REAP
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -154,3 +161,14 @@ async def test_a_lost_claim_starts_nothing(durable_dsn, db):
         await until(lambda: errors)
     assert (row.status, row.attempt) == ("done", 1)
     assert db.execute("select count(*)::int from durable.gen_durable") == [(1,)]
+
+
+def test_the_engine_gives_a_context_all_its_fields():
+    """It makes them without attrs: a field added there must be added in `step_run`, too."""
+    made = StepRun(cast("Any", SimpleNamespace(port=None)), claim(None), cast("Any", None), NOTHING)._context(
+        {}
+    )
+    assert list(vars(made)) == [field.name for field in attrs.fields(da.Context)]
+    assert attrs.evolve(made, attempt=3).attempt == 3
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        made.state = 1  # type: ignore[misc]
