@@ -16,7 +16,6 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import durable_actors as da
 import trio
@@ -24,9 +23,6 @@ from durable_actors.testing.history import EffectLog
 from tests.chaos import clock, releases, world
 from tests.chaos.machines import probe
 from tests.chaos.points import Point, die, stand_still
-
-BLOCK: Final = world.LEASE * 1.4
-"""Seconds for which a step blocks the loop."""
 
 
 class Ready:
@@ -41,7 +37,7 @@ class Ready:
 
 def block_once(*_: object) -> None:
     """The next step blocks the loop."""
-    probe.block = BLOCK
+    probe.block = world.BLOCK
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ from tests.chaos.zygote import Forked, Zygote
 
 LEASE = 1.5
 """Seconds: `lease_ttl` of every worker."""
+BLOCK = LEASE * 1.4
+"""Seconds for which a step blocks the loop, when it is told to."""
 REAP = 0.4
 """Seconds: `reap_interval` of every worker."""
 DEAD_AFTER = 0.8
@@ -62,6 +64,9 @@ class WorkerProcess:
     stopped: bool = False
     """SIGSTOP was sent, and no SIGCONT since."""
 
+    blocked_until: float = 0.0
+    """Its event loop is blocked, or soon will be, until about then."""
+
     @property
     def alive(self) -> bool:
         """Whether the process runs, stopped or not."""
@@ -70,7 +75,8 @@ class WorkerProcess:
     @property
     def serving(self) -> bool:
         """Whether it is there, ready, awake, and nobody has told it to go."""
-        return self.alive and not self.doomed and not self.stopped and self.ready.exists()
+        blocked = trio.current_time() < self.blocked_until
+        return self.alive and not (self.doomed or self.stopped or blocked) and self.ready.exists()
 
     def is_stopped(self) -> bool:
         """Whether the kernel has stopped it, by whomever it was asked to (Linux)."""
@@ -191,7 +197,7 @@ class World:
             self.log.recovered()
 
     async def watch_outages(self) -> None:
-        """Note the times in which no worker serves (all killed or stopped at once), and our own lag. Endless."""
+        """Note the times in which no worker serves (all killed, stopped, blocked), and our own lag. Endless."""
         away, last = False, trio.current_time()
         while True:
             now = trio.current_time()
@@ -260,6 +266,12 @@ class World:
         self.log.resumed(worker.process.pid)
         worker.send(signal.SIGCONT)
         self.tell(f"SIGCONT {worker.name}")
+
+    def block(self, worker: WorkerProcess) -> None:
+        """Its next step blocks its event loop for longer than a lease."""
+        worker.blocked_until = trio.current_time() + BLOCK + 0.5  # as soon as a step begins
+        worker.send(signal.SIGUSR1)
+        self.count("blocked loop", worker.name)
 
     def terminate(self, worker: WorkerProcess, kind: str = "SIGTERM") -> None:
         """SIGTERM: it drains and ends; another worker takes its place."""

@@ -163,8 +163,7 @@ async def block(world: World) -> None:
     """User code that blocks a worker's event loop for longer than a lease."""
     while await world.pause(0.3, 1.5):
         if (worker := world.pick()) is not None:
-            worker.send(signal.SIGUSR1)
-            world.count("blocked loop", worker.name)
+            world.block(worker)
 
 
 @nemesis("clock")
