@@ -78,9 +78,10 @@ async def _shape_stays_old(self: feeder.Feeder, conn: Any, *, original: Any = fe
     return missed
 
 
-async def _no_deadlines(self: feeder.Feeder, conn: object) -> None:
-    await trio.lowlevel.checkpoint()
+async def _no_deadlines(self: feeder.Feeder, conn: Any, *, original: Any = feeder.Feeder._learn) -> bool:
+    missed: bool = await original(self, conn)
     self._deadline = float("inf")
+    return missed
 
 
 def _endless(renewed: Any) -> None:
@@ -122,7 +123,7 @@ ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
         "an idle feeder sleeps until a look at its queue that is over: it asks without a pause",
         _patch(feeder.Feeder, "_learn", _shape_stays_old),
     ),
-    "no awaits": ("deadlines of awaits are never looked at", _patch(feeder.Feeder, "_expire", _no_deadlines)),
+    "no awaits": ("deadlines of awaits are never looked at", _patch(feeder.Feeder, "_learn", _no_deadlines)),
     "consume all": (
         "a park consumes what it should keep",
         _patch(transition, "_park", partial(_park_all, transition._park)),
@@ -175,9 +176,24 @@ def _unknown(plan: Plan) -> Plan:
     return attrs.evolve(plan, items=items, strikes=(), rates=Rates(lost_reply=0.2))
 
 
+def _back_again(plan: Plan) -> Plan:
+    """Servers that restart, again and again, under leases that are long."""
+    plan = _long_steps(attrs.evolve(plan, nodes=3, concurrency=2, lasts=9.0))
+    options = {**plan.options, "lease_ttl": 8.0, "dead_after": 0.5, "reap_interval": 0.5}
+    strikes = tuple(Strike(1.0 + 2.0 * n, "restart", 0, 0.2) for n in range(4))
+    rates = Rates(lag=0.15)
+    return attrs.evolve(plan, options=options, strikes=strikes, rates=rates)
+
+
+def _idle(plan: Plan) -> Plan:
+    """Slow answers, and next to nothing to do."""
+    items = (Item("chain-0", "chain", 0.1, 3, 30.0), Item("sleeper-1", "sleeper", 0.5, 1, 0.1))
+    return attrs.evolve(plan, nodes=2, items=items, strikes=(), rates=Rates(lag=0.05), lasts=3.0)
+
+
 FOCUS: dict[str, Callable[[Plan], Plan]] = {
-    "visit": _unknown, "lease": _late, "consume": _stale, "trust": _long_steps, "no deadline": _long_steps,
-    "keyed steps": _keyed,
+    "fence": _unknown, "visit": _unknown, "lease": _late, "moved": _back_again, "consume": _stale, "trust": _long_steps,
+    "no deadline": _long_steps, "keyed steps": _keyed, "old shape": _idle, "no awaits": _idle,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
 

@@ -9,7 +9,7 @@ import attrs
 import psycopg
 from durable_actors._postgres.statement import Params, Result, Statement
 from tests.simulation import statements_inbox, statements_lease  # noqa: F401 - their meanings register themselves
-from tests.simulation.process import World
+from tests.simulation.process import Violation, World
 from tests.simulation.statements import MEANINGS, SECOND, Scene
 from tests.simulation.tables import Blocked, NotYet, Tables, Tx
 
@@ -183,6 +183,9 @@ class Server:
         scene = self._scene
         scene.backend = session.pid
         tx.clock = self.now()
+        for statement, _ in request.calls:
+            if statement.name not in MEANINGS:
+                raise Violation("model", f"tests/simulation does not know what {statement.name}.sql means")
         return [
             Result(MEANINGS[statement.name](scene, tx, params), "")
             for statement, params in request.calls

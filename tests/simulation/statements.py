@@ -90,7 +90,8 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
         head.sort(key=lambda row: (row.eligible_at, row.id))
         window.update({row.id: row for row in head[:limit]})
     chosen = sorted(window.values(), key=lambda row: row.urgency)[:limit]
-    verdicts = _judge(tx, [row for row in chosen if row.machine in known], known)
+    verdicts, heal = _judge(tx, [row for row in chosen if row.machine in known], known)
+    _promote(tx, [*(row.partition_key for row in chosen if row.machine not in known), *heal])
     out: Rows = []
     for row in chosen:
         what = verdicts[row.id] if row.machine in known else "s"
@@ -115,9 +116,10 @@ def _claimed(row: Row) -> list[bytes | None]:
     ]  # fmt: skip
 
 
-def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> dict[int, str]:
-    """judge_keys: what a pick may do with each row. Nobody else decides at the same instant."""
+def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[int, str], list[str]]:
+    """judge_keys: what a pick may do with each row, and keys whose elder is held. Nobody else decides now."""
     verdicts: dict[int, str] = {}
+    heal: list[str] = []
     decided: dict[str, str] = {}
     for row in mine:
         key = row.partition_key
@@ -144,9 +146,9 @@ def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> dict[int, str
             else:
                 decided[key] = "h"
                 if before[0].hold == 1 and not runs:
-                    tx.write(before[0], "promote").hold = 0
+                    heal.append(key)
             verdicts[row.id] = decided[key]
-    return verdicts
+    return verdicts, heal
 
 
 @meaning
@@ -180,21 +182,28 @@ def release_strays(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def promote_siblings(scene: Scene, tx: Tx, params: Params) -> Rows:
-    out: Rows = []
-    for key in lit.texts(params[0]):
+    promoted = _promote(tx, lit.texts(params[0]))
+    return [shown(row.id, row.queue, row.priority, lit.instant(row.eligible_at)) for row in promoted]
+
+
+def _promote(tx: Tx, keys: Sequence[str | None]) -> list[Row]:
+    """Offer the first held row of each key again."""
+    found: dict[int, Row] = {}
+    for key in keys:
         held = [
             row
             for row in tx.all()
             if row.partition_key == key
+            and key is not None
             and row.status == "runnable"
-            and row.hold == 1
+            and (row.hold == 1 or row.id in found)
             and not tx.is_locked(row.id)
         ]
         if held:
-            new = tx.write(min(held, key=lambda row: row.urgency), "promote")
-            new.hold = 0
-            out.append(shown(new.id, new.queue, new.priority, lit.instant(new.eligible_at)))
-    return out
+            first = min(held, key=lambda row: row.urgency)
+            found[first.id] = tx.write(first, "promote")
+            found[first.id].hold = 0
+    return list(found.values())
 
 
 @meaning

@@ -268,6 +268,14 @@ def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 @meaning
+def find_by_key(scene: Scene, tx: Tx, params: Params) -> Rows:
+    key = bytes.fromhex(_text(params[0])[2:])
+    occupant = _occupant(tx, key)
+    had = [row.id for row in tx.all() if row.unique_key == key]
+    return [shown(occupant if occupant is not None else max(had), 0)] if had else []
+
+
+@meaning
 def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, every, patience = _text(params[0]), float(params[1] or 0), float(params[2] or 0)
     found = any(r.status == "runnable" and r.hold == 0 and r.queue == queue for r in tx.all())

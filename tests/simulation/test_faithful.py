@@ -19,6 +19,7 @@ from durable_actors._store.rows import Claim, Transition
 from tests.simulation.driver import Transaction
 from tests.simulation.process import World
 from tests.simulation.server import Request, Server
+from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row
 from tests.store.kit import connect, plan
 
@@ -129,14 +130,14 @@ class Pair:
         plans = [
             plan(
                 machine="m", version=self.random.choice((1, 1, 1, 2)), priority=self.random.choice((0, 1)),
-                partition_key=self.random.choice((None, "red", "blue")), delay=self.random.choice((0.0, 0.0, 600.0)),
+                partition_key=self.random.choice((None, "red", "blue")), delay=self.random.choice((0.0, 0.0, 6000.0)),
             )
             for _ in range(self.random.randint(1, 3))
         ]  # fmt: skip
         await self.same(insert.insert_instances, SCHEMA, plans)
 
     async def pick(self) -> None:
-        owner = Owner(SCHEMA, self.random.choice("ab"), b"hash", 600.0)
+        owner = Owner(SCHEMA, self.random.choice("ab"), b"hash", 6000.0)
         options = {"queue": "default", "limit": self.random.randint(1, 4), "known": b"{m/1}", "now": 0.0}
         ours, theirs = await self.both(claims.pick_instances, owner, begin=HEAD, **options)
 
@@ -191,11 +192,11 @@ class Pair:
                 "state": state,
             }
         if kind == "retry":
-            retry = {"attempt": claim.attempt + 1, "delay": draw.choice((0.0, 60.0)), "keeps_awaits": True}
+            retry = {"attempt": claim.attempt + 1, "delay": draw.choice((0.0, 6000.0)), "keeps_awaits": True}
             return {"status": "runnable", "step": claim.step, "last_error": "x", **retry}
         if kind == "park":
             then = draw.choice((None, "t"))
-            timeout = draw.choice((None, 60.0))
+            timeout = draw.choice((None, 6000.0))
             parked = {"awaits": draw.choice((("x",), ("x", "y"))), "await_step": then, "timeout": timeout}
             return {"status": "awaiting_signal", "step": claim.step, "attempt": 0, "state": state, **parked}
         ended = {"result": b'{"r":1}'} if kind == "done" else {"last_error": "why"}
@@ -222,8 +223,8 @@ class Pair:
 
     async def renew(self) -> None:
         pairs = self._some()
-        ours = await lease.renew_leases(self.real, SCHEMA, [each for each, _ in pairs], lease_ttl=600.0)
-        theirs = await lease.renew_leases(self.model, SCHEMA, [each for _, each in pairs], lease_ttl=600.0)  # type: ignore[arg-type]
+        ours = await lease.renew_leases(self.real, SCHEMA, [each for each, _ in pairs], lease_ttl=6000.0)
+        theirs = await lease.renew_leases(self.model, SCHEMA, [each for _, each in pairs], lease_ttl=6000.0)  # type: ignore[arg-type]
         assert [each.claim_id in ours for each, _ in pairs] == [each.claim_id in theirs for _, each in pairs]
 
     async def release(self) -> None:
@@ -251,6 +252,12 @@ class Pair:
         dead = self.random.choice(({}, {"a": math.inf}, {"a": 0.0}))
         ours, theirs = await self.both(lease.reap_claims, SCHEMA, limit=2, dead=dead, max_crashes=3)
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
+        # Pauses of seconds: the server's clock runs, ours does not.
+        self.db.execute(
+            "update durable.gen_durable set eligible_at = eligible_at + interval '1 h' where eligible_at > now()"
+        )
+        for row in self.server.tables.rows.values():
+            row.eligible_at += 3600 * SECOND if row.eligible_at > self.server.now() else 0
 
     async def maintain(self) -> None:
         await self.same(signal.expire_awaits, SCHEMA, "default", limit=10)
