@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -111,6 +112,8 @@ async def run_once(
             extent = Extent(seconds=span, scale=scale, settle=settle)
             await _live(report, nemesis, place, folder, zygote, extent)
             await _judge(report, nemesis, place, folder, extent)
+    except Exception:  # the supervisor of runs: the others go on
+        report.failures.append(f"the run broke down: {traceback.format_exc()[-3000:]}")
     finally:
         report.seconds = time.monotonic() - began
         if keep or not report.ok:
