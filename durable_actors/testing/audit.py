@@ -65,13 +65,15 @@ def read_audit(dsn: str, schema: str = "durable") -> list[Change]:
 
 def fetch_changes(connection: psycopg.Connection[Any], schema: str) -> list[Change]:
     """All changes that this transaction sees, in order."""
-    told = [_columns(InstanceState, name) for name in ("before", "after")]
-    told += [_columns(SignalState, name) for name in ("old_signal", "new_signal")]
-    query = (
-        "select seq, txid::text::int8, extract(epoch from began)::float8, extract(epoch from at)::float8,"
-        " extract(epoch from seen)::float8, snapshot, writer, backend, instance, "
-        f"{', '.join(told)} from durable_audit.change order by seq"  # noqa: S608 - names of ours
+    told = ", ".join(
+        [
+            "seq, txid::text::int8, extract(epoch from began)::float8, extract(epoch from at)::float8",
+            "extract(epoch from seen)::float8, snapshot, writer, backend, instance",
+            *(_columns(InstanceState, name) for name in ("before", "after")),
+            *(_columns(SignalState, name) for name in ("old_signal", "new_signal")),
+        ]
     )
+    query = f"select {told} from durable_audit.change order by seq"  # noqa: S608 - names of ours
     reader = _Reader()
     return [reader.read(row) for row in connection.execute(_text(query, schema))]
 
