@@ -27,7 +27,7 @@ class Rows:
         monkeypatch.setattr(_results, "read_finals", self.read)
 
     @asynccontextmanager
-    async def acquire(self, lane: str):
+    async def acquire(self, lane: str, *, within: float | None = None):
         await trio.lowlevel.checkpoint()
         if self.away or self.closed:
             raise StoreUnavailable("away")
