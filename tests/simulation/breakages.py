@@ -191,9 +191,17 @@ def _idle(plan: Plan) -> Plan:
     return attrs.evolve(plan, nodes=2, items=items, strikes=(), rates=Rates(lag=0.05), lasts=3.0)
 
 
+def _killed(plan: Plan) -> Plan:
+    """Nodes that die with work in their hands, and families."""
+    items = tuple(Item(f"family-{n}", "family", 0.1 * n, 2, 0.5) for n in range(3))
+    strikes = tuple(Strike(0.5 + 0.3 * n, "crash", n % 2, 1.0) for n in range(4))
+    return attrs.evolve(plan, nodes=2, items=items, strikes=strikes, rates=Rates(), lasts=3.0)
+
+
 FOCUS: dict[str, Callable[[Plan], Plan]] = {
-    "fence": _unknown, "visit": _unknown, "lease": _late, "moved": _back_again, "consume": _stale, "trust": _long_steps,
-    "no deadline": _long_steps, "keyed steps": _keyed, "old shape": _idle, "no awaits": _idle,
+    "fence": _unknown, "visit": _unknown, "lease": _late, "renewals": _long_steps, "moved": _back_again,
+    "consume": _stale, "consume more": _stale, "join": _killed, "trust": _long_steps, "no deadline": _long_steps,
+    "keyed steps": _keyed, "no reaper": _killed, "dead at once": _back_again, "old shape": _idle, "no awaits": _idle,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
 
