@@ -6,10 +6,17 @@ Its writes are fenced by the claim, and each batch is committed before the next 
 
 from __future__ import annotations
 
+from typing import cast
+
+import attrs
+import msgspec
+from durable_actors import Done, Next
+from durable_actors._postgres.encode import json_array, text_array
 from psycopg import pq
 from psycopg.pq import ExecStatus
 
 from bench.meter import Meter
+from bench.workload import Count, Five
 
 CLAIM = """
 update durable.gen_durable g
@@ -46,6 +53,7 @@ class Loop:
     def __init__(self, dsn: str) -> None:
         self._conn = pq.PGconn.connect(dsn.encode())
         self._conn.exec_(SETUP.encode())
+        self.claimed: pq.abc.PGresult
         for name, text in ((b"claim", CLAIM), (b"step", STEP), (b"done", DONE)):
             self._conn.prepare(name, text.encode())
 
@@ -56,7 +64,7 @@ class Loop:
         return result
 
     def claim(self, batch: int) -> tuple[bytes, bytes, int]:
-        result = self._run(b"claim", [b"%d" % batch])
+        result = self.claimed = self._run(b"claim", [b"%d" % batch])
         rows = range(result.ntuples)
         ids = b"{" + b",".join(result.get_value(row, 0) or b"" for row in rows) + b"}"
         claims = b"{" + b",".join(result.get_value(row, 1) or b"" for row in rows) + b"}"
@@ -70,10 +78,45 @@ class Loop:
     def done(self, ids: bytes, claims: bytes, count: int) -> None:
         self._run(b"done", [ids, claims, b"{" + b",".join([b"null"] * count) + b"}"])
 
+    def run_steps(self, machine: Five, ids: bytes, claims: bytes, count: int) -> None:
+        """Run the real steps of a batch: each state is decoded, given to its step, encoded and committed."""
+        result, column = self.claimed, 2
+        for name in ("s0", "s1", "s2", "s3", "s4"):
+            order = [result.get_value(row, 0) or b"" for row in range(count)]
+            step, outcomes = getattr(machine, name), list[Next | Done]()
+            for row in range(count):
+                ctx = Bare(_decode(result.get_value(row, column) or b""))
+                try:
+                    step(ctx).send(None)
+                except StopIteration as stop:
+                    outcomes.append(stop.value)
+            ids = b"{" + b",".join(order) + b"}"
+            claims = b"{" + b",".join([result.get_value(row, 1) or b"" for row in range(count)]) + b"}"
+            if name == "s4":
+                results = json_array([_encode(cast("Done", each).result) for each in outcomes])
+                self._run(b"done", [ids, claims, results])
+                return
+            states = json_array([_encode(cast("Next", each).state) for each in outcomes])
+            steps = text_array([cast("Next", each).step for each in outcomes])
+            result = self._run(b"step", [ids, claims, steps, states])
 
-def run(meter: Meter, dsn: str, *, count: int, steps: int = 1, batch: int = 500) -> dict[str, float]:
-    """Complete `count` instances of `steps` steps each. Figures per instance."""
-    loop = Loop(dsn)
+
+@attrs.define
+class Bare:
+    """As much of a context as the steps look at."""
+
+    state: Count
+
+
+_decode = msgspec.json.Decoder(Count).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def run(
+    meter: Meter, dsn: str, *, count: int, steps: int = 1, batch: int = 500, real: bool = False
+) -> dict[str, float]:
+    """Complete `count` instances of `steps` steps each; `real`: run the five steps, too. Figures per instance."""
+    loop, machine = Loop(dsn), Five()
     loop.done(b"{}", b"{}", 0)
     meter.start()
     left = count
@@ -81,8 +124,11 @@ def run(meter: Meter, dsn: str, *, count: int, steps: int = 1, batch: int = 500)
         ids, claims, got = loop.claim(batch)
         if not got:
             raise RuntimeError(f"{left} rows are missing")
-        for step in range(1, steps):
-            loop.step(ids, claims, got, step)
-        loop.done(ids, claims, got)
+        if real:
+            loop.run_steps(machine, ids, claims, got)
+        else:
+            for step in range(1, steps):
+                loop.step(ids, claims, got, step)
+            loop.done(ids, claims, got)
         left -= got
     return meter.stop(count)

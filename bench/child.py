@@ -25,7 +25,12 @@ def run(order: dict[str, Any]) -> dict[str, float]:
     meter = Meter(dsn, order["postmaster"])
     if order["what"] == "ceiling":
         return ceiling.run(
-            meter, dsn, count=count, steps=order.get("steps", 1), batch=order.get("batch", 500)
+            meter,
+            dsn,
+            count=count,
+            steps=order.get("steps", 1),
+            batch=order.get("batch", 500),
+            real=order.get("real", False),
         )
     if order.get("gc"):
         gc.freeze()

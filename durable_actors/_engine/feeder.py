@@ -68,7 +68,7 @@ class Feeder(Actor[object]):
         self._commits = commits
         self._keys = keys
         self._buffer: deque[Held] = deque()
-        self._slots = Slots(limits)
+        self.slots = Slots(limits)
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._watch = Watch(node, queue, limits)
         self._empty = 0
@@ -99,7 +99,7 @@ class Feeder(Actor[object]):
     @property
     def running(self) -> int:
         """Steps of this queue that run."""
-        return self._slots.running
+        return self.slots.running
 
     def look_for_deadlines(self) -> None:
         """A deadline was set here: read when the next one is before sleeping again."""
@@ -107,16 +107,12 @@ class Feeder(Actor[object]):
 
     def ended(self, held: Held) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed."""
-        self._slots.ended(held)
+        self.slots.ended(held)
         self.address.cast(None)
-
-    def resumed(self, held: Held) -> None:
-        """The outcome was refused: code of this instance runs again."""
-        self._slots.resumed(held)
 
     def exited(self, held: Held) -> None:
         """A step task of this queue has ended; called in that task, after its slot is free."""
-        self._slots.exited(held)
+        self.slots.exited(held)
         if self._buffer and self._pool.can_follow:
             self._start_next(trio.current_time())
         self.address.cast(None)
@@ -124,7 +120,7 @@ class Feeder(Actor[object]):
     async def init(self) -> None:
         """Become the queue's feeder: pokes come here from now on."""
         # Steps that the last incarnation started still run.
-        self._slots.recount(
+        self.slots.recount(
             held
             for held in self._node.leases.everything()
             if held.task is not None and held.task.running and held.claim.queue == self._queue
@@ -137,7 +133,7 @@ class Feeder(Actor[object]):
         while not self._node.draining:
             await self._take_keys()
             self._start_buffered()
-            wanted = min(self._slots.demand(len(self._buffer)), MAX_PICK)
+            wanted = min(self.slots.demand(len(self._buffer)), MAX_PICK)
             self._tell_saturation(wanted)
             wait = math.inf if not wanted else await self._refill(wanted)
             with trio.move_on_at(wait) as sleep:
@@ -295,7 +291,7 @@ class Feeder(Actor[object]):
 
     def _start_next(self, now: float) -> bool:
         """Start one. False: none is there, or no slot. None in a drain, too: its last pick may still come."""
-        while self._buffer and self._slots.free and not self._node.draining:
+        while self._buffer and self.slots.free and not self._node.draining:
             held = self._next_startable()
             if held is None:
                 return False
@@ -310,7 +306,7 @@ class Feeder(Actor[object]):
                 # The pool is down: dropped here, it would be renewed for nobody.
                 self._buffer.appendleft(held)
                 raise
-            self._slots.running += 1
+            self.slots.running += 1
             return True
         return False
 
@@ -339,11 +335,11 @@ class Feeder(Actor[object]):
     def _tell_saturation(self, wanted: int) -> None:
         full = (
             not wanted
-            and self._slots.running + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
+            and self.slots.running + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
         )
         if full and not self._saturated and self._node.telemetry.active:
             self._node.telemetry.emit(
-                QueueSaturated(queue=self._queue, running=self._slots.running, buffered=len(self._buffer))
+                QueueSaturated(queue=self._queue, running=self.slots.running, buffered=len(self._buffer))
             )
         self._saturated = full
 

@@ -169,7 +169,7 @@ class StepTasks:
     def _resumed(self, held: Held) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and held.ending:
-            feeder.resumed(held)
+            feeder.slots.resumed(held)
 
     # -- telling
 

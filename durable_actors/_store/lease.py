@@ -82,7 +82,8 @@ async def reap_claims(
 ) -> tuple[list[Reaped], list[Promoted]]:
     """Take back up to `limit` claims whose lease is over or whose owner is in `dead`; the steps run again.
 
-    `dead` maps owners to their `latest_expiry` when they were found dead: what was claimed or renewed since is not taken.
+    `dead` maps owners to their `latest_expiry` when they were found dead: what was claimed or renewed since is not
+    taken.
 
     Returns them, and rows that are on offer now: siblings of their keys, parents of quarantined children. One
     transaction: a barrier hears of a child's end together with it.
