@@ -12,7 +12,7 @@ int                                  any size up to 4,300 digits; numbers in jso
 float                                exact; from 1e16 on a plain dict gets an int back: jsonb writes digits
 NaN, inf                             refused (the encoder would write null)
 text with NUL or a lone surrogate    refused (jsonb cannot store it)
-longer than 256 MB of JSON           refused (jsonb cannot store it)
+longer than 32 MB of JSON            refused (keep it elsewhere, and its address here)
 contains itself, or nested deeply    refused (the limit is Python's recursion limit, about 1,000 levels)
 any other object, msgspec.Raw        refused
 ===================================  =====================================================================
@@ -43,9 +43,10 @@ _refuse_nan = json.JSONEncoder(allow_nan=False).encode
 # An odd number of backslashes: the escape \u0000, and not the text backslash-u0000.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
-MAX_JSON = 256_000_000
-"""Bytes. jsonb holds 268 MB, and the server closes the connection on a message of 1 GB: an outcome that large would
-be sent, lose its connection and be sent again as long as its lease is renewed, and every other outcome with it."""
+MAX_JSON = 32_000_000
+"""Bytes: as much as a whole group of outcomes may have. A larger one would hold up the commits of all its neighbours (one
+of 100 MB took Postgres more than 30 s on a busy machine, was given up and sent again, without end), and the server
+closes the connection on a message of 1 GB. Keep what is large elsewhere, and its address in the state."""
 
 _PLACE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
 
@@ -167,7 +168,7 @@ def _checked(value: object, *, may_hide_nan: bool) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise _Refused(error) from error
     if len(data) > MAX_JSON:
-        raise _Refused(ValueError(f"it has {len(data)} bytes of JSON, at most {MAX_JSON} can be stored"))
+        raise _Refused(ValueError(f"it has {len(data)} bytes of JSON, at most {MAX_JSON} are taken"))
     if b"\\u0000" in data and _NUL.search(data):
         raise _Refused(None)
     return data

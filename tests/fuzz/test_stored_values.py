@@ -94,11 +94,11 @@ async def test_steps_that_return_odd_values_end_with_a_reason(durable_dsn, conn)
 
 
 def test_sizes_that_no_message_holds_are_refused(monkeypatch):
-    """The server closes the connection on a message of 1 GB: sent again and again, it would stop every commit."""
+    """Sent, a huge one would hold up every other commit; the server closes the connection on a message of 1 GB."""
     job = define()
     monkeypatch.setattr(_codec, "MAX_JSON", 1000)
     monkeypatch.setattr(inserting, "MAX_BYTES", 5000)
-    with pytest.raises(da.StateError, match="it has 1008 bytes of JSON, at most 1000 can be stored"):
+    with pytest.raises(da.StateError, match="it has 1008 bytes of JSON, at most 1000 are taken"):
         plan_rows(job, [{"args": {"v": "x" * 1000}}])
     with pytest.raises(da.ConfigError, match="states of up to 5000 bytes together, these have 5400"):
         plan_rows(job, [{"args": {"v": "x" * 892}}] * 6)
