@@ -214,6 +214,41 @@ async def test_uninstall_removes_everything(durable_dsn: str):
         assert conn.execute("select 1 from pg_namespace where nspname = 'durable'").fetchone() is None
 
 
+async def test_uninstall_waits_for_a_migrator(empty_dsn: str):
+    """Beside it, it would drop the record that the migrator is about to write to, and leave the rest."""
+    waits = "select 1 from pg_locks where locktype = 'advisory' and not granted"
+    tries = "select 1 from pg_stat_activity where query like '%pg_try_advisory_lock%' and pid <> all (array[{}, {}])"
+    held = fake(1, "create table durable.made (x int); select pg_advisory_xact_lock(4712);")
+    removed: list[bool] = []
+
+    async def make(conn: PgConn) -> None:
+        try:
+            await migrating.migrate_on(conn, schema="durable", shipped=[held])
+        finally:
+            conn.close()
+
+    async def remove() -> None:
+        removed.append(await migrating.uninstall(empty_dsn))
+
+    with psycopg.connect(empty_dsn, autocommit=True) as other:
+
+        async def see(query: str) -> None:
+            while not other.execute(query).fetchall():  # type: ignore[arg-type]
+                await trio.sleep(0.01)
+
+        other.execute("select pg_advisory_lock(4712)")
+        conn = await PgConn.open(empty_dsn)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(make, conn)
+            await see(waits)
+            nursery.start_soon(remove)
+            await see(tries.format(conn.pid, other.info.backend_pid))
+            assert not removed
+            other.execute("select pg_advisory_unlock(4712)")
+    assert removed == [False], "of what the migrator made, this table is not ours"
+    assert tables(empty_dsn) == {"durable.made"}
+
+
 async def test_an_old_server_is_refused(pg_dsn: str, monkeypatch: pytest.MonkeyPatch):
     old = Statement("server_version", "select '130022', '13.22', false", read_only=True)
     monkeypatch.setattr(migrating, "_SERVER", old)
