@@ -56,6 +56,21 @@ async def test_one_statement_on_many_server_processes(pg_dsn):
             conn.close()
 
 
+async def test_a_cancellation_hits_no_later_statement(pg_dsn):
+    """It takes a way of its own through the pooler, and the server process may be somebody else's by then."""
+    nap = Statement("nap", "select pg_sleep(600)", read_only=True)
+    short = Statement("short", "select pg_sleep(0.005)", read_only=True)
+    with open_pgbouncer(pg_dsn, size=2) as dsn:
+        conn = await PgConn.open(dsn)
+        for _ in range(15):
+            with trio.move_on_after(0.005) as scope:
+                await conn.run(nap)
+            assert scope.cancelled_caught
+            assert conn.pristine
+            await conn.run(short)
+        conn.close()
+
+
 async def test_a_setting_that_the_server_refuses(pg_dsn):
     with open_pgbouncer(pg_dsn) as dsn, pytest.raises(da.ConfigError, match="lock_timeout"):
         await PgConn.open(dsn, settings={"lock_timeout": "soon"})
