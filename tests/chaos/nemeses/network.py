@@ -107,8 +107,9 @@ async def lost_messages(world: World) -> None:
 
 
 # I5: a step that is cancelled in the middle of ctx.signal stays in the driver for up to 4 s, which tries to get its
-# connection back. Nothing of the user's runs meanwhile.
-@nemesis("deaf", proxy=True, outages=True, seconds=6.0, forgives=frozenset({"I5"}))
+# connection back. Nothing of the user's runs meanwhile. I12: reapers that wait for an answer do so for 5 s, which is
+# longer than these leases.
+@nemesis("deaf", proxy=True, outages=True, seconds=6.0, forgives=frozenset({"I5", "I12"}))
 async def deaf(world: World) -> None:
     """One connection falls silent for ever, in mid-statement or idle; all others work."""
     proxy = proxy_of(world)
