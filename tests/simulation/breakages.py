@@ -187,7 +187,7 @@ def _back_again(plan: Plan) -> Plan:
 
 def _idle(plan: Plan) -> Plan:
     """Slow answers, and next to nothing to do."""
-    items = (Item("chain-0", "chain", 0.1, 3, 30.0), Item("sleeper-1", "sleeper", 0.5, 1, 0.1))
+    items = (Item("chain-0", "chain", 0.1, 3, 10.0), Item("sleeper-1", "sleeper", 0.5, 1, 0.1))
     return attrs.evolve(plan, nodes=2, items=items, strikes=(), rates=Rates(lag=0.05), lasts=3.0)
 
 

@@ -15,9 +15,10 @@ from tests.simulation.shrink import shrink, told
 ROOT = Path(__file__).parent.parent.parent
 
 REGRESSIONS = {
-    4: "an idle feeder on a slow store asked for the shape of its queue thousands of times a second",
+    4: "an idle feeder on a slow store asked for the shape of its queue hundreds of times a second",
+    1319: "a node that came back between a reaper's look and its reap lost claims that it had renewed",
 }
-"""Seeds that found a bug, and what it was."""
+"""Seeds that found a bug, and what it was. Plans and engine change, so each is a breakage in `test_teeth`, too."""
 
 
 def check(seed: int) -> None:
@@ -26,13 +27,13 @@ def check(seed: int) -> None:
         pytest.fail(told(*shrink(report, simulate)), pytrace=False)
 
 
-@pytest.mark.parametrize("seed", [*REGRESSIONS, *range(100, 112)])
+@pytest.mark.parametrize("seed", [*REGRESSIONS, *range(100, 108)])
 def test_a_known_schedule_keeps_every_invariant(seed: int):
     check(seed)
 
 
 def test_new_schedules_keep_every_invariant():
-    for seed in (int.from_bytes(os.urandom(4)) for _ in range(6)):
+    for seed in (int.from_bytes(os.urandom(4)) for _ in range(4)):
         check(seed)
 
 

@@ -61,7 +61,7 @@ def test_a_failing_schedule_is_shrunk_and_told():
     breakage = next(each for each in BREAKAGES if each.name == "recheck")
     with breakage.applied(breakage.plan(0)) as broken:
         report = caught(breakage)
-        smaller, dropped = shrink(report, lambda plan: simulate(plan, broken, patience=breakage.patience))
+        smaller, dropped = shrink(report, lambda plan: simulate(plan, broken, patience=15.0), most=25)
     assert smaller.violation is not None
     assert smaller.violation.rule == "I7"
     assert len(smaller.plan.items) <= 2
