@@ -26,7 +26,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test chaos chaos-quick check format bench bench-quick docs clean test-postgres test-floor
+.PHONY: help demo test chaos chaos-quick soak check format bench bench-quick docs clean test-postgres test-floor
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -117,6 +117,11 @@ bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done ## every figure a
 
 bench-quick: $(BENCH)/.done ## a minute: ratios to the ceiling and to the recorded run
 	@$(BENCH)/bin/python -m bench --quick $(BENCH_ARGS)
+
+# In the benchmarks' environment: it draws.
+SOAK_SECONDS ?= 1800
+soak: $(BENCH)/.done ## steady load with kills for half an hour: does anything grow? (SOAK_SECONDS=300 shortens it)
+	@$(BENCH)/bin/python -m tests.chaos.soak $(SOAK_SECONDS) $(SOAK_ARGS)
 
 docs: $(VENV)/.docs ## HTML into docs/_build
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
