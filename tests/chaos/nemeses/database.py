@@ -18,8 +18,8 @@ from tests.chaos.world import World
 Conn = psycopg.Connection[tuple[Any, ...]]
 
 LANES: Final[dict[str, LiteralString]] = {
-    "claim": "query ~ '^-- (pick_instances|read_queue|read_owners|reap_claims|expire_awaits)'",
-    "commit": "query ~ '^-- (commit_outcomes|commit_parks|release_claims)'",
+    "claim": "query ~ '^-- (pick_instances|read_queue|read_owners|reap_claims|expire_awaits|read_inboxes|sweep_keys)'",
+    "commit": "query ~ '^-- (commit_|release_claims|recheck_awaits|consume_signals|join_parents|promote_siblings)'",
     "heartbeat": "query ~ '^-- (touch_node|renew_leases)'",
     "session": "pid in (select pid from pg_locks where locktype = 'advisory' and granted)",
     "client": "application_name like 'sender%%' or query ~ '^-- (insert|send|read_inst|find|probe|signal|start)'",
