@@ -44,8 +44,8 @@ _refuse_nan = json.JSONEncoder(allow_nan=False).encode
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 MAX_JSON = 32_000_000
-"""Bytes: as much as a whole group of outcomes may have. A larger one would hold up the commits of all its neighbours (one
-of 100 MB took Postgres more than 30 s on a busy machine, was given up and sent again, without end), and the server
+"""Bytes: as much as a whole group of outcomes may have. A larger one would hold up all its neighbours' commits (one of
+100 MB took Postgres more than 30 s on a busy machine, was given up and sent again, without end), and the server
 closes the connection on a message of 1 GB. Keep what is large elsewhere, and its address in the state."""
 
 _PLACE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
