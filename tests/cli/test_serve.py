@@ -142,7 +142,7 @@ def test_it_ends_with_its_standard_input(start: Start):
         (["json", "--queue", "=3"], 2, "is not NAME, NAME=CONCURRENCY"),
         (["json", "--queue", "a=x"], 2, "is not NAME, NAME=CONCURRENCY"),
         (["json", "--queue", "a", "--queue", "a=2"], 2, "is given twice"),
-        (["json", "--queue", "a=0"], 1, "durable-actors: concurrency=0"),
+        (["json", "--queue", "a=0"], 1, "durable-actors: queues['a'] concurrency=0"),
         (["json", "--lease", "0"], 1, "durable-actors: lease_ttl=0.0"),
         (["json", "--pool-size", "1"], 1, "durable-actors: pool_size=1"),
         (

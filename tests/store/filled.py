@@ -68,7 +68,7 @@ _INSERTS: Final = (
 )
 _EXECUTING: Final = (
     ", 'executing', 'node ' || mod(n, 7), gen_random_uuid(),"
-    " now() + case when mod(n, 10) = 0 then -1 else 1 end * interval '1 min'"
+    " now() + case when mod(n, 10) = 0 then -1 else 1 end * interval '1 hour'"
 )
 
 
