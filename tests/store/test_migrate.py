@@ -233,7 +233,7 @@ async def test_uninstall_waits_for_a_migrator(empty_dsn: str):
     with psycopg.connect(empty_dsn, autocommit=True) as other:
 
         async def see(query: str) -> None:
-            while not other.execute(query).fetchall():  # type: ignore[arg-type]
+            while not removed and not other.execute(query).fetchall():  # type: ignore[arg-type]
                 await trio.sleep(0.01)
 
         other.execute("select pg_advisory_lock(4712)")
