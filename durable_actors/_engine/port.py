@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 logger: Final = logging.getLogger("durable_actors.engine")
 
+TERMINAL: Final = frozenset({"done", "failed"})
 LOOK_AGAIN: Final = 0.25
 """Seconds between attempts while the store is away."""
 
@@ -104,23 +105,31 @@ class EnginePort:
                 unknown = unknown or isinstance(exc, CommitUnknown | trio.Cancelled)
                 raise
 
-        found = await self._bear(ctx, send)
+        sent = await self._bear(ctx, send)
+        if sent is not None and sent[0].outcome == "no_target" and unknown:
+            if await self._status(ctx, delivery) in TERMINAL:
+                return  # an attempt of this very call may have been the one that it ended by
+            sent = await self._bear(ctx, send)  # inserted only just now
+        self._tell_sent(ctx, sent, f"signal {name!r}: {target!r} does not exist or has ended")
+
+    def _tell_sent(self, ctx: Context[Any], found: list[Sent] | None, missing: str) -> None:
         if found is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was sent")
         [sent] = found
-        # An attempt of this very call may have been the one that the target ended by.
-        if sent.outcome == "no_target" and not (unknown and await self._was_there(ctx, delivery)):
-            raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
+        if sent.outcome == "no_target":
+            raise NoTarget(missing)
         if sent.woken and sent.queue is not None:
             self.poke(sent.queue, number=sent.target)
 
-    async def _was_there(self, ctx: Context[Any], delivery: Delivery) -> bool:
-        """Whether the target exists, ended or not."""
+    async def _status(self, ctx: Context[Any], delivery: Delivery) -> str | None:
+        """The target's status; None when there is none."""
 
-        async def look(conn: PgConn) -> bool:
-            if delivery.target is None:
-                return await find_by_key(conn, self._schema, delivery.key or b"") is not None
-            return bool(await read_by_ids(conn, self._schema, [delivery.target]))
+        async def look(conn: PgConn) -> str | None:
+            number = delivery.target
+            if number is None:
+                number = await find_by_key(conn, self._schema, delivery.key or b"")
+            found = {} if number is None else await read_by_ids(conn, self._schema, [number])
+            return next((instance.status for instance in found.values()), None)
 
         return await self._bear(ctx, look)
 

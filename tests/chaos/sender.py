@@ -79,7 +79,7 @@ class Sender:
                 logger.warning("%s: %s; again", work, exc)
             except da.NoTarget:
                 # Ended, because an earlier attempt had done it? Or not inserted yet?
-                if unknown and await self._was_there(work):
+                if unknown and await self._has_ended(work):
                     self._note(work, None)
                     return
                 if trio.current_time() > since + ABSENT:
@@ -89,16 +89,16 @@ class Sender:
                 return
             await trio.sleep(AGAIN)
 
-    async def _was_there(self, work: Insert | Send) -> bool:
-        """Whether the target has ever been inserted; False also when nobody can say just now."""
+    async def _has_ended(self, work: Insert | Send) -> bool:
+        """Whether the target has ended; False also when nobody can say just now, or it has only now been inserted."""
         assert isinstance(work, Send)
         assert self._client is not None
         try:
             with trio.fail_after(CALL):
-                await self._client.inspect(work.target)
+                found = await self._client.inspect(work.target)
         except (da.NoTarget, da.StoreUnavailable, trio.TooSlowError, psycopg.Error):
             return False
-        return True
+        return found.status in {"done", "failed"}
 
     async def _do(self, work: Insert | Send) -> None:
         client = self._client or await self._connect()
