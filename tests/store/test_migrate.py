@@ -233,8 +233,9 @@ async def test_uninstall_waits_for_a_migrator(empty_dsn: str):
     with psycopg.connect(empty_dsn, autocommit=True) as other:
 
         async def see(query: str) -> None:
-            while not removed and not other.execute(query).fetchall():  # type: ignore[arg-type]
-                await trio.sleep(0.01)
+            with trio.fail_after(20):  # one that does not wait never tries: it stands in the migrator's locks
+                while not other.execute(query).fetchall():  # type: ignore[arg-type]
+                    await trio.sleep(0.01)
 
         other.execute("select pg_advisory_lock(4712)")
         conn = await PgConn.open(empty_dsn)
