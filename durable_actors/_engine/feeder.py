@@ -75,6 +75,7 @@ class Feeder(Actor[object]):
         self._next_due: float | None = None
         self._deadline = math.inf
         self._soonest = SOONEST
+        self._expire_from = 0.0
         self._shape_at = 0.0
         self._shape_from = 0.0
         self._shape_old = False
@@ -242,9 +243,9 @@ class Feeder(Actor[object]):
         names = self._node.known.names
         self._nothing = not shape.priorities and names.isdisjoint(shape.shelved)
         self._next_due = shape.next_due
-        self._deadline = (
-            math.inf if shape.next_deadline is None else now + max(shape.next_deadline, self._soonest)
-        )
+        # Not from now on: who looks more often than that would put the deadline off for ever.
+        later = shape.next_deadline
+        self._deadline = math.inf if later is None else max(now + later, self._expire_from)
         self._shape_at = now + SHAPE_EVERY
         self._shape_old = False  # else an idle feeder would sleep until a look that is over: not at all
         return self.cursor.learn(shape, known=names)
@@ -255,6 +256,7 @@ class Feeder(Actor[object]):
         self._shape_at = 0.0
         # None although one is due: somebody's transaction has locked it. A hundred looks a second would not help.
         self._soonest = SOONEST if count else min(self._soonest * 2, LATEST)
+        self._expire_from = trio.current_time() + self._soonest
         if count and self._node.telemetry.active:
             self._node.telemetry.emit(AwaitTimedOut(count=count))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import durable_actors as da
+import psycopg
 import pytest
 import trio
+from durable_actors._engine import feeder
 from durable_actors.telemetry import AwaitTimedOut, StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, Run, running
 from tests.engine.kit import Db
@@ -127,6 +129,38 @@ async def test_a_later_deadline_does_not_hide_an_earlier_one(durable_dsn):
         near = await run.insert(M, state={"timeout": 0.3})
         await da.result(near, timeout=PATIENCE)
         assert (await da.inspect(far)).status == "awaiting_signal"
+
+
+async def test_polls_do_not_put_a_deadline_off(durable_dsn, monkeypatch):
+    """Found locked several times, it is looked at less often; polls, which come sooner, must not start that anew."""
+    looks = 0
+    expire = feeder.expire_awaits
+
+    async def find_locked(*args: Any, **options: Any) -> int:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            stranger.execute("select from durable.gen_durable for update")
+        return await expire(*args, **options)
+
+    class M(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.Await("never", then=self.after, timeout=0.1)
+
+        @da.step
+        async def after(self, ctx):
+            return da.Done("woken")
+
+    monkeypatch.setattr(feeder, "expire_awaits", find_locked)
+    poll = feeder.LATEST / 2
+    async with running(durable_dsn, poll_interval=poll, max_poll_interval=poll) as run:
+        with psycopg.connect(durable_dsn) as stranger:
+            number = await run.insert(M)
+            with trio.fail_after(PATIENCE):
+                while looks < 8:
+                    await trio.sleep(0.02)
+        assert await da.result(number, timeout=PATIENCE) == "woken"
 
 
 async def test_packs_accumulate_until_the_deadline_or_the_count(durable_dsn):
