@@ -3,7 +3,7 @@
 Poolers in transaction mode (PgBouncer, Odyssey, pgcat) hand each transaction to any of their server processes. What we
 set or prepare there stays behind and meets strangers: another application would run with our `lock_timeout`, and a
 name that we prepared may mean a statement of another version or schema of ours. So behind a pooler nothing is prepared
-and every transaction begins with its settings.
+and every transaction begins with its settings: 111 instead of 59 µs of this process's CPU per round trip.
 
 How it is noticed: a pooler shows its clients a process number of its own making.
 """
