@@ -26,7 +26,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test chaos chaos-quick soak check format bench bench-quick docs clean test-postgres test-floor
+.PHONY: help demo test chaos chaos-quick soak check format bench bench-quick docs clean test-postgres test-floor simulate
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -72,6 +72,9 @@ chaos: $(VENV)/.dev ## every nemesis with 20 seeds, an hour (CHAOS_ARGS='--nemes
 
 chaos-quick: $(VENV)/.dev ## every nemesis once, with a new seed: three minutes
 	@$(BIN)/python -m tests.chaos --quick $(CHAOS_ARGS)
+
+simulate: $(VENV)/.dev ## the engine in virtual time, a minute of seeded schedules (SIMULATE_ARGS='--seed 4' runs one again)
+	@$(BIN)/python -m tests.simulation $(or $(SIMULATE_ARGS),--seconds 60 --jobs 2)
 
 check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
 	@$(BIN)/ruff check .

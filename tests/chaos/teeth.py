@@ -134,6 +134,7 @@ BREAKAGES: Final = {
         f"{ENGINE}/step_run.py",
         "limiter=self._node.threads)",
         "limiter=self._node.threads, abandon_on_cancel=True)",
+        "terminate",
         "stop",
         "term",
         "mixed",
