@@ -77,6 +77,7 @@ class Keys:
         self.up = False
         """The keeper has its session."""
         self._silent = False  # an answer is overdue
+        self._taking: set[str] = set()  # claims whose `take` is under way
 
     # -- for feeders and step tasks
 
@@ -89,6 +90,7 @@ class Keys:
         """
         granted: set[str] = set()
         wanting = claims
+        self._taking.update(each.claim_id for each in claims)
         try:
             for pause in (*RETRIES, None):
                 granted |= await self._try(wanting)
@@ -102,6 +104,8 @@ class Keys:
             for claim in claims:
                 self.free(claim)
             raise
+        finally:
+            self._taking.difference_update(each.claim_id for each in claims)
         now = trio.current_time()
         for claim in claims:
             if claim.claim_id in granted:
@@ -111,8 +115,11 @@ class Keys:
         return granted
 
     def owns(self, claim: Claim) -> bool:
-        """Whether this claim has its key now."""
-        return self.table.owns(key_of(claim), claim.claim_id)
+        """Whether this claim has its key now. Not before `take` is over: cancelled, it frees what it was granted.
+
+        A step that ends hands its slot to a claim of the buffer while the feeder waits in `take`.
+        """
+        return claim.claim_id not in self._taking and self.table.owns(key_of(claim), claim.claim_id)
 
     def free(self, claim: Claim) -> None:
         """The task or thread that had the key has exited, or never started. Safe to repeat."""

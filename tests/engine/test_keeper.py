@@ -40,6 +40,22 @@ async def test_a_key_is_refused_here_until_its_owner_has_exited(db: Db):
         assert a.keys.owns(new)
 
 
+async def test_a_key_is_nobodys_before_its_take_is_over(db: Db, monkeypatch: pytest.MonkeyPatch):
+    """Cancelled, a take frees what it was granted: a step that had begun meanwhile would run without its key."""
+    monkeypatch.setattr(keys_module, "RETRIES", (3600.0,))
+    async with keep(db.dsn) as a, keep(db.dsn) as b:
+        mine, busy = claim("k", 1), claim("l", 2)
+        await b.keys.take([claim("l", 3)])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(a.keys.take, [mine, busy])
+            await until(lambda: a.keys.table.owns("k", mine.claim_id))
+            assert not a.keys.owns(mine)
+            nursery.cancel_scope.cancel()
+        assert not a.keys.table.owns("k", mine.claim_id)
+        assert await a.keys.take([mine]) == {mine.claim_id}
+        assert a.keys.owns(mine)
+
+
 async def test_a_key_changes_hands_here_without_a_statement(db: Db, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keeper_module, "LINGER", 60.0)
     async with keep(db.dsn) as a:
