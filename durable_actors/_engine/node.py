@@ -103,13 +103,19 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
         "session": Lane("session", 1, settings=session, dsn=session_dsn),
         "heartbeat": heartbeat,
     }
+    # A process that is stopped in the middle of a transaction must not hold its rows for longer than its lease: nobody
+    # could take them back.
+    idle = {"idle_in_transaction_session_timeout": str(max(1, int(keepalive * 500)))}
     # A row that a caller's open transaction has locked must hold up nobody else: see the flusher, and `patience`.
-    shared = Lane("shared", 1, settings=_PLANS | PATIENCE, max_waiting=CALLERS, answer_within=patience)
+    both = _PLANS | PATIENCE | idle
+    shared = Lane("shared", 1, settings=both, max_waiting=CALLERS, answer_within=patience)
     rest = pool_size - 2
-    commit = Lane("commit", 1, settings=_PLANS | PATIENCE, answer_within=patience)
+    commit = Lane("commit", 1, settings=both, answer_within=patience)
     found["commit"] = commit if rest > 1 else shared
-    found["claim"] = Lane("claim", 1, settings=_PLANS, answer_within=patience) if rest > 2 else shared
-    found["client"] = Lane("client", rest - 2, settings=CALLER, max_waiting=CALLERS) if rest > 2 else shared
+    found["claim"] = Lane("claim", 1, settings=_PLANS | idle, answer_within=patience) if rest > 2 else shared
+    found["client"] = (
+        Lane("client", rest - 2, settings=CALLER | idle, max_waiting=CALLERS) if rest > 2 else shared
+    )
     return found
 
 

@@ -71,8 +71,12 @@ async def connected(world: World) -> AsyncGenerator[Callable[..., Any]]:
 
     async def execute(statement: LiteralString | sql.Composed, *arguments: object) -> list[tuple[Any, ...]]:
         def work() -> list[tuple[Any, ...]]:
-            cursor = conn.execute(statement, arguments or None)
-            return cursor.fetchall() if cursor.description is not None else []
+            while True:
+                try:
+                    cursor = conn.execute(statement, arguments or None)
+                except psycopg.errors.DeadlockDetected:
+                    continue  # to drop a trigger locks tables in another order than the workers do
+                return cursor.fetchall() if cursor.description is not None else []
 
         return await trio.to_thread.run_sync(work)
 
