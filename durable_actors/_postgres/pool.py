@@ -80,9 +80,11 @@ class Lease:
         held, self._held = self._held, None
         scope, self._scope = self._scope, None
         assert held is not None
-        if scope is not None:
-            scope.__exit__(kind, error, trace)
-        self._desk.give_back(held)
+        try:
+            if scope is not None:
+                scope.__exit__(kind, error, trace)  # raises the rest of a group that its Cancelled is in
+        finally:
+            self._desk.give_back(held)
         if scope is not None and scope.cancelled_caught:
             raise CommitUnknown(
                 f"lane {self._desk.lane.name!r}: Postgres did not answer within {self._within:g} s: what it was asked "

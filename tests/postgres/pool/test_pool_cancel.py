@@ -189,3 +189,21 @@ async def test_ten_thousand_random_cancellations(server, open_files):
     assert cancelled > 3000
     assert asked > 500
     await server.has(0)
+
+
+async def test_an_error_beside_the_silence_loses_no_connection(server):
+    """Time is up, and a task in a nursery of the block fails at that: the error passes, the connection is back."""
+
+    async def fail():
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("beside it")
+
+    async with open_pool(server.dsn, lanes=[Lane("a", 1)]) as pool:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with pool.acquire("a", within=0.01), trio.open_nursery() as nursery:
+                nursery.start_soon(fail)
+                nursery.start_soon(trio.sleep_forever)
+        assert caught.group_contains(ValueError)
+        assert (lane_of(pool).in_use, lane_of(pool).idle) == (0, 1)
