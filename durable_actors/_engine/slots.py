@@ -44,8 +44,13 @@ class Slots:
 
     def demand(self, buffered: int) -> int:
         """How many rows to ask for, beside those that are claimed already."""
-        room = places(self._limits) + self._limits.prefetch - self.ending - self.running - buffered
-        return max(0, min(demand(self._limits, running=self.running, buffered=buffered), room))
+        limits = self._limits
+        wanted = demand(limits, running=self.running, buffered=buffered)
+        room = places(limits) + limits.prefetch - self.ending - self.running - buffered
+        if room >= wanted:
+            return wanted
+        # Too many wait for their commit. When it comes there is more room: a pick is worth its round trip then.
+        return 0 if room < min(limits.min_demand, wanted) else room
 
     def ended(self, held: Held) -> None:
         """A step's code has ended, and its instance will not go on here."""

@@ -58,6 +58,16 @@ def test_prefetch_is_beyond_the_slots():
     assert slots.demand(0) == 3, "none of them could start"
 
 
+def test_few_places_that_commits_leave_are_not_worth_a_pick_either():
+    slots = Slots(QueueLimits(10, 0, 4, 1.0, 1.0))
+    slots.ending = 17
+    assert slots.demand(0) == 0
+    slots.ending = 16
+    assert slots.demand(0) == 4
+    slots.ending = 25  # more than there are places
+    assert slots.demand(0) == 0
+
+
 async def test_the_next_step_runs_while_the_last_one_is_committed(durable_dsn):
     """A commit that waits for a row lock holds its own instance up, and nobody's slot."""
     gate = Gate()
