@@ -3,11 +3,13 @@
 With a poll interval of 20 ms a process at rest took 3 % of a core, nearly all of it to wake up fifty times a second: a
 bare `trio.sleep(0.02)` in a loop takes half of that. One statement looks as often on the server, a second at a time, at
 a sixth of what the polls took together. The wait has a client connection to itself, so it is used where polls are as
-quick as that and enough connections are there. Otherwise, and when it fails, the feeder polls as it always does.
+quick as that, enough connections are there, and no pooler lends them. Otherwise, and when it fails, the feeder polls as
+it always does.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import trio
@@ -53,6 +55,9 @@ class Watch:
         node = self._node
         try:
             async with node.pool.acquire(node.lane("client")) as conn:
+                if conn.pooled:  # it would keep one of the pooler's few server processes to itself
+                    self._not_before = math.inf
+                    return
                 self._looks = True
                 found = False
                 while not found and not node.draining:

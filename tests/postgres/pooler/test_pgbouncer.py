@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import durable_actors as da
 import psycopg
 import pytest
@@ -11,7 +13,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Statement
 from psycopg import sql
 from tests.chaos.pgbouncer import open_pgbouncer
-from tests.engine.engine_kit import running
+from tests.engine.engine_kit import running, until
 
 SETTINGS = {"lock_timeout": "123ms", "enable_seqscan": "off"}
 READ = Statement(
@@ -127,6 +129,22 @@ async def test_a_pooler_that_keeps_sessions_does_no_harm(durable_dsn):
     with open_pgbouncer(durable_dsn, mode="session", size=10) as dsn:
         async with running(dsn) as run:
             assert (await run.run(job, args={}, partition_key="k")).result == 1
+
+
+@pytest.mark.usefixtures("registry")
+async def test_no_server_process_of_the_pooler_is_kept_for_a_watch(durable_dsn):
+    """With one process, everybody's statements would wait for a second each while the queue is empty."""
+
+    @da.job(name="one", queue="default")
+    async def job(args: dict) -> int:
+        return 1
+
+    with open_pgbouncer(durable_dsn, size=1) as dsn:
+        async with running(dsn, session_dsn=durable_dsn) as run:
+            watch = run.engine._node.feeders["default"]._watch
+            await until(lambda: watch._not_before == math.inf)
+            assert not watch._on
+            assert (await run.run(job, args={})).result == 1
 
 
 @pytest.mark.usefixtures("registry")
