@@ -22,7 +22,7 @@ import psycopg
 import trio
 
 from durable_actors._engine.commits import MAX_BATCH, Commits, Entry, Release, waiting
-from durable_actors._engine.node import Node, logger
+from durable_actors._engine.node import Node, answer_patience, logger
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._engine.verdicts import STALE, Refused, blames_data
 from durable_actors._postgres.failures import RETRYABLE
@@ -194,7 +194,9 @@ class Flusher(Actor[object]):
     async def _probe(self, rows: list[int]) -> set[int]:
         node = self._node
         try:
-            async with node.pool.acquire(node.lane("client")) as conn:
+            # Every outcome waits for this answer, and the client lane has no end of its own.
+            patience = answer_patience(node.owner.lease_ttl)
+            async with node.pool.acquire(node.lane("client"), within=patience) as conn:
                 return await probe_locks(conn, node.owner.schema, rows)
         except TROUBLE:
             return set()

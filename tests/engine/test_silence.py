@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import durable_actors as da
+import psycopg
 import pytest
 import trio
 from durable_actors import _results
-from durable_actors._engine import node, setup, spawn
+from durable_actors._engine import flusher, node, setup, spawn
 from durable_actors._engine.node import answer_patience, lanes
 from durable_actors._postgres import waiting
 from durable_actors.telemetry import StoreDown
@@ -20,6 +21,7 @@ SHORT = 0.3
 def impatient(monkeypatch, registry):
     """Seconds are not what is tested here."""
     monkeypatch.setattr(node, "answer_patience", lambda _: SHORT)
+    monkeypatch.setattr(flusher, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(spawn, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(setup, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(_results, "ANSWER", SHORT)
@@ -103,6 +105,30 @@ async def test_a_call_of_a_step_that_is_not_answered(durable_dsn, statement):
         row = await run.run(M)
         child = await run.ended(row.result)
     assert (row.attempt, child.result) == (0, 1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_look_for_locks_that_is_not_answered(durable_dsn):
+    """An outcome meets a foreign row lock, and nobody says which one it was: the others are committed all the same."""
+    gate = Gate()
+
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Done()
+
+    async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
+        first = await run.insert(M)
+        await gate.wait_entered()
+        with psycopg.connect(durable_dsn) as other:
+            other.execute("select 1 from durable.gen_durable where id = %s for update", [first])
+            proxy.lose_reply(b"probe_locks", then="silence")
+            gate.open()
+            with trio.fail_after(30):
+                await proxy.wait_lost()
+            assert (await run.run(M)).status == "done"
+        assert (await run.ended(first)).status == "done"
 
 
 @pytest.mark.usefixtures("impatient")
