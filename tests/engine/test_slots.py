@@ -12,9 +12,10 @@ import trio
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.leases import Held
 from durable_actors._engine.slots import Slots
-from durable_actors.telemetry import StepCommitted
+from durable_actors.telemetry import StepCommitted, current_step
 from tests.engine.engine_kit import QUICK, Gate, running, until
 from tests.engine.kit import claim
+from tests.engine.test_refusals import TRIGGER
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -123,6 +124,38 @@ async def test_what_a_step_sets_in_its_context_is_its_own(durable_dsn, prefetch)
             await run.ended(number)
     assert seen == ["none"] * 12
     assert len(workers) < 12, "workers are used again"
+
+
+async def test_nor_what_handle_sets_after_a_refusal(durable_dsn, db):
+    """Its code runs in a context that is renewed already, and must be renewed again; its log records tell its step."""
+    seen: list[tuple[str, int | None]] = []
+
+    class M(da.Machine, name="M"):
+        @da.step
+        async def start(self, ctx):
+            self.note()
+            VAR.set(f"of {ctx.id}")
+            return da.Done("bad")
+
+        async def handle(self, error, ctx):
+            self.note()
+            VAR.set(f"handle of {ctx.id}")
+            return da.Done(ctx.id)
+
+        def note(self):
+            running = current_step.get()
+            seen.append((VAR.get(), None if running is None else running.id))
+
+    db.execute(TRIGGER)
+    db.execute("insert into rule values ('P0001')")
+    async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUICK) as run:
+        numbers = [await run.insert(M) for _ in range(6)]
+        results = [(await run.ended(number)).result for number in numbers]
+        slots = run.engine._node.feeders["default"].slots
+        await until(lambda: (slots.running, slots.ending) == (0, 0))
+    assert results == numbers
+    assert {value for value, _ in seen} == {"none"}
+    assert sorted(number or 0 for _, number in seen) == sorted(numbers * 2)
 
 
 async def test_never_more_steps_at_a_time_than_the_queue_allows(durable_dsn):
