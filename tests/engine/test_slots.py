@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.feeder import Feeder
 from durable_actors._engine.leases import Held
 from durable_actors._engine.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
@@ -183,3 +184,47 @@ async def test_never_more_steps_at_a_time_than_the_queue_allows(durable_dsn):
         node = run.engine._node
         await until(lambda: node.feeders["default"].running == 0)
     assert most == 3
+
+
+async def test_a_feeder_that_crashes_leaves_the_count_right(durable_dsn, monkeypatch):
+    """One step runs, one waits for a row lock with its outcome, others are buffered: these go back, and run later."""
+    gates = [Gate(), Gate()]
+    refill, crash = Feeder._refill, False
+
+    async def crashes(self, wanted):
+        nonlocal crash
+        if crash:
+            crash = False
+            raise RuntimeError("a bug")
+        return await refill(self, wanted)
+
+    class M(da.Machine, name="M"):
+        @da.step
+        async def start(self, ctx):
+            if ctx.state["gate"] is not None:
+                await gates[ctx.state["gate"]].wait()
+            return da.Done(ctx.attempt)
+
+    monkeypatch.setattr(Feeder, "_refill", crashes)
+    async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUICK) as run:
+        node = run.engine._node
+        numbers = [await run.insert(M, state={"gate": 0})]
+        await gates[0].wait_entered()
+        numbers.append(await run.insert(M, state={"gate": 1}))
+        numbers += [await run.insert(M, state={"gate": None}) for _ in range(3)]
+        with psycopg.connect(durable_dsn) as other:
+            other.execute("select 1 from durable.gen_durable where id = %s for update", [numbers[0]])
+            gates[0].open()
+            await gates[1].wait_entered()
+            old = node.feeders["default"]
+            await until(lambda: old.buffered == 3)
+            assert (old.slots.running, old.slots.ending) == (1, 1)
+            crash = True
+            node.wakes["default"].cast(None)
+            await until(lambda: node.feeders["default"] is not old)
+            slots = node.feeders["default"].slots
+            assert (slots.running, slots.ending, old.buffered) == (1, 1, 0)
+            gates[1].open()
+        assert [(await run.ended(number)).result for number in numbers] == [0] * 5
+        await until(lambda: (slots.running, slots.ending) == (0, 0))
+        assert node.feeders["default"].slots is slots
