@@ -8,6 +8,8 @@
 
 An observer is called synchronously in the engine's loop: it must be quick and must not raise (an error is logged and
 the observer is dropped). With no observer an event costs one attribute test; it is not even made.
+`StepStarted` and `StepStopped` are told in the step's own context: a context variable that an observer sets at the one
+is seen by the step, and may be reset at the other. `StepCommitted` and `OutcomeStale` are told outside of it.
 
 =====================  ==================================================================================
 event                  when

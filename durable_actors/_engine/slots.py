@@ -59,7 +59,7 @@ class Slots:
         self.ending += 1
 
     def resumed(self, held: Held) -> None:
-        """The outcome was refused: code of this instance runs again. For once there may be one too many."""
+        """The outcome was refused: code of this instance runs again beside the others, at most `places` in all."""
         held.ending = False
         self.running += 1
         self.ending -= 1
