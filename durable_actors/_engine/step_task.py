@@ -99,7 +99,7 @@ class StepTasks:
                 ran = await run.run(ahead)
             committed = await self._commit(run, ran, held)
             if committed is None or committed.status != "executing":
-                return None if ran.transition.ahead else Renewed
+                return Renewed
             # The next step sees what is stored: jsonb gives back other bytes than it was given.
             claim.visit, claim.step, claim.attempt, claim.crashes = committed.visit, ran.transition.step, 0, 0
             assert committed.state is not None
@@ -153,9 +153,10 @@ class StepTasks:
         return None
 
     async def _send(self, ran: Ran, held: Held) -> Verdict:
+        # What a step has set in its context is for nobody else, also not for the next one of its instance, which may
+        # run elsewhere. Takes effect when this task has waited.
+        trio.lowlevel.current_task().context = self._context.copy()
         if not ran.transition.ahead:
-            # What a step has set in its context is for nobody else. Takes effect when this task has waited.
-            trio.lowlevel.current_task().context = self._context.copy()
             self._ended(held)
         if ran.spawn is None:
             return await self._commits.commit(ran.transition, held)

@@ -127,6 +127,27 @@ async def test_what_a_step_sets_in_its_context_is_its_own(durable_dsn, prefetch)
     assert len(workers) < 12, "workers are used again"
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_nor_does_the_next_step_of_its_instance_see_it(durable_dsn, ahead):
+    """Running ahead is invisible: without it the next step may run anywhere."""
+    seen: list[str] = []
+
+    class M(da.Machine, name="M", run_ahead=ahead):
+        @da.step
+        async def start(self, ctx):
+            VAR.set("of start")
+            return da.Next(self.then)
+
+        @da.step
+        async def then(self, ctx):
+            seen.append(VAR.get())
+            return da.Done()
+
+    async with running(durable_dsn, **QUICK) as run:
+        await run.run(M)
+    assert seen == ["none"]
+
+
 async def test_nor_what_handle_sets_after_a_refusal(durable_dsn, db):
     """Its code runs in a context that is renewed already, and must be renewed again; its log records tell its step."""
     seen: list[tuple[str, int | None]] = []
