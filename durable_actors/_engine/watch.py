@@ -2,7 +2,7 @@
 
 With a poll interval of 20 ms a process at rest took 3 % of a core, nearly all of it to wake up fifty times a second: a
 bare `trio.sleep(0.02)` in a loop takes half of that. One statement looks as often on the server, a second at a time, at
-a sixth of what the polls took together. The wait has a client connection to itself, so it is used where polls are as
+a sixth of what the polls took together. The wait takes a client connection, so it is used where polls are as
 quick as that, enough connections are there, and no pooler lends them. Otherwise, and when it fails, the feeder polls as
 it always does.
 """
@@ -18,7 +18,6 @@ from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE
 from durable_actors._store.claim import wait_for_work
-from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Address
 
 QUICK: Final = 0.1
@@ -52,24 +51,31 @@ class Watch:
         return PATIENCE if self._looks else 0.0
 
     async def _run(self, feeder: Address[object]) -> None:
-        node = self._node
         try:
-            async with node.pool.acquire(node.lane("client")) as conn:
-                if conn.pooled:  # it would keep one of the pooler's few server processes to itself
-                    self._not_before = math.inf
-                    return
-                self._looks = True
-                found = False
-                while not found and not node.draining:
-                    with trio.move_on_after(PATIENCE + ANSWER) as scope:
-                        found = await wait_for_work(
-                            conn, node.owner.schema, self._queue, every=self._every, patience=PATIENCE
-                        )
-                    if scope.cancelled_caught:
-                        raise StoreUnavailable("no answer")
+            while not self._node.draining and not await self._look():
+                pass
         except TROUBLE as exc:
             self._not_before = trio.current_time() + PAUSE
             logger.debug("queue %r: the server cannot watch it, so it is polled: %s", self._queue, exc)
         finally:
-            self._on = self._looks = False
+            self._on = False
         feeder.cast(None)
+
+    async def _look(self) -> bool:
+        """One wait; tell whether it was the last one.
+
+        The connection goes back after each: a client in line has it next, and one that is too old, or of a server that
+        is the primary no more, is replaced.
+        """
+        node = self._node
+        try:
+            async with node.pool.acquire(node.lane("client"), within=PATIENCE + ANSWER) as conn:
+                if conn.pooled:  # it would keep one of the pooler's few server processes to itself
+                    self._not_before = math.inf
+                    return True
+                self._looks = True
+                return await wait_for_work(
+                    conn, node.owner.schema, self._queue, every=self._every, patience=PATIENCE
+                )
+        finally:
+            self._looks = False

@@ -117,3 +117,19 @@ async def test_an_idle_engine_with_quick_polls_sends_few_statements(durable_dsn)
                     await trio.sleep(0.05)
                 after, _ = calls(connection)
                 assert after - before < 20  # in three seconds
+
+
+async def test_a_watch_leaves_its_connection_to_whoever_waits_for_one(durable_dsn, monkeypatch):
+    """Two are for clients. One is held for long, the other watches: a call has that one next; then it watches on."""
+    monkeypatch.setattr(watch, "PATIENCE", 0.05)
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.05, max_poll_interval=0.05)
+        with trio.fail_after(60):
+            async with da.open_engine(quick) as engine:
+                await watched(connection)
+                pool = engine._node.pool
+                async with pool.acquire("client"):
+                    async with pool.acquire("client"):
+                        assert not engine._node.feeders["default"]._watch._looks
+                    await watched(connection)
+                assert [lane.timeouts for lane in pool.statistics().lanes if lane.name == "client"] == [0]
