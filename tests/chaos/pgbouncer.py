@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Generator
@@ -59,7 +58,7 @@ def open_pgbouncer(dsn: str, *, mode: str = "transaction", size: int = 8, more: 
             _wait_listening(process, place)
             yield make_conninfo(host=str(place), port=PORT, dbname=database, user=parts.get("user"))
         finally:
-            process.send_signal(signal.SIGQUIT)  # at once
+            process.kill()  # whatever signals this process was told to ignore, and so its children
             process.wait(PATIENCE)
 
 
