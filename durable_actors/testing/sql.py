@@ -169,7 +169,8 @@ def explain(
     try:
         with connection.transaction(force_rollback=True), connection.cursor() as cursor:
             for name, value in {"plan_cache_mode": mode, **(settings or {})}.items():
-                cursor.execute("select set_config(%s, %s, true)", [name, value])
+                # Not prepared by psycopg: it would deallocate everything at the rollback.
+                cursor.execute("select set_config(%s, %s, true)", [name, value], prepare=False)
             cursor.execute(
                 sql.SQL("explain (analyze, buffers, format json) {}").format(execute), prepare=False
             )
