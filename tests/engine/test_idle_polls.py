@@ -60,7 +60,7 @@ select pid from pg_stat_activity
 """
 WAITS = """
 select coalesce(sum(calls), 0)::int from pg_stat_statements s join pg_database d on d.oid = s.dbid
- where d.datname = current_database() and query like 'select%wait_for_work%' and query not like '%pg_stat%'
+ where d.datname = current_database() and query like '%select%wait_for_work(%' and query not like '%pg_stat%'
 """
 INSERT = "insert into durable.gen_durable (fsm, step, priority) values ('late', 'perform', 7)"
 
