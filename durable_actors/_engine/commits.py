@@ -6,6 +6,7 @@ Made before the flusher, and valid across its restarts. Synchronous but for a ta
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable
 from typing import Final
 
 import attrs
@@ -48,7 +49,13 @@ class Entry:
         number, parent = self.transition.claim.id, self.transition.claim.parent_id
         return {number} if parent is None or not self.transition.ends else {number, parent}
 
+    def withdraw(self, _: RaiseCancelT) -> Abort:
+        """Its task is cancelled while it waits."""
+        self.task = None
+        return Abort.SUCCEEDED
+
     def answer(self, verdict: Verdict) -> None:
+        """Wake the task that waits, if it still does."""
         task, self.task = self.task, None
         if task is not None:
             trio.lowlevel.reschedule(task, outcome.Value(verdict))
@@ -72,18 +79,16 @@ class Commits:
         self.entries: deque[Entry] = deque()
         self.releases: dict[Release, list[Claim]] = {}
 
-    async def commit(self, transition: Transition, held: Held) -> Verdict:
-        """Queue a transition and wait for its verdict. Cancelled: one that is under way may be committed."""
-        entry = Entry(transition, held, trio.lowlevel.current_task())
+    def commit(self, transition: Transition, held: Held, task: Task) -> Awaitable[Verdict]:
+        """Queue a transition of this task, which awaits what comes back for the verdict, at once.
+
+        Cancelled: one that is under way may be committed.
+        """
+        entry = Entry(transition, held, task)
+        if not self.entries:  # else the flusher is awake, or will be: it sleeps only when there is nothing
+            self._wake.cast(None)
         self.entries.append(entry)
-        self._wake.cast(None)
-
-        def abort(_: RaiseCancelT) -> Abort:
-            entry.task = None
-            return Abort.SUCCEEDED
-
-        verdict: Verdict = await trio.lowlevel.wait_task_rescheduled(abort)
-        return verdict
+        return trio.lowlevel.wait_task_rescheduled(entry.withdraw)  # noqa: ASYNC105 - by the caller, see above
 
     def release(self, claim: Claim, *, attempts: int, hold: bool = False) -> None:
         """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""

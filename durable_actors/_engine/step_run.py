@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.surroundings import Surroundings
+from durable_actors._engine.surroundings import NOTHING
 from durable_actors._engine.transition import failure, plan_some, spawn_of, transition
 from durable_actors._option_checks import shown
 from durable_actors._store.children import Spawn
@@ -59,20 +59,21 @@ class Ran:
 
 
 class StepRun:
-    """Runs the current step of a claim."""
+    """Runs the current step of a claim; the claim moves on, this stays."""
 
-    __slots__ = ("_around", "_claim", "_node", "_spec")
+    __slots__ = ("_claim", "_node", "_spec", "around")
 
-    def __init__(self, node: Node, claim: Claim, spec: MachineSpec, around: Surroundings) -> None:
+    def __init__(self, node: Node, claim: Claim, spec: MachineSpec) -> None:
         self._node = node
         self._claim = claim
         self._spec = spec
-        self._around = around
+        self.around = NOTHING
+        """What the step is shown beside its state."""
 
     async def run(self, ahead: Callable[[], bool]) -> Ran:
         """Run the step; `ahead`, asked when its outcome is there, tells whether a `Next` may stay on this claim."""
         claim, spec = self._claim, self._spec
-        over = exhausted(spec, claim.attempt)
+        over = exhausted(spec, claim.attempt) if claim.attempt else None
         if over is not None:
             return Ran(transition(claim, spec, over), "Stop", None)
         try:
@@ -80,7 +81,14 @@ class StepRun:
         except StateError as exc:
             return await self.recover(exc, self._context(decode_or_text(claim.state)))
         try:
-            outcome = await self._call(ctx)
+            step = spec.steps.get(claim.step)
+            if step is not None and step.is_async and step.timeout is None:  # most are
+                value = await step.call(ctx)
+            else:
+                value = await self._call(step, ctx)
+            outcome = normalize_outcome(
+                value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
+            )
             ran = self._ran(outcome, ahead=isinstance(outcome, Next) and ahead())
             return ran if not isinstance(outcome, ScheduleChildren) else await _with_children(ran, outcome)
         except BaseException as exc:  # user code may raise anything; all of it goes through handle
@@ -117,8 +125,8 @@ class StepRun:
             self._claim,
             self._spec,
             outcome,
-            handed=self._around.awaited,
-            unseen=self._around.unseen,
+            handed=self.around.awaited,
+            unseen=self.around.unseen,
             ahead=stays,
             error=error,
         )
@@ -140,21 +148,16 @@ class StepRun:
             value, spec, step=claim.step, attempt=claim.attempt, random=random, source="handle"
         )
 
-    async def _call(self, ctx: Context[Any]) -> Outcome:
-        claim, spec = self._claim, self._spec
-        step = spec.steps.get(claim.step)
+    async def _call(self, step: StepSpec | None, ctx: Context[Any]) -> object:
         if step is None:
+            claim, spec = self._claim, self._spec
             raise InvalidOutcome(
                 f"{spec} has no step {shown(claim.step)}; its steps are {', '.join(spec.steps)}. Keep a step until no "
                 "instance is in it, or give the changed machine a new version="
             )
         if step.timeout is None:
-            value = await self._run_step(step, ctx)
-        else:
-            value = await self._run_timed(step, ctx, step.timeout)
-        return normalize_outcome(
-            value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
-        )
+            return await self._run_step(step, ctx)
+        return await self._run_timed(step, ctx, step.timeout)
 
     async def _run_step(self, step: StepSpec, ctx: Context[Any]) -> object:
         if step.is_async:
@@ -180,7 +183,7 @@ class StepRun:
         return value
 
     def _context(self, state: Any) -> Context[Any]:
-        claim, around = self._claim, self._around
+        claim, around = self._claim, self.around
         ctx = Context.of({
             "state": state,
             "id": claim.id,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import cast
+from operator import attrgetter
+from typing import Final, cast
 
 import attrs
 
@@ -37,11 +38,9 @@ async def commit_outcomes(
     """
     late = b"t" if accept_late else b"f"
     # In id order, as signals lock their targets: else a flush and a batch of signals might wait for each other.
-    transitions = sorted(transitions, key=_by_id)
-    plain: list[Transition] = []
-    rich: list[Transition] = []
-    for each in transitions:
-        (plain if each.plain else rich).append(each)
+    transitions = sorted(transitions, key=_BY_ID)
+    rich = [each for each in transitions if not each.plain]
+    plain = [each for each in transitions if each.plain] if rich else transitions
     calls: list[tuple[Statement, Params]] = []
     if plain:
         calls.append((statement("commit_outcomes", schema), [*_plain_params(plain), late]))
@@ -64,8 +63,11 @@ async def commit_outcomes(
     return Flushed(committed, offered)
 
 
+_BY_ID: Final = attrgetter("claim.id")
+
+
 def _committed(row: Row) -> Committed:
-    _, visit, status, state, inbox, *_ = row
+    visit, status, state, inbox = row[1:5]
     if state is None:  # it has left this worker: all that happened to it is in few words
         return _left(visit or b"0", status or b"", inbox)
     return Committed(int(visit or 0), cast("Status", (status or b"").decode()), state, inbox == b"t")
@@ -74,10 +76,6 @@ def _committed(row: Row) -> Committed:
 @functools.lru_cache(maxsize=256)
 def _left(visit: bytes, status: bytes, inbox: bytes | None) -> Committed:
     return Committed(int(visit), cast("Status", status.decode()), None, inbox == b"t")
-
-
-def _by_id(transition: Transition) -> int:
-    return transition.claim.id
 
 
 def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:
@@ -139,7 +137,7 @@ def _riders(
         kept = [signal for each in parked for signal in each.kept]
         params = [encode.int_array([each.claim.id for each in parked]), encode.int_array(kept)]
         riders["recheck_awaits"] = (statement("recheck_awaits", schema), params)
-    children = [each.claim.id for each in transitions if each.ends and each.claim.parent_id is not None]
+    children = [each.claim.id for each in transitions if each.claim.parent_id is not None and each.ends]
     if children:
         riders["join_parents"] = (statement("join_parents", schema), [encode.int_array(children)])
     keys = sorted({each.claim.partition_key for each in transitions if each.claim.partition_key is not None})

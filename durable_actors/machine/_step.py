@@ -32,7 +32,9 @@ class BoundStep(StepRef[S], Generic[S, R]):
     __slots__ = ("_machine", "_step")
 
     def __init__(self, step: Step[Any, S, R], machine: object) -> None:
-        super().__init__(step.name, step.owner)
+        # What StepRef's own does, written out: every `self.ship` of every step comes by here.
+        self.name = step.name
+        self.owner = step.owner
         self._step = step
         self._machine = machine
 

@@ -10,7 +10,6 @@ import attrs
 import durable_actors as da
 import pytest
 from durable_actors._engine.step_run import StepRun
-from durable_actors._engine.surroundings import NOTHING
 from tests.engine.engine_kit import Gate, running, until
 from tests.engine.kit import claim
 from tests.engine.test_fences import REAP
@@ -166,7 +165,7 @@ async def test_a_lost_claim_starts_nothing(durable_dsn, db):
 
 def test_the_engine_gives_a_context_all_its_fields():
     """It makes them without attrs: a field added there must be added in `step_run`, too."""
-    run = StepRun(cast("Any", SimpleNamespace(port=None)), claim(None), cast("Any", None), NOTHING)
+    run = StepRun(cast("Any", SimpleNamespace(port=None)), claim(None), cast("Any", None))
     made = contextvars.copy_context().run(run._context, {})  # it notes the step that runs, for log records
     assert list(vars(made)) == [field.name for field in attrs.fields(da.Context)]
     assert attrs.evolve(made, attempt=3).attempt == 3

@@ -35,11 +35,15 @@ STORE: dict[str, str] = {
 }
 
 
+async def _commit_alone(queue: Any, change: Transition, held: leases.Held) -> None:
+    await queue.commit(change, held, trio.lowlevel.current_task())
+
+
 async def _send_later(self: Any, ran: Any, held: leases.Held) -> Committed:
     """Tell the step that it is committed before it is."""
     await trio.lowlevel.checkpoint()
     change: Transition = attrs.evolve(ran.transition, claim=attrs.evolve(ran.transition.claim))
-    trio.lowlevel.spawn_system_task(self._commits.commit, change, held)
+    trio.lowlevel.spawn_system_task(_commit_alone, self._commits, change, held)
     status = "executing" if change.ahead else change.status
     return Committed(
         change.claim.visit + change.advance, status, change.state or change.claim.state, inbox=False
