@@ -20,7 +20,7 @@ BEST = {"concurrency": 300, "prefetch": 1000, "min_demand": 300}
 STEPWISE = {"concurrency": 500, "prefetch": 500, "min_demand": 250}
 """The same for machines: instances that run ahead keep their slots, so there are more of them."""
 
-GC = [10_000, 20, 20]
+GC = [50_000, 20, 20]
 """As `durable-actors serve` sets it: a thousand steps in flight are no garbage."""
 
 

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import encode
+from durable_actors._postgres import connection, encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Statement
 from durable_actors.errors import ConfigError, StoreUnavailable
@@ -223,3 +223,26 @@ async def test_a_closed_connection_says_so(conn, sql):
     with pytest.raises(StoreUnavailable):
         async with conn.transaction():
             raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(64, 1), (2, 20)])
+async def test_what_has_arrived_is_read_without_other_turns_of_the_loop(
+    conn, watch, monkeypatch, at_once, most
+):
+    """100 kB lie in the socket: libpq takes 16 at a time, and each turn of a busy loop may be long."""
+    waits = 0
+    rows = Statement("rows", "select repeat('x', 90) from generate_series(1, 1000)")
+    await conn.run(rows)
+    wait_readable = connection.wait_readable
+
+    async def wait(fd: int) -> None:
+        nonlocal waits
+        waits += 1
+        await wait_readable(fd)
+        await watch.quiet(conn.pid)  # all of it is there
+
+    monkeypatch.setattr(connection, "wait_readable", wait)
+    monkeypatch.setattr(connection, "_READS_AT_ONCE", at_once)
+    assert len((await conn.run(rows)).rows) == 1000
+    assert waits <= most
+    assert waits > 1 or at_once == 64
