@@ -5,6 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 import trio
+import trio.testing
 from durable_actors._engine import flusher
 from durable_actors._engine.commits import MAX_BYTES, Commits, Entry, Release
 from durable_actors._engine.flusher import Flusher
@@ -126,3 +127,24 @@ async def test_a_row_may_stay_locked_for_hours(autojump_clock):
     await actor._queue_later(how, [claim(None)])
     assert trio.current_time() - began <= flusher.LOCK_PAUSE
     assert list(commits.releases) == [how]
+
+
+async def test_the_first_outcome_of_a_group_wakes_the_flusher(nursery):
+    """The others need not: it sleeps only when nothing is queued, and looks before it sleeps."""
+    wake: Address[object] = Address("flusher", capacity=10)
+    queue = Commits(wake)
+
+    async def step(number: int) -> None:
+        held = Held(claim(None, number))
+        change = Transition(held.claim, "done", "s", attempt=0)
+        await queue.commit(change, held, trio.lowlevel.current_task())
+
+    for number in (1, 2):
+        nursery.start_soon(step, number)
+    await trio.testing.wait_all_tasks_blocked()
+    assert wake.statistics().depth == 1
+    assert len(queue.take()) == 2
+    nursery.start_soon(step, 3)  # while those are committed
+    await trio.testing.wait_all_tasks_blocked()
+    assert wake.statistics().depth == 2
+    nursery.cancel_scope.cancel()
