@@ -161,7 +161,8 @@ class Feeder(Actor[object]):
         now = trio.current_time()
         if picked.claims:
             self._empty = 0
-            await self._accept()
+            await self._take_keys()
+            self._start_buffered()
         if picked.window >= wanted or self._missed:
             self._missed = False
             return now  # there may be more behind a full window, also when all of it was held or shelved
@@ -200,16 +201,19 @@ class Feeder(Actor[object]):
             self._buffer.extend(node.leases.hold(claim) for claim in picked.claims)
             if waiting and picked.claims:  # prefetched; what is more urgent goes before it
                 self._buffer = deque(sorted(self._buffer, key=_urgency))
+            if not self._wanting():
+                self._start_buffered()
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
             short = picked.window < wanted
             self._shape_old = short and now < min(self._shape_from, self._shape_at)
             if not looked and (now >= self._shape_at or (short and not self._shape_old)):
+                # What was claimed begins first: at rest a look takes half as long as the pick.
+                await trio.lowlevel.checkpoint()
                 self._missed = await self._learn(conn)
                 self._shape_from = now + shape_pause(trio.current_time() - now)
         if node.telemetry.active:
-            event = pick_event(self._queue, picked, wanted=wanted, seconds=now - asked)
-            node.telemetry.emit(event)
+            node.telemetry.emit(pick_event(self._queue, picked, wanted=wanted, seconds=now - asked))
         return picked
 
     async def _release_strays(self, conn: PgConn) -> None:
@@ -260,21 +264,16 @@ class Feeder(Actor[object]):
         if count and self._node.telemetry.active:
             self._node.telemetry.emit(AwaitTimedOut(count=count))
 
-    async def _accept(self) -> None:
-        """Start what can start; take the keys of what needs one."""
-        await self._take_keys()
-        self._start_buffered()
+    def _wanting(self) -> list[Held]:
+        """Buffered claims that lack their key: picked just now or before a failure, or it went with its session."""
+        owns = self._keys.owns
+        return [
+            held for held in self._buffer if held.claim.partition_key is not None and not owns(held.claim)
+        ]
 
     async def _take_keys(self) -> None:
-        """Keep only the claims whose key is ours now; the others go back and keep their place.
-
-        Those that lack it were picked just now, or before a failure, or have lost it with the keeper's session.
-        """
-        wanting = [
-            held
-            for held in self._buffer
-            if held.claim.partition_key is not None and not self._keys.owns(held.claim)
-        ]
+        """Keep only the claims whose key is ours now; the others go back and keep their place."""
+        wanting = self._wanting()
         if not wanting:
             return
         granted = await self._keys.take([held.claim for held in wanting])
@@ -335,10 +334,8 @@ class Feeder(Actor[object]):
     # -- telling
 
     def _tell_saturation(self, wanted: int) -> None:
-        full = (
-            not wanted
-            and self.slots.running + len(self._buffer) >= self._limits.concurrency + self._limits.prefetch
-        )
+        most = self._limits.concurrency + self._limits.prefetch
+        full = not wanted and self.slots.running + len(self._buffer) >= most
         if full and not self._saturated and self._node.telemetry.active:
             self._node.telemetry.emit(
                 QueueSaturated(queue=self._queue, running=self.slots.running, buffered=len(self._buffer))

@@ -22,6 +22,8 @@ from durable_actors.otp import Address
 
 QUICK: Final = 0.1
 """Seconds: polls as frequent as this, or more, are the server's."""
+EAGER: Final = 0.75
+"""So much of the interval lies between looks: to pick and start what was found takes some of it, too."""
 PATIENCE: Final = 1.0
 """Seconds per statement. Vacuum waits for its snapshot meanwhile."""
 ANSWER: Final = 5.0
@@ -36,7 +38,8 @@ class Watch:
     def __init__(self, node: Node, queue: str, limits: QueueLimits) -> None:
         self._node = node
         self._queue = queue
-        self._every = limits.max_poll_interval
+        self._every = limits.max_poll_interval * EAGER
+        self._quick = limits.max_poll_interval <= QUICK
         self._on = False
         self._not_before = 0.0
         self._looks = False  # the server does, now
@@ -45,7 +48,7 @@ class Watch:
         """Have the server look, unless it does, or should not. Returns for how many seconds the feeder may rest."""
         client = self._node.roles["client"]
         spare = client.name != "shared" and client.size > len(self._node.feeders)
-        if self._every <= QUICK and spare and not self._on and trio.current_time() >= self._not_before:
+        if self._quick and spare and not self._on and trio.current_time() >= self._not_before:
             self._on = True
             nursery.start_soon(self._run, feeder)
         return PATIENCE if self._looks else 0.0

@@ -30,15 +30,13 @@ from durable_actors.errors import StoreUnavailable
 
 _TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
 
-# As plain integers: looking a member up in its enum costs 100 ns, comparing with it as much again.
+# As plain integers: to look a member up in its enum costs 100 ns, to compare with it as much again.
 _BAD: Final = int(pq.ConnStatus.BAD)
 _IDLE: Final = int(pq.TransactionStatus.IDLE)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
 _PIPELINE_SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
 _REFUSED: Final = int(pq.ExecStatus.FATAL_ERROR)
-
-_READS_AT_ONCE: Final = 64
-"""A megabyte, one millisecond: what a connection reads before it lets other tasks run."""
+_READS_AT_ONCE: Final = 64  # a megabyte, one millisecond: then other tasks run
 
 
 class PgConn:
@@ -65,9 +63,8 @@ class PgConn:
         """When it was connected, on Trio's clock."""
         self.pid: Final = pgconn.backend_pid
         """The server process, or what a pooler says instead."""
-        self.preamble: list[
-            tuple[Statement, Params]
-        ] = []  # behind a pooler: what every transaction begins with
+        self.preamble: list[tuple[Statement, Params]] = []
+        """Behind a pooler: what every transaction begins with."""
 
     @classmethod
     async def open(cls, dsn: str, *, settings: Mapping[str, str] | None = None) -> PgConn:
@@ -262,8 +259,7 @@ class PgConn:
         at_once = 0
         while True:
             while pgconn.is_busy():
-                # libpq reads 16 kB at a time, and a turn of Trio's loop may take as long as 200 steps do: a pick of
-                # 700 rows took 12 turns. What has arrived is read now; not without end, others want to run, too.
+                # libpq reads 16 kB at a time, and a turn of Trio's loop may take as long as 200 steps do.
                 if at_once and poll(0):
                     at_once -= 1
                 else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine import feeder
 from durable_actors._engine.cursor import MAX_EXTRAS, PickCursor
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, StepStarted
@@ -95,3 +96,25 @@ async def test_a_burst_of_inserts_is_served(durable_dsn):
             for n in range(1200):
                 nursery.start_soon(insert, n)
     assert len(set(ids)) == 1200
+
+
+async def test_what_was_claimed_begins_before_the_queue_is_looked_at_again(durable_dsn, monkeypatch):
+    """At rest every pick is short, and the look after it took as long as half of it."""
+    real, look, step = feeder.read_queue, Gate(), Gate()
+
+    @da.job
+    async def quick(args):
+        await step.wait()
+
+    async with running(durable_dsn, max_poll_interval=3600) as run:
+        await until(lambda: run.engine._node.feeders["default"]._nothing)
+
+        async def held(*args):
+            await look.wait()
+            return await real(*args)
+
+        monkeypatch.setattr(feeder, "read_queue", held)
+        await run.insert(quick, args={})
+        await step.wait_entered()
+        step.open()
+        look.open()
