@@ -100,21 +100,27 @@ async def test_a_burst_of_inserts_is_served(durable_dsn):
 
 async def test_what_was_claimed_begins_before_the_queue_is_looked_at_again(durable_dsn, monkeypatch):
     """At rest every pick is short, and the look after it took as long as half of it."""
-    real, look, step = feeder.read_queue, Gate(), Gate()
+    read, pick, look, step, claimed = feeder.read_queue, feeder.pick_instances, Gate(), Gate(), []
 
     @da.job
     async def quick(args):
         await step.wait()
 
-    async with running(durable_dsn, max_poll_interval=3600) as run:
-        await until(lambda: run.engine._node.feeders["default"]._nothing)
+    async def picked(*args, **kwargs):
+        found = await pick(*args, **kwargs)
+        claimed.extend(found.claims)
+        return found
 
-        async def held(*args):
+    async def held(*args):
+        if claimed:
             await look.wait()
-            return await real(*args)
+        return await read(*args)
 
-        monkeypatch.setattr(feeder, "read_queue", held)
+    monkeypatch.setattr(feeder, "pick_instances", picked)
+    monkeypatch.setattr(feeder, "read_queue", held)
+    async with running(durable_dsn) as run:
         await run.insert(quick, args={})
         await step.wait_entered()
+        await look.wait_entered()
         step.open()
         look.open()
