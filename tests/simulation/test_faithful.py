@@ -15,6 +15,7 @@ import pytest
 import trio
 from durable_actors._store import children, claim as claims, commit, insert, lease, signal
 from durable_actors._store.claim import Owner, PickFrom
+from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Claim, Transition
 from tests.simulation.driver import Transaction
 from tests.simulation.process import World
@@ -71,6 +72,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     return attrs.asdict(value) if attrs.has(type(value)) else value
+
+
+def plain_instance(each: Instance) -> tuple[Any, ...]:
+    """What both must say of an instance; their clocks differ."""
+    ended = each.finished_at is not None
+    return (each.id, each.machine, each.step, each.status, each.attempt, each.visit, each.state, each.result, ended)
 
 
 def unordered(values: Any) -> list[Any]:
@@ -267,6 +274,8 @@ class Pair:
         assert unordered(offered) == unordered(again)
         owners, models = await self.both(lease.read_owners, SCHEMA)
         assert {(o.owner, o.claims) for o in owners} == {(o.owner, o.claims) for o in models}
+        found, models = await self.both(read_by_ids, SCHEMA, list(self.server.tables.rows))
+        assert [plain_instance(each) for each in found.values()] == [*map(plain_instance, models.values())]
         shape, model = await self.both(claims.read_queue, SCHEMA, "default")
         assert (shape.priorities, shape.shelved) == (model.priorities, model.shelved)
         assert [shape.next_due is None, shape.next_deadline is None] == [
