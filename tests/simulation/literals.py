@@ -15,12 +15,15 @@ def ints(value: bytes | None) -> list[int]:
 
 
 def texts(value: bytes | None) -> list[str | None]:
-    if value is None or value == b"{}":
-        return []
-    return [
+    return [] if value is None or value == b"{}" else [*_texts(value)]
+
+
+@lru_cache(4096)
+def _texts(value: bytes) -> tuple[str | None, ...]:
+    return tuple(
         _ESCAPE.sub(r"\1", match[1]) if match[1] is not None else None if match[2] == "NULL" else match[2]
         for match in _ELEMENT.finditer(value.decode()[1:-1])
-    ]
+    )
 
 
 def numbers(value: bytes | None) -> list[int | None]:

@@ -9,7 +9,7 @@ import attrs
 from tests.simulation.driver import Rates
 
 Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper"]
-Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain"]
+Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain", "bug"]
 
 KINDS: tuple[Kind, ...] = (
     "chain", "chain", "collector", "collector", "packer", "packer", "family", "chore", "sleeper",

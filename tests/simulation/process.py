@@ -163,6 +163,10 @@ class Process:
                 self._clock.frozen = max(self._clock.frozen, deadline)
         raise Violation("cancellation", f"{self.name} does not end when it is cancelled")
 
+    async def sleep(self, seconds: float) -> None:
+        """What a step does while it works."""
+        await trio.sleep(seconds)
+
     # -- the guest run
 
     def _start(self, main: Callable[[Process], Awaitable[object]]) -> None:

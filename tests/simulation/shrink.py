@@ -32,10 +32,12 @@ def shrink(report: Report, run: Runner, *, most: int = 60) -> tuple[Report, froz
     return found, dropped
 
 
-def told(report: Report, dropped: frozenset[int], *, last: int = 60) -> str:
+def told(
+    report: Report, dropped: frozenset[int], *, last: int = 60, program: str = "tests.simulation"
+) -> str:
     """What a person needs: the rule, the way to see it again, the plan, the end of the history."""
     plan = report.plan
-    again = f"python -m tests.simulation --seed {plan.seed}"
+    again = f"python -m {program} --seed {plan.seed}"
     if dropped:
         again += f" --drop {','.join(map(str, sorted(dropped)))}"
     lines = [

@@ -304,8 +304,8 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     return [
         shown(
             r.id, r.fsm, r.version, r.step, r.status, r.queue, r.priority, r.attempt, r.crashes, r.visit, r.state,
-            r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id, r.locked_by,
-            lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
+            r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
+            r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
         )
         for r in rows

@@ -77,7 +77,17 @@ def plain(value: Any) -> Any:
 def plain_instance(each: Instance) -> tuple[Any, ...]:
     """What both must say of an instance; their clocks differ."""
     ended = each.finished_at is not None
-    return (each.id, each.machine, each.step, each.status, each.attempt, each.visit, each.state, each.result, ended)
+    return (
+        each.id,
+        each.machine,
+        each.step,
+        each.status,
+        each.attempt,
+        each.visit,
+        each.state,
+        each.result,
+        ended,
+    )
 
 
 def unordered(values: Any) -> list[Any]:

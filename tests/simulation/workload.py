@@ -34,7 +34,7 @@ async def nap(longest: float) -> None:
     """Work for a while; something is seen outside before and after."""
     found = book()
     found.effect()
-    await trio.sleep(found.world.random.random() ** 3 * longest)
+    await current_process.get().sleep(found.world.random.random() ** 3 * longest)
     found.effect()
 
 
