@@ -1,0 +1,246 @@
+"""One schedule of small nodes: its plan in one Trio run; then the faults end, and everything must be as it must be."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+import trio._core._run as trio_run
+from durable_actors._store.insert import insert_instances
+from durable_actors._store.signal import plan_signal, send_signals
+from durable_actors.errors import NoTarget
+from durable_actors.machine import plan_insert
+from tests.simulation import workload
+from tests.simulation.plan import Plan, Strike
+from tests.simulation.process import Violation, World, current_process
+from tests.simulation.run import Report
+from tests.simulation.server import Server
+from tests.simulation.small.book import SmallBook
+from tests.simulation.small.host import SCHEMA, Group, Host
+from tests.simulation.small.wire import Lines, Network
+from tests.simulation.tables import Row, Tx
+from trio.testing import MockClock
+
+PATIENCE = 60.0
+"""Virtual seconds after the last fault within which everything must have ended."""
+
+
+class TrioWorld(World):
+    """A world whose clock and whose events are Trio's."""
+
+    nursery: trio.Nursery
+    stopped_at: float | None = None
+    """Trio has ended."""
+
+    @property  # type: ignore[override]
+    def now(self) -> float:
+        return trio.current_time() if self.stopped_at is None else self.stopped_at
+
+    @now.setter
+    def now(self, seconds: float) -> None:
+        """Trio's clock moves itself."""
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        self.nursery.start_soon(self._later, when, call)
+
+    async def _later(self, when: float, call: Callable[[], None]) -> None:
+        await trio.sleep_until(when)
+        call()
+
+
+class SmallClient:
+    """What the workload needs of a client."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+
+    async def insert(self, machine: Any, **options: Any) -> int | None:
+        async with self.lines.acquire("client") as conn:
+            [number] = await insert_instances(
+                conn,  # type: ignore[arg-type]
+                SCHEMA,
+                [plan_insert(machine.__durable__, options)],  # type: ignore[arg-type]
+            )
+        return number
+
+    async def signal(self, target: int, name: str, payload: object, *, dedup_key: str) -> None:
+        async with self.lines.acquire("client") as conn:
+            [sent] = await send_signals(conn, SCHEMA, [plan_signal(target, name, payload, dedup_key)])  # type: ignore[arg-type]
+        if sent.outcome == "no_target":
+            raise NoTarget(name)
+
+
+class Land:
+    """A plan on its way."""
+
+    def __init__(self, plan: Plan, broken: frozenset[str]) -> None:
+        self.plan = plan
+        self.world = TrioWorld(plan.seed)
+        self.server = Server(self.world, broken)
+        keepalive = max(1, int(plan.options["lease_ttl"] / 4)) * 3.0
+        self.network = Network(self.world, self.server, plan.rates, keepalive)
+        self.book = SmallBook(self.world, self.server, plan)
+        self.server.tables.changed = self._changed
+        self.hosts: list[Host] = []
+        self.groups: dict[str, list[Group]] = {}
+        self._births = 0
+        self._open = 0
+        self._sent = False
+        self.seconds = 0.0
+
+    def fail(self, rule: str, text: str) -> None:
+        self.book.fail(rule, text)
+        self._look()
+
+    def _changed(self, tx: Tx, old: Row | None, new: Row) -> None:
+        self.book.changed(tx, old, new)
+        if old is None:
+            self._open += 1
+        if new.terminal and (old is None or not old.terminal):
+            self._open -= 1
+        self._look()
+
+    def _look(self) -> None:
+        if self.book.failure is not None or (self._sent and not self._open):
+            self.done.set()
+
+    # -- nodes
+
+    def start(self, place: int) -> None:
+        """Start a node in this place, as the next incarnation."""
+        self._births += 1
+        host = Host(self, f"node{place}.{self._births}", self.plan.options["skew"] * (place + 1))
+        self.book.owners[host.name] = host  # type: ignore[assignment]
+        self.world.log(host.name, "starts")
+        self.hosts[place : place + 1] = [host]
+        self.nursery.start_soon(host.run)
+
+    def crash(self, host: Host, *, silent: bool = False, back_after: float = 0.2) -> None:
+        if host.dead:
+            return
+        place = self.hosts.index(host)
+        host.kill()
+        self.network.killed(host, silent=silent)
+        self.world.after(back_after, lambda: self.start(place))
+
+    def strike(self, strike: Strike) -> None:
+        host, seconds, world = self.hosts[strike.node], strike.seconds, self.world
+        world.log("strike", strike.fault, host.name, round(seconds, 3))
+        self.book.counts[f"fault {strike.fault}"] += 1
+        match strike.fault:
+            case "crash" | "host":
+                self.crash(host, silent=strike.fault == "host", back_after=0.1 + seconds)
+            case "pause":
+                host.pause()
+                world.after(seconds, host.resume)
+            case "cut":
+                self.network.cut(host, seconds)
+            case "restart":
+                self.server.stop()
+                world.after(seconds / 4, self.server.start)
+            case "terminate":
+                for session in list(self.server.sessions.values()):
+                    if world.random.random() < 0.5:
+                        session.end()
+            case _ if not host.dead:
+                group = self.groups[host.name][world.random.random() < 0.2]
+                group.crash(world.random.randrange(len(group.makers)))
+            case _:
+                pass
+
+    async def _faults(self) -> None:
+        for strike in sorted(self.plan.strikes, key=lambda each: each.at):
+            await trio.sleep_until(strike.at)
+            self.strike(strike)
+        await trio.sleep_until(self.plan.lasts)
+        self.world.log("calm")
+        self.network.calm()
+        if not self.server.up:
+            self.server.start()
+        for host in self.hosts:
+            host.resume()
+
+    # -- the client
+
+    async def _client(self) -> None:
+        client: Any = Host(self, "client", 0.0)
+        current_process.set(client)
+        lines = SmallClient(Lines(self.network, client))
+        async with trio.open_nursery() as nursery:
+            for item in self.plan.items:
+                nursery.start_soon(workload.submit, lines, item)
+        self._sent = True
+        self._look()
+
+    # -- all of it
+
+    async def run(self, patience: float) -> None:
+        self.done = trio.Event()
+        with trio.move_on_after(self.plan.lasts + patience):
+            async with trio.open_nursery() as nursery:
+                self.nursery = self.world.nursery = nursery
+                for place in range(self.plan.nodes):
+                    self.start(place)
+                nursery.start_soon(self._client)
+                nursery.start_soon(self._faults)
+                try:
+                    await self.done.wait()
+                finally:
+                    for host in self.hosts:
+                        host.kill()
+                nursery.cancel_scope.cancel()
+        self.seconds = trio.current_time()
+        if not self.done.is_set():
+            stuck = [row for row in self.server.tables.rows.values() if not row.terminal]
+            self.book.fail("I7", f"not everything has ended: {stuck or 'not everything was inserted'}")
+        elif self.book.failure is None:
+            self._check_results()
+
+    def _check_results(self) -> None:
+        for item in self.plan.items:
+            row = self.server.tables.rows[self.book.names[item.name]]
+            if row.status != "done":
+                self.book.fail("result", f"{item.name} is {row.status}: {row.last_error}")
+                return
+            found = json.loads(row.result)
+            found = sorted(found) if isinstance(found, list) else found
+            wanted = workload.expected(item)
+            if found != wanted:
+                self.book.fail("result", f"{item.name} came to {found}, not to {wanted}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Take chance out of Trio's scheduler, and say nothing about the faults."""
+    log = logging.getLogger("durable_actors")
+    level, allowed = log.level, trio_run._ALLOW_DETERMINISTIC_SCHEDULING
+    state = trio_run._r.getstate()
+    log.setLevel(logging.CRITICAL)
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
+        trio_run._r.setstate(state)
+
+
+def simulate(plan: Plan, broken: frozenset[str] = frozenset(), *, patience: float = PATIENCE) -> Report:
+    """Run a schedule to its end, or to its first violation. The same plan gives the same history."""
+    land = Land(plan, broken)
+    with quiet():
+        trio_run._r.seed(plan.seed)
+        try:
+            trio.run(land.run, patience, clock=MockClock(autojump_threshold=0))
+        except Exception as exc:
+            error: BaseException = exc
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            rule = error.rule if isinstance(error, Violation) else "internal error"
+            land.world.stopped_at = land.world.history[-1][0]
+            land.book.fail(rule, repr(error))
+    return Report(plan, land.book.failure, land.world.history, land.book.counts, land.seconds)

@@ -1,0 +1,56 @@
+"""Schedules of small nodes: some are the same every day, some are new; and the proof that a seed repeats itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulation.run import Report
+from tests.simulation.shrink import shrink, told
+from tests.simulation.small.__main__ import PROGRAM
+from tests.simulation.small.plan import SHAPES, make_plan
+from tests.simulation.small.run import simulate
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def check(seed: int) -> Report:
+    report = simulate(make_plan(seed))
+    if report.violation is not None:
+        smaller, dropped = shrink(report, simulate)
+        pytest.fail(told(smaller, dropped, program=PROGRAM), pytrace=False)
+    return report
+
+
+def test_known_schedules_keep_every_invariant_and_meet_every_protocol_and_every_fault():
+    seen: set[str] = set()
+    for seed in range(150):
+        seen |= check(seed).counts.keys()
+    faults = {f"fault {fault}" for shape in SHAPES.values() for fault in shape.faults}
+    moves = {"claim", "commit", "renew", "release", "reap", "signal", "expire", "hold", "promote", "join"}
+    assert seen >= faults | moves
+
+
+def test_new_schedules_keep_every_invariant():
+    first = int.from_bytes(os.urandom(4))
+    for seed in range(first, first + 50):
+        check(seed)
+
+
+def test_a_seed_repeats_itself_in_the_same_process_and_in_another():
+    seeds = tuple(range(7, 19))
+    first = [simulate(make_plan(seed)).digest for seed in seeds]
+    assert first == [simulate(make_plan(seed)).digest for seed in seeds]
+    assert len(set(first)) == len(seeds)
+    program = (
+        "from tests.simulation.small.run import simulate; from tests.simulation.small.plan import make_plan; "
+        f"print(*(simulate(make_plan(seed)).digest for seed in {seeds}))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert found.stdout.split() == first
