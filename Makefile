@@ -74,7 +74,9 @@ chaos: $(VENV)/.dev ## every nemesis with 20 seeds, an hour (CHAOS_ARGS='--nemes
 chaos-quick: $(VENV)/.dev ## every nemesis once, with a new seed: three minutes
 	@$(BIN)/python -m tests.chaos --quick $(CHAOS_ARGS)
 
-simulate: $(VENV)/.dev ## the engine in virtual time, a minute of seeded schedules (SIMULATE_ARGS='--seed 4' runs one again)
+# Small nodes first: thousands of schedules a minute; then whole engines. Arguments are for the latter.
+simulate: $(VENV)/.dev ## nodes, then whole engines in virtual time, a minute of seeded schedules each (SIMULATE_ARGS='--seed 4' runs one again)
+	@$(if $(SIMULATE_ARGS),,$(BIN)/python -m tests.simulation.small --seconds 60)
 	@$(BIN)/python -m tests.simulation $(or $(SIMULATE_ARGS),--seconds 60 --jobs 2)
 
 check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
