@@ -113,10 +113,16 @@ async def release_strays(
 ) -> tuple[int, list[Promoted]]:
     """Give back the owner's claims of a queue that are not `known` (claim ids), attempt unchanged: nothing of them ran.
 
-    Returns how many, and rows that are on offer now: they, and siblings of their keys.
+    Returns how many, and rows that are on offer now: they, and siblings of their keys. Read first and given back by
+    their claims: a statement may be carried out after its connection was given up, when `known` is out of date.
     """
     params = [owner.encode(), queue.encode(), encode.text_array(known)]
-    rows = (await conn.run(statement("release_strays", schema), params)).rows
+    strays = (await conn.run(statement("read_strays", schema, read_only=True), params)).rows
+    if not strays:
+        return 0, []
+    ids = encode.int_array([int(row[0] or 0) for row in strays])
+    claims = encode.text_array([(row[1] or b"").decode() for row in strays])
+    rows = (await conn.run(statement("release_claims", schema), [ids, claims, b"0", b"0"])).rows
     keys = sorted({row[2].decode() for row in rows if row[2] is not None})
     siblings = await promote_siblings(conn, schema, keys) if keys else []
     return len(rows), [*read_promoted(rows), *siblings]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Params, Result, Statement
 from durable_actors._store.lease import release_strays
 from durable_actors.engine import open_engine
+from durable_actors.errors import CommitUnknown
 from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Db, make_node, pick
 
@@ -52,3 +55,36 @@ async def test_only_unknown_claims_of_this_owner_and_queue_go_back(db: Db):
         assert db.row(stray.id) == ("runnable", 0, 0, 0, None, None)
         assert db.row(theirs, "status") == ("executing",)
         assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(3,)]
+
+
+async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed_since(db: Db):
+    """The client lost the connection; the server carries the statement out when the node has picked again."""
+    sent: list[tuple[Statement, Params]] = []
+
+    class Cut:
+        """Reads, but only notes what would be written."""
+
+        def __init__(self, conn: PgConn) -> None:
+            self.conn = conn
+
+        async def run(self, statement: Statement, params: Params) -> Result:
+            if statement.read_only:
+                return await self.conn.run(statement, params)
+            sent.append((statement, params))
+            raise CommitUnknown("lost")
+
+    db.insert()
+    async with make_node(db.dsn) as node:
+        [stray] = await pick(node, limit=1)
+        async with node.pool.acquire("claim") as conn:
+            arguments: dict[str, Any] = {"owner": node.owner.name, "queue": "default", "known": []}
+            with pytest.raises(CommitUnknown):
+                await release_strays(cast("PgConn", Cut(conn)), "durable", **arguments)
+            assert (await release_strays(conn, "durable", **arguments))[0] == 1
+        db.insert()
+        again = await pick(node, limit=2)
+        assert stray.id in {claim.id for claim in again}
+        async with node.pool.acquire("claim") as conn:
+            for statement, params in sent:
+                await conn.run(statement, params)
+        assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(2,)]

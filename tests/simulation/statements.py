@@ -166,18 +166,17 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 @meaning
-def release_strays(scene: Scene, tx: Tx, params: Params) -> Rows:
+def read_strays(scene: Scene, tx: Tx, params: Params) -> Rows:
     owner, queue = (params[0] or b"").decode(), (params[1] or b"").decode()
     known = set() if "strays" in scene.broken else set(lit.texts(params[2]))
-    out: Rows = []
-    for row in list(tx.all()):
-        strays = row.status == "executing" and row.locked_by == owner and row.queue == queue
-        if strays and row.claim_id not in known and not tx.is_locked(row.id):
-            new = tx.write(row, "release", row.claim_id)
-            new.status, new.hold = "runnable", 0
-            new.unclaim()
-            out.append(shown(row.id, row.queue, row.partition_key))
-    return out
+    return [
+        shown(row.id, row.claim_id)
+        for row in sorted(tx.all(), key=lambda each: each.id)
+        if row.status == "executing"
+        and row.locked_by == owner
+        and row.queue == queue
+        and row.claim_id not in known
+    ]
 
 
 @meaning

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 SETTINGS: Mapping[str, str] = {"lock_timeout": "100ms"}
 STORM = 600
 """Messages of one schedule, and per ten seconds of it: usual are 50 to 200; more is a loop that never sleeps."""
-NEVER_LATE = frozenset({"release_strays"})
-"""Not among the faults: it names what to keep, so one that is carried out late gives back what was claimed since."""
 
 
 class Lost(Exception):
@@ -224,7 +222,6 @@ class Line:
         else:
             writes = not all(statement.read_only for statement, _ in request.calls)
             later = writes and not self.in_transaction and network.random.random() < 0.5
-            later = later and request.name not in NEVER_LATE
             if later:
                 network.straggle(self.host, self.session, request)
             self.close(later=later)
