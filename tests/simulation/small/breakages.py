@@ -26,7 +26,7 @@ from tests.simulation.small import feeder, host, loops
 from tests.simulation.small.plan import make_plan
 from tests.simulation.small.run import simulate
 
-STORE = {name: text for name, text in large.STORE.items() if name != "strays"}
+STORE = large.STORE
 
 
 def _trust_from_reply(self: loops.Heartbeat, sent: float) -> float:
