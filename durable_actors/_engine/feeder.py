@@ -18,10 +18,11 @@ import trio
 
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import QueueLimits, idle_wait, shape_pause
+from durable_actors._engine.demand import QueueLimits, idle_wait
 from durable_actors._engine.feeder_events import contended_event, pick_event
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
+from durable_actors._engine.looks import Looks
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._engine.slots import Slots
@@ -38,12 +39,8 @@ from durable_actors.telemetry import AwaitTimedOut, QueueSaturated
 
 MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred buy nothing."""
-SOONEST: Final = 0.01
-"""Seconds until a deadline is looked at at the soonest: its row may be locked by whoever signals it."""
-LATEST: Final = 0.3
-"""The same, when it was found locked several times."""
-SHAPE_EVERY: Final = 2.0
-"""Seconds between looks at which priorities a busy queue has; an idle one looks whenever it finds nothing."""
+SOONEST, LATEST = 0.01, 0.3
+"""Seconds until a deadline is looked at at the soonest, and when its row was found locked several times."""
 
 
 class Feeder(Actor[object]):
@@ -76,10 +73,9 @@ class Feeder(Actor[object]):
         self._deadline = math.inf
         self._soonest = SOONEST
         self._expire_from = 0.0
-        self._shape_at = 0.0
-        self._shape_from = 0.0
-        self._shape_old = False
+        self.looks = Looks()
         self._saturated = False
+        self._look_now = False
         self._missed = False
         self._fresh = True
         self._polls = False  # awake because time has passed, not because of a message
@@ -104,7 +100,7 @@ class Feeder(Actor[object]):
 
     def look_for_deadlines(self) -> None:
         """A deadline was set here: read when the next one is before sleeping again."""
-        self._shape_at = 0.0
+        self.looks.ask()
 
     def ended(self, held: Held) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed."""
@@ -154,6 +150,10 @@ class Feeder(Actor[object]):
         """Pick; return until when to sleep (a time in the past: not at all)."""
         try:
             picked = await self._pick(wanted)
+            if begins := bool(picked.claims) and not self.looks.doubted and not self._wanting():
+                self._start_buffered()  # before the look, which at rest takes half as long as the pick
+            if self._look_now:
+                await self._look_again(alone=not begins)
         except TROUBLE as exc:
             self._unsure = self._unsure or isinstance(exc, CommitUnknown)
             return trio.current_time() + self._outage.failed(exc)
@@ -168,8 +168,8 @@ class Feeder(Actor[object]):
             return now  # there may be more behind a full window, also when all of it was held or shelved
         self._empty += not picked.claims
         wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
-        if self._shape_old:
-            wait = min(wait, self._shape_from)
+        if self.looks.old:
+            wait = min(wait, self.looks.until)
         elif self._nothing and not picked.window:
             wait = max(wait, now + self._watch.begin(self.nursery, self.address))
         look = self.cursor.next_look(now)
@@ -189,6 +189,7 @@ class Feeder(Actor[object]):
                 await self._expire(conn)
             looked = self._polls and await self._look(conn)
             if node.draining or (looked and self._nothing):  # a drain may have begun while this waited
+                self._look_now = False
                 return Picked([], [], {})
             begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
             asked = trio.current_time()
@@ -201,20 +202,22 @@ class Feeder(Actor[object]):
             self._buffer.extend(node.leases.hold(claim) for claim in picked.claims)
             if waiting and picked.claims:  # prefetched; what is more urgent goes before it
                 self._buffer = deque(sorted(self._buffer, key=_urgency))
-            if not self._wanting():
-                self._start_buffered()
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
-            short = picked.window < wanted
-            self._shape_old = short and now < min(self._shape_from, self._shape_at)
-            if not looked and (now >= self._shape_at or (short and not self._shape_old)):
-                # What was claimed begins first: at rest a look takes half as long as the pick.
-                await trio.lowlevel.checkpoint()
-                self._missed = await self._learn(conn)
-                self._shape_from = now + shape_pause(trio.current_time() - now)
+        self._look_now = self.looks.wanted(now, short=picked.window < wanted) and not looked
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=wanted, seconds=now - asked))
         return picked
+
+    async def _look_again(self, *, alone: bool) -> None:
+        """Look at the queue after a pick. No connection is held while what has begun takes its first turn."""
+        if not alone:
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # after one of them this task may still be the first of its turn
+        began = trio.current_time()
+        async with self._node.pool.acquire(self._node.lane("claim")) as conn:
+            self._missed = await self._learn(conn)
+        self.looks.took(began, trio.current_time() - began, alone=alone)
 
     async def _release_strays(self, conn: PgConn) -> None:
         """After a pick of unknown fate: what it claimed goes back now rather than when its lease is over."""
@@ -242,6 +245,7 @@ class Feeder(Actor[object]):
 
     async def _learn(self, conn: PgConn) -> bool:
         """Read which priorities the queue has and what is due next; tell whether the last pick missed some."""
+        begun = self.looks.begin()
         shape = await read_queue(conn, self._node.owner.schema, self._queue)
         now = trio.current_time()
         names = self._node.known.names
@@ -250,14 +254,13 @@ class Feeder(Actor[object]):
         # Not from now on: who looks more often than that would put the deadline off for ever.
         later = shape.next_deadline
         self._deadline = math.inf if later is None else max(now + later, self._expire_from)
-        self._shape_at = now + SHAPE_EVERY
-        self._shape_old = False  # else an idle feeder would sleep until a look that is over: not at all
+        self.looks.learned(begun, now)
         return self.cursor.learn(shape, known=names)
 
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed; a full batch leaves more for the next round."""
         count = await expire_awaits(conn, self._node.owner.schema, self._queue, limit=MAX_PICK)
-        self._shape_at = 0.0
+        self.looks.ask()
         # None although one is due: somebody's transaction has locked it. A hundred looks a second would not help.
         self._soonest = SOONEST if count else min(self._soonest * 2, LATEST)
         self._expire_from = trio.current_time() + self._soonest

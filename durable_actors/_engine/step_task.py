@@ -85,7 +85,9 @@ class StepTasks:
         node, claim = self._node, held.claim
         spec = node.known.find(claim.fsm, claim.version)
         run = StepRun(node, claim, spec)
-        ahead = partial(self._may_go_on, held) if spec.run_ahead and spec.kind == "machine" else _no
+        ahead = _no
+        if spec.run_ahead and spec.kind == "machine":
+            ahead = partial(self._may_go_on, claim, trio.current_time() + AHEAD_SECONDS)
         steps = 0
         while True:
             steps += 1
@@ -126,16 +128,15 @@ class StepTasks:
             except TROUBLE:
                 await trio.sleep(LOOK_AGAIN)
 
-    def _may_go_on(self, held: Held) -> bool:
+    def _may_go_on(self, claim: Claim, until: float) -> bool:
         """Whether this instance may keep its slot for its next step.
 
         Asked when the outcome is there: a drain, or more urgent work, may have come while the step ran.
         """
-        assert held.task is not None
-        if self._node.draining or trio.current_time() >= held.task.since + AHEAD_SECONDS:
+        if self._node.draining or trio.current_time() >= until:
             return False
-        feeder = self._node.feeders.get(held.claim.queue)
-        return feeder is None or not feeder.has_more_urgent(held.claim.priority)
+        feeder = self._node.feeders.get(claim.queue)
+        return feeder is None or not feeder.has_more_urgent(claim.priority)
 
     def _send(self, ran: Ran, held: Held) -> Awaitable[Verdict]:
         """Queue the outcome; await what comes back for its verdict.

@@ -1,8 +1,8 @@
 """Watch: has the server look for work of a queue that has none, so that this process need not wake for each look.
 
 With a poll interval of 20 ms a process at rest took 3 % of a core, nearly all of it to wake up fifty times a second: a
-bare `trio.sleep(0.02)` in a loop takes half of that. One statement looks as often on the server, a second at a time, at
-a sixth of what the polls took together. The wait takes a client connection, so it is used where polls are as
+bare `trio.sleep(0.02)` in a loop takes half of that. One statement looks somewhat more often on the server, a second at
+a time, at a sixth of what the polls took together. The wait takes a client connection, so it is used where polls are as
 quick as that, enough connections are there, and no pooler lends them. Otherwise, and when it fails, the feeder polls as
 it always does.
 """

@@ -76,9 +76,9 @@ def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Verdict:
 
 
 async def _shape_stays_old(self: feeder.Feeder, conn: Any, *, original: Any = feeder.Feeder._learn) -> bool:
-    old = self._shape_old
+    old = self.looks.old
     missed: bool = await original(self, conn)
-    self._shape_old = old
+    self.looks.old = old
     return missed
 
 

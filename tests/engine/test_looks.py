@@ -1,0 +1,127 @@
+"""When a feeder looks at its queue, and what it takes for the price of a look."""
+
+from __future__ import annotations
+
+import time
+
+import durable_actors as da
+import pytest
+import trio
+from durable_actors._engine import step_task
+from durable_actors._engine.looks import EVERY, Looks
+from durable_actors.telemetry import Picked, StepCommitted, StepStarted
+from tests.engine.engine_kit import QUIET, running
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def learned(at: float) -> Looks:
+    looks = Looks()
+    looks.learned(looks.begin(), at)
+    return looks
+
+
+def test_a_short_pick_is_followed_by_a_look_and_a_full_one_now_and_then():
+    looks = learned(100.0)
+    assert looks.wanted(100.1, short=True)
+    assert not looks.wanted(100.1, short=False)
+    assert looks.wanted(100.0 + EVERY, short=False)
+
+
+def test_a_dear_look_is_not_repeated_at_once():
+    looks = learned(100.0)
+    looks.took(99.95, 0.05, alone=True)
+    assert not looks.wanted(100.5, short=True)
+    assert looks.old
+    assert looks.until == pytest.approx(100.95)
+    assert looks.wanted(101.0, short=True)
+    assert not looks.old
+
+
+def test_what_ran_beside_a_look_is_not_its_price():
+    looks = learned(100.0)
+    looks.took(99.0, 1.0, alone=False)
+    assert looks.wanted(100.1, short=True)
+    assert looks.doubted, "the next one is made before anything begins"
+    looks.took(100.1, 0.001, alone=True)
+    assert not looks.doubted
+
+
+def test_a_price_that_is_known_is_not_forgotten_for_a_look_beside_others():
+    looks = learned(100.0)
+    looks.took(99.9, 0.1, alone=True)
+    looks.took(100.0, 0.001, alone=False)
+    assert not looks.wanted(100.5, short=True)
+
+
+def test_who_asks_while_a_look_is_under_way_gets_another():
+    looks = learned(100.0)
+    begun = looks.begin()
+    looks.ask()
+    looks.learned(begun, 101.0)
+    assert looks.wanted(101.0, short=False)
+
+
+async def test_a_step_that_computes_does_not_put_the_next_look_off(durable_dsn, monkeypatch):
+    """It began before the look: 100 ms of it were taken for the server's, and a row due in 0.3 s began 1.5 s late."""
+    long: list[bool] = []
+    took = Looks.took
+
+    def noted(self: Looks, began: float, seconds: float, *, alone: bool) -> None:
+        if seconds >= 0.5:
+            long.append(alone)
+        took(self, began, seconds, alone=alone)
+
+    @da.job
+    async def burn(args):
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        time.sleep(0.6)  # while the answer is on its way
+
+    monkeypatch.setattr(Looks, "took", noted)
+    async with running(durable_dsn, **QUIET) as run:
+        await run.events.final(await run.insert(burn, args={}))
+    assert True not in long
+
+
+async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_dsn):
+    """A step that blocks the loop for half a lease would look like a server that does not answer."""
+    used: list[int] = []
+
+    @da.job
+    async def first(args):
+        [lane] = [lane for lane in run.engine.connections().lanes if lane.name == "claim"]
+        used.append(lane.in_use)
+
+    async with running(durable_dsn, reap_interval=3600) as run:
+        for _ in range(4):
+            await run.run(first, args={})
+    assert used[2:] == [0, 0]  # at the start the reaper is in line
+    kinds = [type(event) for event in run.events.events if isinstance(event, StepStarted | Picked)]
+    assert kinds.index(Picked) < kinds.index(StepStarted)
+
+
+async def test_running_ahead_is_counted_from_the_first_turn(durable_dsn, monkeypatch):
+    """Who waited for its turn behind a step that computes has all of its time left."""
+    monkeypatch.setattr(step_task, "AHEAD_SECONDS", 0.8)
+    computed: list[int] = []
+
+    class Two(da.Machine[dict]):
+        @da.step(initial=True)
+        async def a(self, ctx):
+            if not computed:
+                computed.append(ctx.id)
+                time.sleep(0.9)
+            return da.Next(self.b)
+
+        @da.step
+        async def b(self, ctx):
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        async with run.engine._node.pool.acquire("claim"):  # both in one pick
+            numbers = [await run.insert(Two, state={}) for _ in range(2)]
+        for number in numbers:
+            await run.events.final(number)
+    status = {event.id: event.status for event in run.events.all(StepCommitted) if event.step == "a"}
+    assert status == {number: "runnable" if number in computed else "executing" for number in numbers}
