@@ -118,7 +118,7 @@ $(BENCH)-oban/.done: bench/peers/requirements-oban.txt
 	else mkdir -p $(BENCH)-oban; echo "No Python 3.12 or newer: the run goes without Oban (OBAN_PYTHON=... names one)"; fi
 	@touch $@
 
-bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done ## every figure and every peer, a quarter of an hour (BENCH_ARGS='jobs peers' picks some)
+bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done ## every figure and every peer, ten minutes (BENCH_ARGS='jobs peers' picks some)
 	@$(BENCH)/bin/python -m bench $(BENCH_ARGS)
 
 bench-quick: $(BENCH)/.done ## a minute: ratios to the ceiling and to the recorded run
