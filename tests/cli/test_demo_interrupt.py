@@ -76,14 +76,19 @@ class Gate:
     async def wait(self, query: str = AT_GATE, *, count: int = 1) -> list[int]:
         """Wait for the sessions that this query finds. Another process: no event."""
         with trio.fail_after(30):
-            while len(pids := [row[0] for row in self.conn.execute(query.encode())]) < count:
+            while len(pids := self._found(query)) < count:
                 await trio.sleep(0.005)
         return pids
 
     async def wait_gone(self, query: str) -> None:
         with trio.fail_after(30):
-            while self.conn.execute(query.encode()).fetchone() is not None:
+            while self._found(query):
                 await trio.sleep(0.005)
+
+    def _found(self, query: str) -> list[int]:
+        # In a transaction (see `locked`) the first look at pg_stat_activity is shown again and again.
+        self.conn.execute("select pg_stat_clear_snapshot()")
+        return [row[0] for row in self.conn.execute(query.encode())]
 
 
 @pytest.fixture
