@@ -39,8 +39,10 @@ from durable_actors.telemetry import AwaitTimedOut, QueueSaturated
 
 MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred buy nothing."""
-SOONEST, LATEST = 0.01, 0.3
-"""Seconds until a deadline is looked at at the soonest, and when its row was found locked several times."""
+SOONEST: Final = 0.01
+"""Seconds until a deadline is looked at at the soonest: its row may be locked by whoever signals it."""
+LATEST: Final = 0.3
+"""The same, when it was found locked several times."""
 
 
 class Feeder(Actor[object]):
@@ -75,7 +77,6 @@ class Feeder(Actor[object]):
         self._expire_from = 0.0
         self.looks = Looks()
         self._saturated = False
-        self._look_now = False
         self._missed = False
         self._fresh = True
         self._polls = False  # awake because time has passed, not because of a message
@@ -149,10 +150,10 @@ class Feeder(Actor[object]):
     async def _refill(self, wanted: int) -> float:
         """Pick; return until when to sleep (a time in the past: not at all)."""
         try:
-            picked = await self._pick(wanted)
+            picked, look = await self._pick(wanted)
             if begins := bool(picked.claims) and not self.looks.doubted and not self._wanting():
                 self._start_buffered()  # before the look, which at rest takes half as long as the pick
-            if self._look_now:
+            if look:
                 await self._look_again(alone=not begins)
         except TROUBLE as exc:
             self._unsure = self._unsure or isinstance(exc, CommitUnknown)
@@ -161,23 +162,24 @@ class Feeder(Actor[object]):
         now = trio.current_time()
         if picked.claims:
             self._empty = 0
-            await self._take_keys()
-            self._start_buffered()
+            if not begins:
+                await self._take_keys()
+                self._start_buffered()
         if picked.window >= wanted or self._missed:
             self._missed = False
             return now  # there may be more behind a full window, also when all of it was held or shelved
         self._empty += not picked.claims
         wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
         if self.looks.old:
-            wait = min(wait, self.looks.until)
+            wait = min(wait, self.looks.not_before)
         elif self._nothing and not picked.window:
             wait = max(wait, now + self._watch.begin(self.nursery, self.address))
-        look = self.cursor.next_look(now)
-        return min(wait, self._deadline, math.inf if look is None else now + look)
+        later = self.cursor.next_look(now)
+        return min(wait, self._deadline, math.inf if later is None else now + later)
 
-    async def _pick(self, wanted: int) -> Picked:
-        node = self._node
-        began = trio.current_time()
+    async def _pick(self, wanted: int) -> tuple[Picked, bool]:
+        """Pick; tell what was found, and whether the queue is to be looked at now."""
+        node, began = self._node, trio.current_time()
         node.known.refresh()
         async with node.pool.acquire(node.lane("claim")) as conn:
             if self._unsure:
@@ -189,8 +191,7 @@ class Feeder(Actor[object]):
                 await self._expire(conn)
             looked = self._polls and await self._look(conn)
             if node.draining or (looked and self._nothing):  # a drain may have begun while this waited
-                self._look_now = False
-                return Picked([], [], {})
+                return Picked([], [], {}), False
             begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
             asked = trio.current_time()
             known = node.known.array
@@ -204,10 +205,9 @@ class Feeder(Actor[object]):
                 self._buffer = deque(sorted(self._buffer, key=_urgency))
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
-        self._look_now = self.looks.wanted(now, short=picked.window < wanted) and not looked
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=wanted, seconds=now - asked))
-        return picked
+        return picked, self.looks.wanted(now, short=picked.window < wanted) and not looked
 
     async def _look_again(self, *, alone: bool) -> None:
         """Look at the queue after a pick. No connection is held while what has begun takes its first turn."""

@@ -18,21 +18,17 @@ EVERY: Final = 2.0
 class Looks:
     """The looks of one feeder."""
 
-    __slots__ = ("_asked", "_due", "_not_before", "doubted", "old")
+    __slots__ = ("_asked", "_due", "doubted", "not_before", "old")
 
     def __init__(self) -> None:
         self.old = False
         """The last pick wanted a look, and it was too soon for one."""
         self.doubted = False
         """The last look took long, or what ran beside it did: the next one is made before anything begins."""
+        self.not_before = 0.0
+        """Too soon until then for a look after a short pick."""
         self._asked = 0
         self._due = 0.0
-        self._not_before = 0.0
-
-    @property
-    def until(self) -> float:
-        """When the look is possible for which it was too soon."""
-        return self._not_before
 
     def ask(self) -> None:
         """Look after the next pick, whatever it finds."""
@@ -41,7 +37,7 @@ class Looks:
 
     def wanted(self, now: float, *, short: bool) -> bool:
         """After a pick: look now? `short`: it found less than it wanted."""
-        self.old = short and now < min(self._not_before, self._due)
+        self.old = short and now < min(self.not_before, self._due)
         return now >= self._due or (short and not self.old)
 
     def begin(self) -> int:
@@ -56,5 +52,5 @@ class Looks:
     def took(self, began: float, seconds: float, *, alone: bool) -> None:
         """A look after a pick took so long; `alone`: the pick had begun nothing beside it."""
         if alone:
-            self._not_before = began + shape_pause(seconds)
+            self.not_before = began + shape_pause(seconds)
         self.doubted = seconds >= SHAPE_CHEAP

@@ -141,7 +141,7 @@ class StepTasks:
     def _send(self, ran: Ran, held: Held) -> Awaitable[Verdict]:
         """Queue the outcome; await what comes back for its verdict.
 
-        No coroutine of its own: a task is woken through every frame that waits, 50,000 times a second.
+        No coroutine of its own: a task is woken through every frame that waits, tens of thousands of times a second.
         """
         # What a step has set in its context is for nobody else, also not for the next one of its instance, which may
         # run elsewhere. Takes effect when this task has waited.

@@ -38,8 +38,7 @@ class Watch:
     def __init__(self, node: Node, queue: str, limits: QueueLimits) -> None:
         self._node = node
         self._queue = queue
-        self._every = limits.max_poll_interval * EAGER
-        self._quick = limits.max_poll_interval <= QUICK
+        self._interval = limits.max_poll_interval
         self._on = False
         self._not_before = 0.0
         self._looks = False  # the server does, now
@@ -48,7 +47,7 @@ class Watch:
         """Have the server look, unless it does, or should not. Returns for how many seconds the feeder may rest."""
         client = self._node.roles["client"]
         spare = client.name != "shared" and client.size > len(self._node.feeders)
-        if self._quick and spare and not self._on and trio.current_time() >= self._not_before:
+        if self._interval <= QUICK and spare and not self._on and trio.current_time() >= self._not_before:
             self._on = True
             nursery.start_soon(self._run, feeder)
         return PATIENCE if self._looks else 0.0
@@ -77,8 +76,9 @@ class Watch:
                     self._not_before = math.inf
                     return True
                 self._looks = True
+                every = self._interval * EAGER
                 return await wait_for_work(
-                    conn, node.owner.schema, self._queue, every=self._every, patience=PATIENCE
+                    conn, node.owner.schema, self._queue, every=every, patience=PATIENCE
                 )
         finally:
             self._looks = False

@@ -12,7 +12,7 @@ from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.decode import decode_text_array
 from durable_actors._postgres.statement import Row
-from durable_actors._store.rows import Claim, Picked, Promoted, Seen
+from durable_actors._store.rows import Claim, Picked, Promoted, Seen, Stray
 from durable_actors._store.sql import statement
 
 
@@ -152,7 +152,7 @@ def _claim(row: Row, number: int, priority: int, queue: str, trusted_until: floa
 
 
 async def release_claims(
-    conn: PgConn, schema: str, claims: Sequence[Claim], *, attempts: int, hold: bool = False
+    conn: PgConn, schema: str, claims: Sequence[Claim | Stray], *, attempts: int, hold: bool = False
 ) -> tuple[set[int], list[Promoted]]:
     """Give claims back. Returns the ids that were released, and siblings of their keys now offered.
 

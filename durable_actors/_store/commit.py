@@ -17,6 +17,8 @@ from durable_actors._store.claim import ClaimState, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition
 from durable_actors._store.sql import statement
 
+_BY_ID: Final = attrgetter("claim.id")
+
 
 @attrs.frozen
 class Flushed:
@@ -61,9 +63,6 @@ async def commit_outcomes(
                 woken = int(row[0] or 0)
                 committed[woken] = attrs.evolve(committed[woken], status="runnable")
     return Flushed(committed, offered)
-
-
-_BY_ID: Final = attrgetter("claim.id")
 
 
 def _committed(row: Row) -> Committed:

@@ -9,8 +9,8 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
-from durable_actors._store.claim import promote_siblings, read_promoted
-from durable_actors._store.rows import Claim, Promoted
+from durable_actors._store.claim import promote_siblings, read_promoted, release_claims
+from durable_actors._store.rows import Claim, Promoted, Stray
 from durable_actors._store.sql import statement
 
 
@@ -117,15 +117,14 @@ async def release_strays(
     their claims: a statement may be carried out after its connection was given up, when `known` is out of date.
     """
     params = [owner.encode(), queue.encode(), encode.text_array(known)]
-    strays = (await conn.run(statement("read_strays", schema, read_only=True), params)).rows
+    strays = [
+        Stray(int(row[0] or 0), (row[1] or b"").decode(), None if row[2] is None else row[2].decode())
+        for row in (await conn.run(statement("read_strays", schema, read_only=True), params)).rows
+    ]
     if not strays:
         return 0, []
-    ids = encode.int_array([int(row[0] or 0) for row in strays])
-    claims = encode.text_array([(row[1] or b"").decode() for row in strays])
-    rows = (await conn.run(statement("release_claims", schema), [ids, claims, b"0", b"0"])).rows
-    keys = sorted({row[2].decode() for row in rows if row[2] is not None})
-    siblings = await promote_siblings(conn, schema, keys) if keys else []
-    return len(rows), [*read_promoted(rows), *siblings]
+    released, siblings = await release_claims(conn, schema, strays, attempts=0)
+    return len(released), [*(Promoted(number, queue) for number in sorted(released)), *siblings]
 
 
 async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:

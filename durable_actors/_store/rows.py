@@ -45,6 +45,15 @@ class Claim:
         return self.awaits is None and not self.inbox and not self.children_total
 
 
+@attrs.frozen
+class Stray:
+    """A claim of ours of which nobody here knows: as much of it as is needed to give it back."""
+
+    id: int
+    claim_id: str
+    partition_key: str | None
+
+
 @attrs.define(eq=False)
 class Transition:
     """The whole next row of an instance, written by one fenced UPDATE."""

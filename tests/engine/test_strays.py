@@ -68,9 +68,11 @@ async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed
             self.conn = conn
 
         async def run(self, statement: Statement, params: Params) -> Result:
-            if statement.read_only:
-                return await self.conn.run(statement, params)
-            sent.append((statement, params))
+            assert statement.read_only
+            return await self.conn.run(statement, params)
+
+        async def batch(self, calls: list[tuple[Statement, Params]]) -> list[Result]:
+            sent.extend(calls)
             raise CommitUnknown("lost")
 
     db.insert()
@@ -85,6 +87,5 @@ async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed
         again = await pick(node, limit=2)
         assert stray.id in {claim.id for claim in again}
         async with node.pool.acquire("claim") as conn:
-            for statement, params in sent:
-                await conn.run(statement, params)
+            await conn.batch(sent)
         assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(2,)]

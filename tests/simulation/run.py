@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import random
 from collections import Counter
@@ -294,16 +293,7 @@ class Schedule:
         for process, looks in self.network.looks.items():
             if looks > STORM * max(self.world.now - process.started_at, 2.0):
                 self.book.fail("storm", f"{process.name} asked for work {looks} times")
-        for item in self.plan.items:
-            row = self.server.tables.rows[self.book.names[item.name]]
-            if row.status != "done":
-                self.book.fail("result", f"{item.name} is {row.status}: {row.last_error}")
-                return
-            found = json.loads(row.result)
-            found = sorted(found) if isinstance(found, list) else found
-            wanted = workload.expected(item)
-            if found != wanted:
-                self.book.fail("result", f"{item.name} came to {found}, not to {wanted}")
+        workload.check_results(self.plan.items, self.server.tables.rows, self.book)
 
 
 def simulate(plan: Plan, broken: frozenset[str] = frozenset(), *, patience: float = PATIENCE) -> Report:

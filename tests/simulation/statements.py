@@ -170,7 +170,7 @@ def read_strays(scene: Scene, tx: Tx, params: Params) -> Rows:
     owner, queue = (params[0] or b"").decode(), (params[1] or b"").decode()
     known = set() if "strays" in scene.broken else set(lit.texts(params[2]))
     return [
-        shown(row.id, row.claim_id)
+        shown(row.id, row.claim_id, row.partition_key)
         for row in sorted(tx.all(), key=lambda each: each.id)
         if row.status == "executing"
         and row.locked_by == owner

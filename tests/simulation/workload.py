@@ -5,7 +5,8 @@ Every machine's result follows from its arguments alone, whatever crashes, retri
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -17,6 +18,7 @@ from durable_actors.machine import isolated_registry
 from tests.simulation.book import Book
 from tests.simulation.plan import Item
 from tests.simulation.process import Process, current_process
+from tests.simulation.tables import Row
 
 T = TypeVar("T")
 
@@ -220,6 +222,20 @@ def expected(item: Item) -> object:
             return item.size
         case _:
             return sorted(item.parcels)
+
+
+def check_results(items: Sequence[Item], rows: Mapping[int, Row], book: Book) -> None:
+    """Every item has ended, and came to what it must."""
+    for item in items:
+        row = rows[book.names[item.name]]
+        if row.status != "done":
+            book.fail("result", f"{item.name} is {row.status}: {row.last_error}")
+            return
+        found = json.loads(row.result)
+        found = sorted(found) if isinstance(found, list) else found
+        wanted = expected(item)
+        if found != wanted:
+            book.fail("result", f"{item.name} came to {found}, not to {wanted}")
 
 
 # -- the client

@@ -146,9 +146,8 @@ async def test_an_idle_poll_is_two_statements(durable_dsn: str, monkeypatch: pyt
         looks.append(alone)
 
     monkeypatch.setattr(Feeder, "_look_again", looked)
-    monkeypatch.setattr(
-        "durable_actors._engine.looks.shape_pause", lambda took: 0.0
-    )  # on a busy machine they are dear
+    # On a busy machine a look is dear, and the next one would be put off.
+    monkeypatch.setattr("durable_actors._engine.looks.shape_pause", lambda took: 0.0)
     async with running(durable_dsn, queues={"default": 5}, **QUIET) as run:
         await until(lambda: looks)
         totals: list[int] = []

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import attrs
 import trio
@@ -27,6 +26,7 @@ from tests.simulation.small.plan import make_plan
 from tests.simulation.small.run import simulate
 
 STORE = large.STORE
+_patch = large._patch
 
 
 def _trust_from_reply(self: loops.Heartbeat, sent: float) -> float:
@@ -86,10 +86,6 @@ async def _no_deadlines(original: Callable[..., Any], self: feeder.Feeder, conn:
 
 def _method(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, *args, **options: wrapper(original, self, *args, **options)
-
-
-def _patch(target: Any, name: str, value: Any) -> Callable[[], Any]:
-    return partial(patch.object, target, name, value)
 
 
 def _greedy(limits: demand.QueueLimits, *, running: int, buffered: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -198,19 +197,7 @@ class Land:
             stuck = [row for row in self.server.tables.rows.values() if not row.terminal]
             self.book.fail("I7", f"not everything has ended: {stuck or 'not everything was inserted'}")
         elif self.book.failure is None:
-            self._check_results()
-
-    def _check_results(self) -> None:
-        for item in self.plan.items:
-            row = self.server.tables.rows[self.book.names[item.name]]
-            if row.status != "done":
-                self.book.fail("result", f"{item.name} is {row.status}: {row.last_error}")
-                return
-            found = json.loads(row.result)
-            found = sorted(found) if isinstance(found, list) else found
-            wanted = workload.expected(item)
-            if found != wanted:
-                self.book.fail("result", f"{item.name} came to {found}, not to {wanted}")
+            workload.check_results(self.plan.items, self.server.tables.rows, self.book)
 
 
 @contextmanager
