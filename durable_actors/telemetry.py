@@ -157,7 +157,7 @@ class StepStopped(_OfStep):
 
 @attrs.frozen(kw_only=True)
 class StepCommitted(_OfStep):
-    """Its outcome is in the database."""
+    """Its outcome is in the database. Told when the answer is read; the next step may have begun already."""
 
     status: str
     """The instance's status now."""
