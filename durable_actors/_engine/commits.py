@@ -1,12 +1,13 @@
 """The flusher's queue: outcomes that wait for their commit, and claims that wait to be given back.
 
-Made before the flusher, and valid across its restarts. Synchronous but for a task that waits for its verdict.
+Made before the flusher, and valid across its restarts. Synchronous but for a task that waits for its verdict: one whose
+instance goes on here, on the same claim. Others leave their outcome and are gone.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import attrs
@@ -15,27 +16,30 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
 from durable_actors._engine.leases import Held
+from durable_actors._engine.step_run import Ran, StepRun
 from durable_actors._engine.verdicts import Verdict
 from durable_actors._store.rows import Claim, Transition
 from durable_actors.otp import Address
 
 MAX_BATCH: Final = 1000
 WHOLE: Final = 100
-"""Up to so many outcomes are one group. Of more, half are: while Postgres commits the others, the steps
-that were answered go on here. At 300 slots and more this keeps both busy (5 % more jobs/s, 9 % more steps/s)."""
+"""Up to so many outcomes are one group. Of more, half of those for which a task waits are: while Postgres commits the
+others, the steps that were answered go on here. At 300 slots and more this keeps both busy (9 % more steps/s)."""
 MAX_BYTES: Final = 32_000_000
 """States and results of one group. Postgres takes no message of 1 GB; a thousand large ones must not come near that."""
 
 
 class Entry:
-    """A transition on its way, and the task that waits for it (None once it has gone)."""
+    """A transition on its way, and the task that waits for it."""
 
-    __slots__ = ("aside", "held", "refusals", "task", "transition", "unknown")
+    __slots__ = ("aside", "held", "open", "refusals", "task", "transition", "unknown")
 
-    def __init__(self, transition: Transition, held: Held, task: Task) -> None:
+    def __init__(self, transition: Transition, held: Held, task: Task | None) -> None:
         self.transition = transition
         self.held = held
-        self.task: Task | None = task
+        self.task = task
+        self.open = True
+        """Somebody wants its verdict; no longer when it was answered or withdrawn."""
         self.aside = False
         """It waits outside of the queue, for a foreign row lock or for better times."""
         self.refusals = 0
@@ -49,16 +53,62 @@ class Entry:
         number, parent = self.transition.claim.id, self.transition.claim.parent_id
         return {number} if parent is None or not self.transition.ends else {number, parent}
 
+    def wanted(self) -> bool:
+        """Whether to commit it, still."""
+        return self.open
+
+    def give_up(self) -> None:
+        """There is no more time for it. Who waits is cancelled, and withdraws it."""
+
     def withdraw(self, _: RaiseCancelT) -> Abort:
         """Its task is cancelled while it waits."""
-        self.task = None
+        self.open = False
         return Abort.SUCCEEDED
 
     def answer(self, verdict: Verdict) -> None:
         """Wake the task that waits, if it still does."""
-        task, self.task = self.task, None
-        if task is not None:
-            trio.lowlevel.reschedule(task, outcome.Value(verdict))
+        if self.open:
+            self.open = False
+            assert self.task is not None
+            trio.lowlevel.reschedule(self.task, outcome.Value(verdict))
+
+
+class Left(Entry):
+    """The outcome of a step whose instance does not go on here: nobody waits, it is settled when its verdict is known.
+
+    Withdrawn when its claim is known to be lost. Trust that is over withdraws nothing: the step has run, and the fence
+    tells whether its outcome counts.
+    """
+
+    __slots__ = ("_settle", "ran", "run")
+
+    def __init__(self, run: StepRun, ran: Ran, held: Held, settle: Settle) -> None:
+        super().__init__(ran.transition, held, None)
+        self.run = run
+        self.ran = ran
+        self._settle = settle
+
+    def wanted(self) -> bool:
+        """Whether to commit it, still; one that is not is settled here."""
+        if self.held.lost is not None:
+            self.give_up()
+        return self.open
+
+    def give_up(self) -> None:
+        """Withdraw it: the claim goes back, if it is still ours."""
+        if self.open:
+            self.open = False
+            self._settle(self, None)
+
+    def answer(self, verdict: Verdict) -> None:
+        """Settle it, once."""
+        if self.open:
+            self.open = False
+            self._settle(self, verdict)
+
+
+Settle = Callable[[Left, Verdict | None], None]
+"""Called in the flusher with what became of an outcome; None: withdrawn. Must not block."""
 
 
 @attrs.frozen
@@ -90,6 +140,12 @@ class Commits:
         self.entries.append(entry)
         return trio.lowlevel.wait_task_rescheduled(entry.withdraw)  # noqa: ASYNC105 - by the caller, see above
 
+    def leave(self, entry: Left) -> None:
+        """Queue the outcome of a step that nobody waits for."""
+        if not self.entries:
+            self._wake.cast(None)
+        self.entries.append(entry)
+
     def release(self, claim: Claim, *, attempts: int, hold: bool = False) -> None:
         """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
         self.releases.setdefault(Release(attempts, hold), []).append(claim)
@@ -100,11 +156,12 @@ class Commits:
         batch: dict[int, Entry] = {}
         later: list[Entry] = []
         size = 0
-        most = min(most, max(WHOLE, (len(self.entries) + 1) // 2))
+        awaited = sum(entry.task is not None for entry in self.entries)
+        most = min(most, max(WHOLE, len(self.entries) - awaited // 2))
         while self.entries and len(batch) < most and size < MAX_BYTES:
             entry = self.entries.popleft()
-            if entry.task is None:
-                continue  # withdrawn: cancelled before it was sent
+            if not entry.wanted():
+                continue  # withdrawn before it was sent
             number = entry.transition.claim.id
             if number in batch:  # an old claim's late outcome beside the new one's: one row, one update
                 later.append(entry)
@@ -116,5 +173,5 @@ class Commits:
 
 
 def waiting(batch: list[Entry]) -> list[Entry]:
-    """Those whose task still waits. One that has gone lost its lease, or its drain's time was up."""
-    return [entry for entry in batch if entry.task is not None and not entry.aside]
+    """Those that are still to be committed. Of the others a claim was lost, or a drain's time was up."""
+    return [entry for entry in batch if entry.wanted() and not entry.aside]

@@ -11,22 +11,19 @@ Never      runs user code, commits, or renews.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Final
 
 import trio
 
+from durable_actors._engine.claimed import Claimed
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.cursor import PickCursor
 from durable_actors._engine.demand import QueueLimits, idle_wait
-from durable_actors._engine.feeder_events import contended_event, pick_event
+from durable_actors._engine.feeder_events import pick_event
 from durable_actors._engine.keeper import Keys
-from durable_actors._engine.leases import Held
 from durable_actors._engine.looks import Looks
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
-from durable_actors._engine.slots import Slots
-from durable_actors._engine.step_task import StepTasks
 from durable_actors._engine.watch import Watch
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
@@ -55,19 +52,14 @@ class Feeder(Actor[object]):
         *,
         limits: QueueLimits,
         pool: Pool,
-        tasks: StepTasks,
         commits: Commits,
         keys: Keys,
     ) -> None:
         self._node = node
         self._queue = queue
         self._limits = limits
-        self._pool = pool
-        self._tasks = tasks
-        self._commits = commits
         self._keys = keys
-        self._buffer: deque[Held] = deque()
-        self.slots = Slots(limits)
+        self.claimed = Claimed(node, queue, limits=limits, pool=pool, commits=commits, keys=keys)
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._watch = Watch(node, queue, limits)
         self._empty = 0
@@ -85,44 +77,13 @@ class Feeder(Actor[object]):
         self.cursor = PickCursor()
         """Hints about rows go here."""
 
-    def has_more_urgent(self, priority: int) -> bool:
-        """Whether a claimed row waits that should go before one of this priority."""
-        return bool(self._buffer) and self._buffer[0].claim.priority < priority
-
-    @property
-    def buffered(self) -> int:
-        """Claimed rows that wait for a slot."""
-        return len(self._buffer)
-
-    @property
-    def running(self) -> int:
-        """Steps of this queue that run."""
-        return self.slots.running
-
     def look_for_deadlines(self) -> None:
         """A deadline was set here: read when the next one is before sleeping again."""
         self.looks.ask()
 
-    def ended(self, held: Held) -> None:
-        """A step's code has ended, and its instance will not go on here: another may run while it is committed."""
-        self.slots.ended(held)
-        self.address.cast(None)
-
-    def exited(self, held: Held) -> None:
-        """A step task of this queue has ended; called in that task, after its slot is free."""
-        self.slots.exited(held)
-        if self._buffer and self._pool.can_follow:
-            self._start_next(trio.current_time())
-        self.address.cast(None)
-
     async def init(self) -> None:
         """Become the queue's feeder: pokes come here from now on."""
-        # Steps that the last incarnation started still run.
-        self.slots.recount(
-            held
-            for held in self._node.leases.everything()
-            if held.task is not None and held.task.running and held.claim.queue == self._queue
-        )
+        self.claimed.recount()
         self._unsure = self._queue in self._node.feeders  # the last incarnation may have died in a pick
         self._node.feeders[self._queue] = self
 
@@ -130,8 +91,8 @@ class Feeder(Actor[object]):
         """Refill whenever there is free capacity; sleep when there is none, or no work."""
         while not self._node.draining:
             await self._take_keys()
-            self._start_buffered()
-            wanted = min(self.slots.demand(len(self._buffer)), MAX_PICK)
+            self.claimed.start()
+            wanted = min(self.claimed.slots.demand(len(self.claimed)), MAX_PICK)
             self._tell_saturation(wanted)
             wait = math.inf if not wanted else await self._refill(wanted)
             with trio.move_on_at(wait) as sleep:
@@ -142,8 +103,7 @@ class Feeder(Actor[object]):
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """Give the buffer back at once, attempt unchanged: nothing of it has run."""
-        while self._buffer:
-            self._give_back(self._buffer.popleft())
+        self.claimed.give_back_all()
 
     # -- picking
 
@@ -151,8 +111,8 @@ class Feeder(Actor[object]):
         """Pick; return until when to sleep (a time in the past: not at all)."""
         try:
             picked, look = await self._pick(wanted)
-            if begins := bool(picked.claims) and not self.looks.doubted and not self._wanting():
-                self._start_buffered()  # before the look, which at rest takes half as long as the pick
+            if begins := bool(picked.claims) and not self.looks.doubted and not self.claimed.without_key():
+                self.claimed.start()  # before the look, which at rest takes half as long as the pick
             if look:
                 await self._look_again(alone=not begins)
         except TROUBLE as exc:
@@ -164,7 +124,7 @@ class Feeder(Actor[object]):
             self._empty = 0
             if not begins:
                 await self._take_keys()
-                self._start_buffered()
+                self.claimed.start()
         if picked.window >= wanted or self._missed:
             self._missed = False
             return now  # there may be more behind a full window, also when all of it was held or shelved
@@ -198,11 +158,7 @@ class Feeder(Actor[object]):
             picked = await pick_instances(
                 conn, node.owner, queue=self._queue, limit=wanted, known=known, begin=begin, now=asked
             )
-            # Claimed: from here on they are kept alive, whatever happens to this task.
-            waiting = len(self._buffer)
-            self._buffer.extend(node.leases.hold(claim) for claim in picked.claims)
-            if waiting and picked.claims:  # prefetched; what is more urgent goes before it
-                self._buffer = deque(sorted(self._buffer, key=_urgency))
+            self.claimed.add(picked.claims)  # from here on they are kept alive, whatever happens to this task
             now = trio.current_time()
             self.cursor.advance(picked, now=now, took=now - asked)
         if node.telemetry.active:
@@ -267,84 +223,20 @@ class Feeder(Actor[object]):
         if count and self._node.telemetry.active:
             self._node.telemetry.emit(AwaitTimedOut(count=count))
 
-    def _wanting(self) -> list[Held]:
-        """Buffered claims that lack their key: picked just now or before a failure, or it went with its session."""
-        owns = self._keys.owns
-        return [
-            held for held in self._buffer if held.claim.partition_key is not None and not owns(held.claim)
-        ]
-
     async def _take_keys(self) -> None:
         """Keep only the claims whose key is ours now; the others go back and keep their place."""
-        wanting = self._wanting()
+        wanting = self.claimed.without_key()
         if not wanting:
             return
         granted = await self._keys.take([held.claim for held in wanting])
-        for held in wanting:
-            if held.claim.claim_id not in granted:
-                self._buffer.remove(held)
-                self._give_back(held, contended=True)
-
-    # -- starting
-
-    def _start_buffered(self) -> None:
-        """Hand buffered claims to free slots, the most urgent first."""
-        now = trio.current_time()
-        while self._start_next(now):
-            pass
-
-    def _start_next(self, now: float) -> bool:
-        """Start one. False: none is there, or no slot. None in a drain, too: its last pick may still come."""
-        while self._buffer and self.slots.free and not self._node.draining:
-            held = self._next_startable()
-            if held is None:
-                return False
-            if held.lost is not None or held.claim.trusted_until <= now:
-                self._give_back(held)
-                continue
-            try:
-                held.task = self._pool.start_nowait(
-                    self._tasks.run, held, key=held, deadline=held.claim.trusted_until
-                )
-            except BaseException:
-                # The pool is down: dropped here, it would be renewed for nobody.
-                self._buffer.appendleft(held)
-                raise
-            self.slots.running += 1
-            return True
-        return False
-
-    def _next_startable(self) -> Held | None:
-        """Take the first buffered claim that has what it needs; one whose key is being taken waits."""
-        for index, held in enumerate(self._buffer):
-            if held.claim.partition_key is None or self._keys.owns(held.claim):
-                del self._buffer[index]
-                return held
-        return None
-
-    def _give_back(self, held: Held, *, contended: bool = False) -> None:
-        claim = held.claim
-        self._node.leases.drop(held)
-        if claim.partition_key is not None:
-            self._keys.free(claim)
-        if held.lost is None:
-            self._commits.release(claim, attempts=0, hold=contended)
-        if contended:
-            logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
-            if self._node.telemetry.active:
-                self._node.telemetry.emit(contended_event(claim))
+        self.claimed.give_back(held for held in wanting if held.claim.claim_id not in granted)
 
     # -- telling
 
     def _tell_saturation(self, wanted: int) -> None:
         most = self._limits.concurrency + self._limits.prefetch
-        full = not wanted and self.slots.running + len(self._buffer) >= most
+        running, buffered = self.claimed.slots.running, len(self.claimed)
+        full = not wanted and running + buffered >= most
         if full and not self._saturated and self._node.telemetry.active:
-            self._node.telemetry.emit(
-                QueueSaturated(queue=self._queue, running=self.slots.running, buffered=len(self._buffer))
-            )
+            self._node.telemetry.emit(QueueSaturated(queue=self._queue, running=running, buffered=buffered))
         self._saturated = full
-
-
-def _urgency(held: Held) -> int:
-    return held.claim.priority

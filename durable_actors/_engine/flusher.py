@@ -1,10 +1,11 @@
 """Flusher: commits the outcomes of steps, in groups.
 
 Owns       transitions that wait for their commit, and claims that wait to be given back.
-Receives   `commit` from step tasks (which wait for the verdict), `release` from feeders and step tasks.
-Sends      verdicts to the waiting tasks; hints to the feeders about siblings that a freed key lets go.
+Receives   `commit` from step tasks that wait for the verdict, `leave` from those that do not; `release`.
+Sends      verdicts to the waiting tasks; settles what nobody waits for; hints to the feeders about siblings that a
+           freed key lets go.
 Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, on the commit lane.
-If it dies the tasks that wait are told to try again with its next incarnation: the queue outlives it.
+If it dies the tasks that wait, and what was left, wait for its next incarnation: the queue outlives it.
 Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
 
 A poison entry (data that Postgres refuses) is bisected out and fails alone. A group that is refused for another reason
@@ -33,7 +34,9 @@ from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason
 
 FLUSH_TIME: Final = 10.0
-"""Seconds that the last outcomes and releases have at a stop; then their leases end them."""
+"""Seconds that the last releases have at a stop; then their leases end them."""
+OUTCOME_TIME: Final = 1.0
+"""Seconds that the last outcomes have at least, also when steps have none: mostly they need a millisecond."""
 LOCK_PAUSE: Final = 0.25
 LONGEST_ASIDE: Final = 5.0
 """Seconds between two attempts at an outcome that Postgres refuses alone, and not for its data."""
@@ -41,6 +44,11 @@ AT_ONCE: Final = 5
 """So often a deadlock or a serialization failure is tried again without a pause."""
 LAST_TRIES: Final = 8
 """So often, over two thirds of a second, the end of a drain tries to give a locked row back; then its lease ends it."""
+
+
+def outcome_time(drain_timeout: float) -> float:
+    """Seconds for outcomes whose steps have ended when the engine stops. Pure."""
+    return max(drain_timeout, OUTCOME_TIME)
 
 
 class Flusher(Actor[object]):
@@ -62,13 +70,20 @@ class Flusher(Actor[object]):
             await self._turn()
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
-        """The last outcomes and releases of a drain, for as long as there is time."""
+        """The last outcomes of a drain, for as long as steps have; what is left goes back, with all other claims."""
         self._ending = True
-        with trio.move_on_after(FLUSH_TIME) as scope:
-            while self._queue.entries or self._queue.releases:
+        queue = self._queue
+        with trio.move_on_after(outcome_time(self._node.config.drain_timeout)):
+            while queue.entries:
                 await self._turn()
+        if self._node.draining:
+            for entry in list(queue.entries):
+                entry.give_up()
+        with trio.move_on_after(FLUSH_TIME) as scope:
+            while queue.releases:
+                await self._release()
         if scope.cancelled_caught:
-            count = sum(len(claims) for claims in self._queue.releases.values())
+            count = sum(len(claims) for claims in queue.releases.values())
             logger.warning("flusher: %d claims could not be given back, their leases end them", count)
 
     async def _turn(self) -> None:
@@ -165,7 +180,7 @@ class Flusher(Actor[object]):
         """Queue an entry again when its rows are free; forget it when its task has gone."""
         pause = 0.01
         try:
-            while entry.task is not None and not entry.rows <= await self._probe(sorted(entry.rows)):
+            while entry.wanted() and not entry.rows <= await self._probe(sorted(entry.rows)):
                 await trio.sleep(pause)
                 pause = min(pause * 2, LOCK_PAUSE)
         finally:

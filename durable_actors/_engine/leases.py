@@ -15,14 +15,18 @@ from durable_actors.otp import PoolTask
 class Held:
     """One claim in this node's hands."""
 
-    __slots__ = ("claim", "ending", "interrupted", "lost", "task")
+    __slots__ = ("claim", "ending", "interrupted", "left", "lost", "task", "waited")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.task: PoolTask | None = None
         """The step task that runs it; None while it waits in a buffer."""
+        self.waited = False
+        """That task has waited for something."""
         self.ending = False
         """Its step has run; the outcome is on its way."""
+        self.left = False
+        """Its task has left the outcome to the flusher, which lets go of the claim when it is settled."""
         self.lost: str | None = None
         """Why it is no longer ours; nothing of it may be committed."""
         self.interrupted: str | None = None
@@ -78,9 +82,9 @@ class Leases:
     def interrupt(self, held: Held, why: str) -> bool:
         """This claim is ours, but its step must not go on: cancel it. Its task gives the row back as it exits.
 
-        False: it is being cancelled already, or does not run.
+        False: it is being cancelled already, or does not run. One that has run is fenced like any other.
         """
-        if held.task is None or held.lost is not None or held.interrupted is not None:
+        if held.task is None or held.left or held.lost is not None or held.interrupted is not None:
             return False
         held.interrupted = why
         held.task.cancel(why)

@@ -32,6 +32,7 @@ class Slots:
     def recount(self, started: Iterable[Held]) -> None:
         """Begin with these: the feeder before this one has started them."""
         for held in started:
+            held.ending = held.ending or held.left
             if held.ending:
                 self.ending += 1
             else:
@@ -65,7 +66,7 @@ class Slots:
         self.ending -= 1
 
     def exited(self, held: Held) -> None:
-        """A task has gone."""
+        """A task has gone, and what it has left is settled."""
         if held.ending:
             self.ending -= 1
         else:

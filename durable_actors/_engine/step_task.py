@@ -2,10 +2,11 @@
 
 Owns       one claim, in a slot of its queue's pool.
 Receives   nothing; it is cancelled when its claim is lost, its lease can no longer be trusted, or a drain is over.
-Sends      transitions to the flusher, and waits for the verdict of each.
+Sends      transitions to the flusher. It waits for the verdict when its instance goes on here, on the same claim, or
+           has children; else it leaves the outcome, and is gone.
 Writes     nothing itself.
 If it dies (cancelled) its claim goes back, attempt + 1; the step runs again from its beginning. After a bug of ours its
-lease ends it.
+lease ends it. An outcome that it has left does not die with it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import trio
 
-from durable_actors._engine.commits import Commits
+from durable_actors._engine.commits import Commits, Left
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE
+from durable_actors._engine.settling import Settling, facts
 from durable_actors._engine.spawn import spawn_children
 from durable_actors._engine.step_run import Ran, StepRun, ends_run
 from durable_actors._engine.surroundings import NOTHING, Surroundings
@@ -29,15 +31,8 @@ from durable_actors._engine.transition import failure
 from durable_actors._engine.verdicts import Refused, Verdict
 from durable_actors._store.rows import Claim, Committed
 from durable_actors.errors import StateError
-from durable_actors.otp import Renewed
-from durable_actors.telemetry import (
-    ClaimLost,
-    OutcomeLate,
-    OutcomeStale,
-    StepCommitted,
-    StepStarted,
-    StepStopped,
-)
+from durable_actors.otp import Pool, PoolClosed, PoolFull, Renewed
+from durable_actors.telemetry import StepStarted, StepStopped, current_step
 
 AHEAD_STEPS: Final = 50
 """Steps that an instance may run on one claim before others get its slot."""
@@ -48,37 +43,51 @@ LOOK_AGAIN: Final = 0.25
 
 
 class StepTasks:
-    """What all step tasks of an engine have in common."""
+    """What all step tasks of a queue have in common."""
 
-    def __init__(self, node: Node, commits: Commits, keys: Keys) -> None:
+    def __init__(self, node: Node, commits: Commits, keys: Keys, pool: Pool) -> None:
         self._node = node
         self._commits = commits
-        self._keys = keys
-        self._context = contextvars.copy_context()  # the engine's
+        self._settling = Settling(node, commits, keys)
+        self._settle = self._settled
+        self._pool = pool
+        assert pool.context is not None
+        self._context = pool.context
+
+    @staticmethod
+    def context() -> contextvars.Context:
+        """What a task has at its beginning, and must have at its end: the engine's context, and no step."""
+        context = contextvars.copy_context()
+        context.run(current_step.set, None)
+        return context
 
     async def run(self, held: Held) -> object:
-        """Run the claim's steps until it is given up, committed away, or lost."""
-        claim = held.claim
+        """Run the claim's steps until it is given up, its outcome is committed or left, or it is lost."""
+        return await self._guarded(held, self._run_steps(held))
+
+    async def run_refused(self, entry: Left, refused: Refused) -> object:
+        """The outcome that was left is refused: go on with the claim as if this task had waited for that."""
+        return await self._guarded(entry.held, self._recover(entry, refused))
+
+    async def _guarded(self, held: Held, steps: Awaitable[object]) -> object:
         try:
-            return await self._run_steps(held)
+            return await steps
         except trio.Cancelled:
-            self._interrupted(held)
+            self._settling.given_up(held)
             raise
         except BaseException as exc:
             fatal = _asked_to_exit(exc)
             if fatal is None and not ends_run(exc):
                 raise  # a bug of ours. Given back it would run into it again at once; the reaper counts and backs off
-            self._commits.release(claim, attempts=1)
+            self._commits.release(held.claim, attempts=1)
             if fatal is None:
                 raise  # cancelled, and the step's own clean-up failed beside that
             # The node stops, and the row goes back. Raised here it would tear the tree down before that.
             self._node.on_fatal(fatal)
             return None
         finally:
-            # Not before: a thread that outlives its claim keeps its key until it has really returned.
-            if claim.partition_key is not None:
-                self._keys.free(claim)
-            self._node.leases.drop(held)
+            if not held.left:
+                self._settling.let_go(held)
 
     async def _run_steps(self, held: Held) -> object:
         """Step after step; return what the pool is told about this task's context."""
@@ -100,13 +109,16 @@ class StepTasks:
             else:
                 run.around = around
                 ran = await (self._observed(run, claim, ahead) if node.telemetry.active else run.run(ahead))
+            if not ran.transition.ahead and ran.spawn is None:
+                self._leave(run, ran, held)
+                return await self._renew()
             verdict = await self._send(ran, held)
             if isinstance(verdict, Refused):
                 ran, verdict = await self._refused(run, ran, held, verdict)
             if not isinstance(verdict, Committed):
-                self._not_committed(held, verdict)
+                self._settling.not_committed(held, verdict)
                 return Renewed
-            self._committed(ran, held, verdict)
+            self._settling.committed(ran, held, verdict)
             if verdict.status != "executing":
                 return Renewed
             # The next step sees what is stored: jsonb gives back other bytes than it was given.
@@ -136,7 +148,7 @@ class StepTasks:
         if self._node.draining or trio.current_time() >= until:
             return False
         feeder = self._node.feeders.get(claim.queue)
-        return feeder is None or not feeder.has_more_urgent(claim.priority)
+        return feeder is None or not feeder.claimed.has_more_urgent(claim.priority)
 
     def _send(self, ran: Ran, held: Held) -> Awaitable[Verdict]:
         """Queue the outcome; await what comes back for its verdict.
@@ -153,6 +165,70 @@ class StepTasks:
             return self._commits.commit(ran.transition, held, task)
         return spawn_children(self._node, ran.transition, ran.spawn)
 
+    async def _observed(self, run: StepRun, claim: Claim, ahead: Callable[[], bool]) -> Ran:
+        emit = self._node.telemetry.emit
+        emit(StepStarted(**facts(claim)))
+        began = trio.current_time()
+        ran = await run.run(ahead)
+        seconds = trio.current_time() - began
+        emit(StepStopped(**facts(claim), outcome=ran.outcome, seconds=seconds, error=ran.error))
+        return ran
+
+    # -- outcomes that nobody waits for
+
+    def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
+        """Its instance does not go on here: the flusher settles the outcome, this task is free for another claim."""
+        self._ended(held)
+        held.left = True
+        self._commits.leave(Left(run, ran, held, self._settle))
+
+    async def _renew(self) -> object:
+        """Make this task's context as good as new. Mostly it is: steps set none, and then nothing waits."""
+        current_step.set(None)
+        if contextvars.copy_context() != self._context:
+            trio.lowlevel.current_task().context = self._context.copy()
+            await trio.lowlevel.cancel_shielded_checkpoint()  # from here on
+        return Renewed
+
+    def _settled(self, entry: Left, verdict: Verdict | None) -> None:
+        """What became of it; None: withdrawn, its claim is lost."""
+        held, settling = entry.held, self._settling
+        if isinstance(verdict, Committed):
+            settling.committed(entry.ran, held, verdict)
+        elif verdict is None:
+            settling.given_up(held)
+        elif isinstance(verdict, Refused):
+            if self._take_back(entry, verdict):
+                return
+            settling.given_up(held)
+        else:
+            settling.not_committed(held, verdict)
+        settling.let_go(held)
+        feeder = self._node.feeders.get(held.claim.queue)
+        if feeder is not None:
+            feeder.claimed.settled(held)
+
+    def _take_back(self, entry: Left, refused: Refused) -> bool:
+        """Run `handle` in a task again. False: in a drain none is started any more, the row goes back."""
+        held = entry.held
+        try:
+            held.task = self._pool.start_nowait(
+                self.run_refused, entry, refused, key=held, deadline=held.claim.trusted_until
+            )
+        except (PoolClosed, PoolFull):
+            return False
+        held.left = False
+        return True
+
+    async def _recover(self, entry: Left, refused: Refused) -> object:
+        held = entry.held
+        ran, verdict = await self._refused(entry.run, entry.ran, held, refused)
+        if isinstance(verdict, Committed):
+            self._settling.committed(ran, held, verdict)
+        else:
+            self._settling.not_committed(held, verdict)
+        return Renewed
+
     async def _refused(self, run: StepRun, ran: Ran, held: Held, verdict: Refused) -> tuple[Ran, Verdict]:
         """Data that Postgres refuses goes through `handle` once, then fails."""
         refused = verdict.error
@@ -167,76 +243,15 @@ class StepTasks:
             again = await self._send(ran, held)
         return ran, again
 
-    def _not_committed(self, held: Held, verdict: Verdict) -> None:
-        if isinstance(verdict, Refused):
-            # Not even a plain failure can be stored: the row itself is broken. Its lease ends the claim.
-            logger.error("instance %d cannot be written: %s", held.claim.id, verdict.error)
-        else:
-            self._stale(held)
-
     def _ended(self, held: Held) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and not held.ending:
-            feeder.ended(held)
+            feeder.claimed.ended(held)
 
     def _resumed(self, held: Held) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and held.ending:
-            feeder.slots.resumed(held)
-
-    # -- telling
-
-    async def _observed(self, run: StepRun, claim: Claim, ahead: Callable[[], bool]) -> Ran:
-        emit = self._node.telemetry.emit
-        emit(StepStarted(**_facts(claim)))
-        began = trio.current_time()
-        ran = await run.run(ahead)
-        seconds = trio.current_time() - began
-        emit(StepStopped(**_facts(claim), outcome=ran.outcome, seconds=seconds, error=ran.error))
-        return ran
-
-    def _committed(self, ran: Ran, held: Held, verdict: Committed) -> None:
-        node, claim = self._node, held.claim
-        status = verdict.status
-        if status == "executing":  # it runs ahead
-            pass
-        elif status in {"done", "failed"}:
-            node.on_final(claim.id)
-        elif status == "runnable":
-            if not ran.transition.delay:
-                node.poke(claim.queue, number=claim.id)
-        elif ran.transition.timeout is not None or (ran.spawn is not None and ran.spawn.timeout is not None):
-            node.expect_deadline(claim.queue)
-        if ran.spawn is not None:
-            for queue, priority in {(plan.queue, plan.priority) for plan in ran.spawn.plans}:
-                node.poke(queue, priority=priority)
-        if node.telemetry.active:
-            node.telemetry.emit(StepCommitted(**_facts(claim), status=verdict.status))
-            if trio.current_time() > claim.trusted_until:
-                node.telemetry.emit(OutcomeLate(**_facts(claim)))
-
-    def _stale(self, held: Held) -> None:
-        claim = held.claim
-        logger.warning(
-            "instance %d: the outcome of step %s was refused, another claim owns the instance",
-            claim.id,
-            claim.step,
-        )
-        if self._node.telemetry.active:
-            self._node.telemetry.emit(OutcomeStale(**_facts(claim)))
-
-    def _interrupted(self, held: Held) -> None:
-        """Cancelled: lost, without its key, no longer trusted, or drained. What is ours still goes back, fenced."""
-        node, claim = self._node, held.claim
-        reason = held.lost or held.interrupted
-        if reason is None and trio.current_time() >= claim.trusted_until:
-            reason = "its lease could not be renewed in time"
-        if held.lost is None:
-            self._commits.release(claim, attempts=1)
-        if reason is not None:
-            logger.warning("instance %d: step %s was cancelled: %s", claim.id, claim.step, reason)
-            if node.telemetry.active:
-                node.telemetry.emit(ClaimLost(**_facts(claim), reason=reason))
+            feeder.claimed.slots.resumed(held)
 
 
 def _no() -> bool:
@@ -249,15 +264,3 @@ def _asked_to_exit(error: BaseException) -> BaseException | None:
         inner = map(_asked_to_exit, cast("BaseExceptionGroup[BaseException]", error).exceptions)
         return next((each for each in inner if each is not None), None)
     return error if isinstance(error, KeyboardInterrupt | SystemExit) else None
-
-
-def _facts(claim: Claim) -> dict[str, Any]:
-    return {
-        "id": claim.id,
-        "machine": claim.fsm,
-        "version": claim.version,
-        "step": claim.step,
-        "attempt": claim.attempt,
-        "visit": claim.visit,
-        "queue": claim.queue,
-    }

@@ -17,7 +17,7 @@ import trio
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.feeder import Feeder
-from durable_actors._engine.flusher import FLUSH_TIME, Flusher
+from durable_actors._engine.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.heartbeat import Heartbeat
 from durable_actors._engine.keeper import Keeper, Keys
 from durable_actors._engine.leases import Held
@@ -56,22 +56,26 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     flush: Address[object] = Address("flusher", capacity=1)
     lock: Address[object] = Address("keeper", capacity=1)
     commits, keys = Commits(flush), Keys(lock)
-    tasks = StepTasks(node, commits, keys)
     slots = sum(places(limits) for limits in queues.values())
-    pool = Pool("steps", slots=slots, on_exit=partial(_step_exited, node)) if slots else None
+    pool = None if not slots else Pool(
+        "steps",
+        slots=slots,
+        on_exit=partial(_step_exited, node),
+        on_wait=partial(_step_waits, node),
+        context=StepTasks.context(),
+    )  # fmt: skip
     # A slash parts the names of a tree; a queue may have one in its own.
     names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
     node.wakes = {queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()}
 
     def feeder(queue: str, limits: QueueLimits, steps: Pool) -> ActorChild[object]:
-        make = partial(
-            Feeder, node, queue, limits=limits, pool=steps, tasks=tasks, commits=commits, keys=keys
-        )
+        make = partial(Feeder, node, queue, limits=limits, pool=steps, commits=commits, keys=keys)
         return ActorChild(node.wakes[queue], make)
 
+    last = outcome_time(node.config.drain_timeout) + FLUSH_TIME + 1.0
     work = [] if pool is None else [
         # Outcomes first: whoever has one must be able to commit it.
-        ActorChild(flush, partial(Flusher, node, commits), shutdown=FLUSH_TIME + 1.0),
+        ActorChild(flush, partial(Flusher, node, commits), shutdown=last),
         ActorChild(Address[object]("heartbeat", capacity=1), partial(Heartbeat, node)),
         # Keys before tasks: a step task frees its key when it ends.
         ActorChild(lock, partial(Keeper, node, keys)),
@@ -104,8 +108,8 @@ async def _gate(node: Node, *, task_status: trio.TaskStatus[None]) -> None:
         await trio.sleep_forever()
     finally:
         node.draining = True
-        running = sum(feeder.running for feeder in node.feeders.values())
-        buffered = sum(feeder.buffered for feeder in node.feeders.values())
+        running = sum(feeder.claimed.slots.running for feeder in node.feeders.values())
+        buffered = sum(len(feeder.claimed) for feeder in node.feeders.values())
         logger.info("draining: %d steps run, %d claimed rows go back", running, buffered)
         if node.telemetry.active:
             node.telemetry.emit(DrainStarted(node=node.owner.name, running=running, buffered=buffered))
@@ -121,4 +125,13 @@ def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
         logger.error("the task of instance %d failed", held.claim.id, exc_info=reason.error)
     feeder = node.feeders.get(held.claim.queue)
     if feeder is not None:
-        feeder.exited(held)
+        feeder.claimed.exited(held)
+
+
+def _step_waits(node: Node, task: PoolTask) -> None:
+    """A step waits for something: others may begin."""
+    held = task.key
+    assert isinstance(held, Held)
+    feeder = node.feeders.get(held.claim.queue)
+    if feeder is not None:
+        feeder.claimed.waits(held)

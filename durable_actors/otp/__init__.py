@@ -59,8 +59,9 @@ from durable_actors.otp._events import (
 )
 from durable_actors.otp._exit import Error, ExitReason, Normal, Shutdown
 from durable_actors.otp._mailbox import Mailbox, MailboxStatistics
-from durable_actors.otp._pool import Pool, PoolTask, Renewed
+from durable_actors.otp._pool import Pool
 from durable_actors.otp._pool_child import PoolChild
+from durable_actors.otp._pool_task import PoolTask, Renewed
 from durable_actors.otp._restart import Backoff
 from durable_actors.otp._snapshot import Node, PoolStatistics
 from durable_actors.otp._supervisor import Supervisor

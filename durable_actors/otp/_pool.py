@@ -16,13 +16,17 @@ from __future__ import annotations
 import contextvars
 import math
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, TypeVarTuple
+from functools import partial
+from types import CoroutineType
+from typing import TypeVarTuple, cast
 
 import trio
 
 from durable_actors.otp._errors import PoolClosed, PoolFull, SpecError
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Normal, Shutdown
+from durable_actors.otp._pool_task import PoolTask, Renewed, Worker
 from durable_actors.otp._snapshot import Node, PoolStatistics, waits_for
+from durable_actors.otp._watched import Watched
 
 Ts = TypeVarTuple("Ts")
 
@@ -32,71 +36,15 @@ Ts = TypeVarTuple("Ts")
 # deadline keeps it while it is parked, and goes when that has passed.
 _SPARE = 1000
 
-
-class Renewed:
-    """What a task returns, the class itself, when its context is as good as new: what follows may have it."""
-
-
-class _Worker:
-    """A task that runs one pool task after the other."""
-
-    __slots__ = ("job", "scope", "task")
-
-    def __init__(self, job: PoolTask, deadline: float) -> None:
-        self.job: PoolTask | None = job
-        self.scope = trio.CancelScope(deadline=deadline)
-        self.task: trio.lowlevel.Task | None = None
-
-
-class PoolTask:
-    """A task in a pool: what `start_nowait` returns and `on_exit` gets."""
-
-    __slots__ = ("_args", "_fn", "_why", "_worker", "key", "since")
-
-    def __init__(
-        self, fn: Callable[..., Awaitable[object]], args: tuple[Any, ...], key: Hashable, since: float
-    ) -> None:
-        self._fn = fn
-        self._args = args
-        self._worker: _Worker | None = None
-        self._why: str | None = None
-        self.key: Hashable = self if key is None else key
-        """What it is known by; itself when it got no key."""
-        self.since: float = since
-        """When it was started, on Trio's clock."""
-
-    def __repr__(self) -> str:
-        name = getattr(self._fn, "__qualname__", repr(self._fn))
-        return f"<PoolTask {name}{'' if self.key is self else f' key={self.key!r}'}>"
-
-    @property
-    def running(self) -> bool:
-        """Whether it still holds its slot."""
-        return self._worker is not None
-
-    def cancel(self, why: str) -> bool:
-        """Cancel it; `why` becomes its exit reason. False: it has ended already."""
-        worker = self._worker
-        if worker is None:
-            return False  # its worker may be running somebody else by now
-        if self._why is None:
-            self._why = why
-        worker.scope.cancel(reason=why)
-        return True
-
-    @property
-    def deadline(self) -> float:
-        """When it is cancelled, on Trio's clock; may be moved while it runs. A lease is a deadline."""
-        return math.inf if self._worker is None else self._worker.scope.deadline
-
-    @deadline.setter
-    def deadline(self, at: float) -> None:
-        if self._worker is not None:
-            self._worker.scope.deadline = at
+_SLICE = 0.001
+"""Seconds for which tasks that wait for nothing may follow each other in one worker before others run."""
 
 
 OnExit = Callable[[PoolTask, ExitReason], None]
 """Called in the task itself, after its slot is free; must not block. What it raises fails the pool."""
+
+OnWait = Callable[[PoolTask], None]
+"""Called in the task itself, when it first waits for something; one that never does is never told. Must not raise."""
 
 
 class Pool:
@@ -106,20 +54,31 @@ class Pool:
     the whole pool (all tasks are cancelled, the supervisor decides): it is never swallowed.
     """
 
-    def __init__(self, name: str, *, slots: int, on_exit: OnExit | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: int,
+        on_exit: OnExit | None = None,
+        on_wait: OnWait | None = None,
+        context: contextvars.Context | None = None,
+    ) -> None:
         if slots < 1:
             raise SpecError(f"pool {name!r}: slots must be at least 1, not {slots!r}")
         self.name: str = name
         """Its name in errors and the tree."""
         self.slots: int = slots
         """How many tasks may run at a time."""
+        self.context: contextvars.Context | None = context
+        """What each task gets a copy of; None: of its starter's."""
         self._on_exit = on_exit
+        self._on_wait = on_wait
         self._nursery: trio.Nursery | None = None
         self._accepting = False
         self._ending = False  # asked to stop: no resume
         self._tasks: dict[Hashable, PoolTask] = {}
-        self._idle: list[_Worker] = []
-        self._here: _Worker | None = None  # ends a task right now, and would take the next one
+        self._idle: list[Worker] = []
+        self._here: Worker | None = None  # ends a task right now, and would take the next one
         self._lot = trio.lowlevel.ParkingLot()  # wait_free, drain
         self._now = trio.current_time
         self._counts = {Normal: 0, Shutdown: 0, Error: 0}
@@ -170,16 +129,19 @@ class Pool:
         elif self._idle:
             worker = self._idle.pop()
             worker.job = job
+            worker.busy_since = job.since
             assert worker.task is not None
             # Moved before Trio looks at the old one again, so a worker that was parked for long is not hit.
             # To move a deadline costs 2 µs in Trio, so an equal one is left alone.
             if worker.scope.deadline != deadline:
                 worker.scope.deadline = deadline
-            worker.task.context = contextvars.copy_context()  # it is parked: takes effect when it resumes
+            # It is parked: takes effect when it resumes.
+            worker.task.context = contextvars.copy_context() if self.context is None else self.context.copy()
             trio.lowlevel.reschedule(worker.task)
         else:
-            worker = _Worker(job, deadline)
-            self._nursery.start_soon(self._work, worker)
+            worker = Worker(job, deadline)
+            context = contextvars.copy_context() if self.context is None else self.context
+            context.run(self._nursery.start_soon, self._work, worker)
         job._worker = worker  # noqa: SLF001 - its other half
         tasks[job.key] = job
         self._started += 1
@@ -238,7 +200,7 @@ class Pool:
         while self._tasks:
             await self._lot.park()
 
-    async def _work(self, worker: _Worker) -> None:
+    async def _work(self, worker: Worker) -> None:
         worker.task = trio.lowlevel.current_task()
         scope, idle = worker.scope, self._idle
 
@@ -248,6 +210,9 @@ class Pool:
 
         with scope:
             while (job := worker.job) is not None:
+                if job.since - worker.busy_since > _SLICE:
+                    worker.busy_since = job.since
+                    await trio.lowlevel.cancel_shielded_checkpoint()
                 await self._run(job, worker)
                 if worker.job is not job:
                     continue  # `on_exit` has started another one here
@@ -258,11 +223,11 @@ class Pool:
                 idle.append(worker)
                 await trio.lowlevel.wait_task_rescheduled(leave)
 
-    async def _run(self, job: PoolTask, worker: _Worker) -> None:
+    async def _run(self, job: PoolTask, worker: Worker) -> None:
         reason: ExitReason | None = None
         value: object = None
         try:
-            value = await job._fn(*job._args)  # noqa: SLF001 - its other half
+            value = await (job._fn(*job._args) if self._on_wait is None else self._watched(job))  # noqa: SLF001
             reason = NORMAL
         except Exception as exc:
             reason = Error(exc)
@@ -288,6 +253,16 @@ class Pool:
                 self._reap(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001
             finally:
                 self._here = None
+
+    def _watched(self, job: PoolTask) -> Awaitable[object]:
+        coro = cast("CoroutineType[object, object, object]", job._fn(*job._args))  # noqa: SLF001 - its other half
+        return Watched(coro, partial(self._waits, job))
+
+    def _waits(self, job: PoolTask) -> None:
+        assert job._worker is not None  # noqa: SLF001 - its other half
+        job._worker.busy_since = self._now()  # noqa: SLF001
+        if self._on_wait is not None:
+            self._on_wait(job)
 
     def _reap(self, job: PoolTask, reason: ExitReason) -> None:
         del self._tasks[job.key]

@@ -32,7 +32,7 @@ async def test_stop_lets_steps_finish_and_gives_buffers_back(durable_dsn, db):
         ids = [await run.insert(M) for _ in range(4)]
         await gate.wait_entered()
         feeder = run.engine._node.feeders["default"]
-        await until(lambda: feeder.buffered == 2)
+        await until(lambda: len(feeder.claimed) == 2)
         run.engine.request_stop()
         drain = await run.events.wait(DrainStarted)
         assert (drain.running, drain.buffered) == (1, 2)

@@ -225,7 +225,7 @@ async def test_a_chain_gives_its_slot_to_more_urgent_work(durable_dsn):
 async def until_buffered(run) -> None:
     feeder = run.engine._node.feeders["default"]
     with trio.fail_after(20):
-        while not feeder.buffered:
+        while not len(feeder.claimed):
             await trio.sleep(0.005)
 
 

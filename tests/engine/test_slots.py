@@ -173,7 +173,7 @@ async def test_nor_what_handle_sets_after_a_refusal(durable_dsn, db):
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUICK) as run:
         numbers = [await run.insert(M) for _ in range(6)]
         results = [(await run.ended(number)).result for number in numbers]
-        slots = run.engine._node.feeders["default"].slots
+        slots = run.engine._node.feeders["default"].claimed.slots
         await until(lambda: (slots.running, slots.ending) == (0, 0))
     assert results == numbers
     assert {value for value, _ in seen} == {"none"}
@@ -203,7 +203,7 @@ async def test_never_more_steps_at_a_time_than_the_queue_allows(durable_dsn):
         for number in numbers:
             await run.ended(number)
         node = run.engine._node
-        await until(lambda: node.feeders["default"].running == 0)
+        await until(lambda: node.feeders["default"].claimed.slots.running == 0)
     assert most == 3
 
 
@@ -238,14 +238,14 @@ async def test_a_feeder_that_crashes_leaves_the_count_right(durable_dsn, monkeyp
             gates[0].open()
             await gates[1].wait_entered()
             old = node.feeders["default"]
-            await until(lambda: old.buffered == 3)
-            assert (old.slots.running, old.slots.ending) == (1, 1)
+            await until(lambda: len(old.claimed) == 3)
+            assert (old.claimed.slots.running, old.claimed.slots.ending) == (1, 1)
             crash = True
             node.wakes["default"].cast(None)
             await until(lambda: node.feeders["default"] is not old)
-            slots = node.feeders["default"].slots
-            assert (slots.running, slots.ending, old.buffered) == (1, 1, 0)
+            slots = node.feeders["default"].claimed.slots
+            assert (slots.running, slots.ending, len(old.claimed)) == (1, 1, 0)
             gates[1].open()
         assert [(await run.ended(number)).result for number in numbers] == [0] * 5
         await until(lambda: (slots.running, slots.ending) == (0, 0))
-        assert node.feeders["default"].slots is slots
+        assert node.feeders["default"].claimed.slots is slots

@@ -42,6 +42,7 @@ class Feeder:
         self._next_due: float | None = None
         self.deadline = math.inf
         self._expire_from = -math.inf
+        self.claimed = self
         host.node.feeders[QUEUE] = self  # type: ignore[assignment]
 
     # -- what step tasks and the node ask of a feeder
@@ -57,6 +58,10 @@ class Feeder:
         self._freed()
 
     def exited(self, held: Held) -> None:
+        if not held.left:
+            self.settled(held)
+
+    def settled(self, held: Held) -> None:
         self.slots.exited(held)
         self._freed()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -120,7 +121,7 @@ class Host:
     async def run(self) -> None:
         current_process.set(self)  # type: ignore[arg-type]
         with self.scope:
-            self.tasks = StepTasks(self.node, self.commits, self.keys)
+            self.tasks = StepTasks(self.node, self.commits, self.keys, StepPool(self))  # type: ignore[arg-type]
             async with trio.open_nursery() as nursery:
                 Group(self, nursery, [Flusher, Heartbeat, Keeper, Steps, Feeder]).start()
                 Group(self, nursery, [Reaper]).start()
@@ -171,19 +172,36 @@ class Host:
         """In the present incarnation of the steps' place in the tree."""
         if self.dead:
             return
-        held.task = Ticket(self, held.claim.trusted_until)  # type: ignore[assignment]
         slots = self.node.feeders[QUEUE].slots
         if slots.running > self.limits.concurrency:
             self.land.fail("slots", f"{self.name} runs {slots.running} steps of {self.limits.concurrency}")
-        self.steps.start_soon(self._step, held)
+        held.task = self.start(held, self.tasks.run, held)  # type: ignore[assignment]
 
-    async def _step(self, held: Held) -> None:
-        ticket: Any = held.task
+    def start(self, held: Held, fn: Callable[..., Awaitable[object]], *args: object) -> Ticket:
+        ticket = Ticket(self, held.claim.trusted_until)
+        self.steps.start_soon(self._step, ticket, held, partial(fn, *args))
+        return ticket
+
+    async def _step(self, ticket: Ticket, held: Held, run: Callable[[], Awaitable[object]]) -> None:
         try:
             with ticket.scope:
-                await self.tasks.run(held)
+                await run()
         finally:
             self.node.feeders[QUEUE].exited(held)
+
+
+class StepPool:
+    """What step tasks know of the product's pool."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.context = StepTasks.context()
+
+    def start_nowait(
+        self, fn: Callable[..., Awaitable[object]], *args: object, key: Held, deadline: float
+    ) -> Ticket:
+        del deadline  # the claim's
+        return self.host.start(key, fn, *args)
 
 
 class Steps:

@@ -1,0 +1,171 @@
+"""The claimed rows of one queue that wait for a slot: which of them begins, and when. Synchronous.
+
+One begins when none is about to: steps that wait for nothing follow one another in one task, without a turn of the
+scheduler between them; the first that waits lets two others begin, each of which may let two others begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import trio
+
+from durable_actors._engine.commits import Commits
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.feeder_events import contended_event
+from durable_actors._engine.keeper import Keys
+from durable_actors._engine.leases import Held
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.slots import Slots
+from durable_actors._engine.step_task import StepTasks
+from durable_actors._store.rows import Claim
+from durable_actors.otp import Pool
+
+
+class Claimed:
+    """The buffer of a feeder, and its slots."""
+
+    def __init__(
+        self, node: Node, queue: str, *, limits: QueueLimits, pool: Pool, commits: Commits, keys: Keys
+    ) -> None:
+        self._node = node
+        self._queue = queue
+        self._pool = pool
+        self._tasks = StepTasks(node, commits, keys, pool)
+        self._commits = commits
+        self._keys = keys
+        self._buffer: deque[Held] = deque()
+        self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
+        self.slots = Slots(limits)
+
+    def __len__(self) -> int:
+        """Claimed rows that wait for a slot."""
+        return len(self._buffer)
+
+    def has_more_urgent(self, priority: int) -> bool:
+        """Whether a claimed row waits that should go before one of this priority."""
+        return bool(self._buffer) and self._buffer[0].claim.priority < priority
+
+    def add(self, claims: list[Claim]) -> None:
+        """These are claimed: from here on they are kept alive. What is more urgent goes first."""
+        waiting = len(self._buffer)
+        self._buffer.extend(self._node.leases.hold(claim) for claim in claims)
+        if waiting and claims:
+            self._buffer = deque(sorted(self._buffer, key=_urgency))
+
+    def recount(self) -> None:
+        """Steps that the last incarnation of the feeder started still run, and what it left is on its way."""
+        self.slots.recount(
+            held
+            for held in self._node.leases.everything()
+            if held.claim.queue == self._queue
+            and (held.left or (held.task is not None and held.task.running))
+        )
+
+    # -- starting
+
+    def start(self) -> None:
+        """Hand the most urgent claim to a free slot, unless a task is about to do so."""
+        if not self._eager:
+            self._start_next()
+
+    def _start_next(self) -> bool:
+        """Start one. False: none is there, or no slot. None in a drain, too: its last pick may still come."""
+        now = trio.current_time()
+        while self._buffer and self.slots.free and not self._node.draining:
+            held = self._next_startable()
+            if held is None:
+                return False
+            if held.lost is not None or held.claim.trusted_until <= now:
+                self._give_back(held)
+                continue
+            try:
+                held.task = self._pool.start_nowait(
+                    self._tasks.run, held, key=held, deadline=held.claim.trusted_until
+                )
+            except BaseException:
+                # The pool is down: dropped here, it would be renewed for nobody.
+                self._buffer.appendleft(held)
+                raise
+            self.slots.running += 1
+            self._eager += 1
+            return True
+        return False
+
+    def _next_startable(self) -> Held | None:
+        """Take the first claim that has what it needs; one whose key is being taken waits."""
+        for index, held in enumerate(self._buffer):
+            if held.claim.partition_key is None or self._keys.owns(held.claim):
+                del self._buffer[index]
+                return held
+        return None
+
+    # -- told by the tasks and by what they leave
+
+    def waits(self, held: Held) -> None:
+        """A step waits for something for the first time; called in its task."""
+        held.waited = True
+        self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
+        if self._buffer and self._pool.free and self._start_next() and self._pool.free:
+            self._start_next()
+
+    def ended(self, held: Held) -> None:
+        """A step's code has ended, and its instance will not go on here: another may run while it is committed."""
+        self.slots.ended(held)
+        self._node.wakes[self._queue].cast(None)
+
+    def exited(self, held: Held) -> None:
+        """A step task has ended; called in that task, after its slot is free."""
+        if not held.waited:
+            self._eager = max(self._eager - 1, 0)
+        if not held.left:
+            self._freed(held)
+        if self._buffer and self._pool.can_follow:
+            self._start_next()
+
+    def settled(self, held: Held) -> None:
+        """What a task has left is settled. The feeder may be in a pick: what is here need not wait for it."""
+        self._freed(held)
+        if self._buffer and not self._eager and self._pool.free:
+            self._start_next()
+
+    def _freed(self, held: Held) -> None:
+        self.slots.exited(held)
+        self._node.wakes[self._queue].cast(None)
+
+    # -- giving back
+
+    def without_key(self) -> list[Held]:
+        """Claims that lack their key: picked just now or before a failure, or it went with its session."""
+        owns = self._keys.owns
+        return [
+            held for held in self._buffer if held.claim.partition_key is not None and not owns(held.claim)
+        ]
+
+    def give_back(self, contended: Iterable[Held]) -> None:
+        """The keys of these are busy elsewhere: the rows keep their place."""
+        for held in contended:
+            self._buffer.remove(held)
+            self._give_back(held, contended=True)
+
+    def give_back_all(self) -> None:
+        """Nothing of them has run: attempts unchanged."""
+        while self._buffer:
+            self._give_back(self._buffer.popleft())
+
+    def _give_back(self, held: Held, *, contended: bool = False) -> None:
+        claim = held.claim
+        self._node.leases.drop(held)
+        if claim.partition_key is not None:
+            self._keys.free(claim)
+        if held.lost is None:
+            self._commits.release(claim, attempts=0, hold=contended)
+        if contended:
+            logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
+            if self._node.telemetry.active:
+                self._node.telemetry.emit(contended_event(claim))
+
+
+def _urgency(held: Held) -> int:
+    return held.claim.priority
