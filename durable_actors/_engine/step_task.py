@@ -61,17 +61,15 @@ class StepTasks:
         context.run(current_step.set, None)
         return context
 
-    async def run(self, held: Held) -> object:
-        """Run the claim's steps until it is given up, its outcome is committed or left, or it is lost."""
-        return await self._guarded(held, self._run_steps(held))
+    async def run(self, held: Held, left: Left | None = None, refused: Refused | None = None) -> object:
+        """Run the claim's steps until it is given up, its outcome is committed or left, or it is lost.
 
-    async def run_refused(self, entry: Left, refused: Refused) -> object:
-        """The outcome that was left is refused: go on with the claim as if this task had waited for that."""
-        return await self._guarded(entry.held, self._recover(entry, refused))
-
-    async def _guarded(self, held: Held, steps: Awaitable[object]) -> object:
+        Of an outcome that was left, and is `refused`: go on as if this task had waited for that.
+        """
         try:
-            return await steps
+            if left is None or refused is None:
+                return await self._run_steps(held)
+            return await self._recover(left, refused)
         except trio.Cancelled:
             self._settling.given_up(held)
             raise
@@ -110,8 +108,9 @@ class StepTasks:
                 run.around = around
                 ran = await (self._observed(run, claim, ahead) if node.telemetry.active else run.run(ahead))
             if not ran.transition.ahead and ran.spawn is None:
+                await self._renew()  # first: once it is left, the task must be gone
                 self._leave(run, ran, held)
-                return await self._renew()
+                return Renewed
             verdict = await self._send(ran, held)
             if isinstance(verdict, Refused):
                 ran, verdict = await self._refused(run, ran, held, verdict)
@@ -182,47 +181,46 @@ class StepTasks:
         held.left = True
         self._commits.leave(Left(run, ran, held, self._settle))
 
-    async def _renew(self) -> object:
-        """Make this task's context as good as new. Mostly it is: steps set none, and then nothing waits."""
+    async def _renew(self) -> None:
+        """Make this task's context as good as new. Mostly it is: steps set nothing, and then nothing waits."""
         current_step.set(None)
         if contextvars.copy_context() != self._context:
             trio.lowlevel.current_task().context = self._context.copy()
             await trio.lowlevel.cancel_shielded_checkpoint()  # from here on
-        return Renewed
 
-    def _settled(self, entry: Left, verdict: Verdict | None) -> None:
-        """What became of it; None: withdrawn, its claim is lost."""
-        held, settling = entry.held, self._settling
-        if isinstance(verdict, Committed):
-            settling.committed(entry.ran, held, verdict)
-        elif verdict is None:
-            settling.given_up(held)
-        elif isinstance(verdict, Refused):
-            if self._take_back(entry, verdict):
-                return
-            settling.given_up(held)
-        else:
-            settling.not_committed(held, verdict)
-        settling.let_go(held)
-        feeder = self._node.feeders.get(held.claim.queue)
-        if feeder is not None:
-            feeder.claimed.settled(held)
+    def _settled(self, left: Left, verdict: Verdict | None) -> None:
+        """What became of it; None: withdrawn. Whatever fails here, the claim is let go: its lease ends it then."""
+        held, settling = left.held, self._settling
+        if isinstance(verdict, Refused) and self._take_back(left, verdict):
+            return
+        try:
+            if isinstance(verdict, Committed):
+                settling.committed(left.ran, held, verdict)
+            elif verdict is None or isinstance(verdict, Refused):
+                settling.given_up(held)
+            else:
+                settling.not_committed(held, verdict)
+        finally:
+            settling.let_go(held)
+            feeder = self._node.feeders.get(held.claim.queue)
+            if feeder is not None:
+                feeder.claimed.settled(held)
 
-    def _take_back(self, entry: Left, refused: Refused) -> bool:
+    def _take_back(self, left: Left, refused: Refused) -> bool:
         """Run `handle` in a task again. False: in a drain none is started any more, the row goes back."""
-        held = entry.held
+        held = left.held
         try:
             held.task = self._pool.start_nowait(
-                self.run_refused, entry, refused, key=held, deadline=held.claim.trusted_until
+                self.run, held, left, refused, key=held, deadline=held.claim.trusted_until
             )
         except (PoolClosed, PoolFull):
             return False
         held.left = False
         return True
 
-    async def _recover(self, entry: Left, refused: Refused) -> object:
-        held = entry.held
-        ran, verdict = await self._refused(entry.run, entry.ran, held, refused)
+    async def _recover(self, left: Left, refused: Refused) -> object:
+        held = left.held
+        ran, verdict = await self._refused(left.run, left.ran, held, refused)
         if isinstance(verdict, Committed):
             self._settling.committed(ran, held, verdict)
         else:

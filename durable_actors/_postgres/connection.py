@@ -142,15 +142,14 @@ class PgConn:
         if name is None:
             return (await self.batch([(statement, params)]))[0]
         expected = NO_COMMIT if statement.read_only or self.in_transaction else 1
-        results = await self._converse(
-            expected, statement.name, self._pgconn.send_query_prepared, name, params
-        )
+        send = self._pgconn.send_query_prepared
+        results = await self._converse(expected, statement.name, send, name, params)
         result = results[-1]  # a second one is the refusal to commit, e.g. by a deferred constraint
         if result.status == _REFUSED:
             if not self._forgets([statement], result):
                 self._refuse(result, doing=statement.name)
             return await self.run(statement, params)
-        return read_result(result)
+        return read_result(statement, result)
 
     async def batch(self, calls: Iterable[tuple[Statement, Params]]) -> list[Result]:
         """Run several statements in one round trip and, outside `transaction()`, in one transaction.
@@ -177,7 +176,8 @@ class PgConn:
                 if not self._forgets(known, result):
                     self._refuse(result, doing=statement.name)
                 return await self.batch(calls)
-        return [read_result(result) for result in executed[len(preamble) :]]
+        answers = [read_result(call[0], result) for call, result in zip(calls, executed, strict=True)]
+        return answers[len(preamble) :]
 
     async def script(self, sql: str) -> None:
         """Run any number of statements, without parameters, as one simple query (migrations).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Final, Literal, cast
+from typing import Any, Final, cast
 
 import attrs
 
@@ -48,7 +48,7 @@ async def pick_instances(
     `CommitUnknown`: rows may be claimed that nobody knows of; their lease, or this node's end, frees them.
     """
     result = await conn.run(
-        statement("pick_instances", owner.schema),
+        statement("pick_instances", owner.schema, typed=True),
         [
             queue.encode(),
             encode.number(limit),
@@ -64,7 +64,8 @@ async def pick_instances(
             encode.bytea(owner.token_hash),
         ],
     )
-    return read_pick(result.rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
+    rows = cast("list[tuple[Any, ...]]", result.rows)
+    return read_pick(rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
 
 
 def _trusted_until(now: float, lease_ttl: float) -> float:
@@ -77,78 +78,45 @@ def _trusted_until(now: float, lease_ttl: float) -> float:
     return (now + lease_ttl) // grid * grid
 
 
-def read_pick(rows: list[Row], *, queue: str, trusted_until: float) -> Picked:
+def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) -> Picked:
     """Make values of a pick's rows. Pure."""
-    order: list[tuple[int, str, int, str, Row]] = []
-    positions: dict[int, tuple[str, int]] = {}
-    for row in rows:
-        at = (row[2] or b"").decode()
-        # The session's time zone is UTC and its datestyle ISO, but fractions vary in length: compare as keys.
-        order.append((int(row[1] or 0), _instant(at), int(row[0] or 0), at, row))
-    order.sort(key=_ORDER)
     claims: list[Claim] = []
     seen: list[Seen] = []
-    for priority, _, number, at, row in order:
+    positions: dict[int, tuple[str, int]] = {}
+    rows.sort(key=_ORDER)
+    for number, priority, at, what, *row in rows:
         positions[priority] = (at, number)  # the last one of each priority stays
-        if row[3] == b"c":
-            claims.append(_claim(row, number, priority, queue, trusted_until))
-        else:
-            seen.append(Seen(number, priority, at, cast('Literal["h", "s", "l"]', (row[3] or b"").decode())))
+        if what != "c":
+            seen.append(Seen(number, priority, at, what))
+            continue
+        claim, fsm, version, step, attempt, crashes, visit, state, key, parent, awaits, inbox, children = row
+        claims.append(
+            Claim(
+                number,
+                claim,
+                queue,
+                priority,
+                fsm,
+                version,
+                step,
+                attempt,
+                crashes,
+                visit,
+                state.encode(),
+                key,
+                parent,
+                None if awaits is None else decode_text_array(awaits.encode()),
+                inbox,
+                children,
+                trusted_until,
+            )
+        )
     return Picked(claims, seen, positions)
 
 
-_ORDER: Final = itemgetter(0, 1, 2)
-"""Priority, instant, id: the order of the pick."""
-
-
-def _instant(text: str) -> str:
-    """A key that sorts instants of one format: `… 03:29:53+00` before `… 03:29:53.1+00`."""
-    return text.replace("+00", "")
-
-
-def _claim(row: Row, number: int, priority: int, queue: str, trusted_until: float) -> Claim:
-    (
-        _,
-        _,
-        _,
-        _,
-        claim,
-        fsm,
-        version,
-        step,
-        attempt,
-        crashes,
-        visit,
-        state,
-        key,
-        parent,
-        awaits,
-        inbox,
-        children,
-    ) = row
-    assert claim is not None
-    assert fsm is not None
-    assert step is not None
-    assert state is not None
-    return Claim(
-        number,
-        claim.decode(),
-        queue,
-        priority,
-        fsm.decode(),
-        int(version or 0),
-        step.decode(),
-        int(attempt or 0),
-        int(crashes or 0),
-        int(visit or 0),
-        state,
-        None if key is None else key.decode(),
-        None if parent is None else int(parent),
-        None if awaits is None else decode_text_array(awaits),
-        inbox == b"t",
-        int(children or 0),
-        trusted_until,
-    )
+_ORDER: Final = itemgetter(1, 2, 0)
+"""Priority, instant, id: the order of the pick. Instants sort as texts: the session's time zone is UTC, its datestyle
+ISO, and where fractions differ in length `+` is before `.` and before every digit."""
 
 
 async def release_claims(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Row, Statement
+from durable_actors._postgres.statement import Params, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.claim import ClaimState, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition
@@ -45,15 +45,16 @@ async def commit_outcomes(
     plain = [each for each in transitions if each.plain] if rich else transitions
     calls: list[tuple[Statement, Params]] = []
     if plain:
-        calls.append((statement("commit_outcomes", schema), [*_plain_params(plain), late]))
+        calls.append((statement("commit_outcomes", schema, typed=True), [*_plain_params(plain), late]))
     if rich:
-        calls.append((statement("commit_parks", schema), [*_rich_params(rich), late]))
+        calls.append((statement("commit_parks", schema, typed=True), [*_rich_params(rich), late]))
     writes = len(calls)
     riders = _riders(schema, transitions, rich)
     results = (
         await conn.batch([*calls, *riders.values()]) if writes > 1 or riders else [await conn.run(*calls[0])]
     )
-    committed = {int(row[0] or 0): _committed(row) for result in results[:writes] for row in result.rows}
+    written = cast("list[list[tuple[Any, ...]]]", [result.rows for result in results[:writes]])
+    committed = {row[0]: _committed(*row[1:5]) for rows in written for row in rows}
     offered: list[Promoted] = []
     for name, result in zip(riders, results[writes:], strict=True):
         if name in {"promote_siblings", "join_parents"}:
@@ -65,16 +66,15 @@ async def commit_outcomes(
     return Flushed(committed, offered)
 
 
-def _committed(row: Row) -> Committed:
-    visit, status, state, inbox = row[1:5]
+def _committed(visit: int, status: Status, state: str | None, inbox: bool) -> Committed:  # noqa: FBT001 - a row
     if state is None:  # it has left this worker: all that happened to it is in few words
-        return _left(visit or b"0", status or b"", inbox)
-    return Committed(int(visit or 0), cast("Status", (status or b"").decode()), state, inbox == b"t")
+        return _left(visit, status, inbox)
+    return Committed(visit, status, state.encode(), inbox)
 
 
 @functools.lru_cache(maxsize=256)
-def _left(visit: bytes, status: bytes, inbox: bytes | None) -> Committed:
-    return Committed(int(visit), cast("Status", status.decode()), None, inbox == b"t")
+def _left(visit: int, status: Status, inbox: bool) -> Committed:  # noqa: FBT001 - a row
+    return Committed(visit, status, None, inbox)
 
 
 def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:

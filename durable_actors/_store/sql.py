@@ -27,10 +27,10 @@ def in_schema(sql: str, schema: str) -> str:
 
 
 @cache
-def statement(name: str, schema: str, *, read_only: bool = False) -> Statement:
+def statement(name: str, schema: str, *, read_only: bool = False, typed: bool = False) -> Statement:
     """The statement in `sql/<name>.sql`, for one schema. Cached: a connection prepares it once."""
     text = files(_PACKAGE).joinpath("sql", f"{name}.sql").read_text("utf-8")
-    return Statement(name, in_schema(text, schema), read_only=read_only)
+    return Statement(name, in_schema(text, schema), read_only=read_only, typed=typed)
 
 
 @attrs.frozen

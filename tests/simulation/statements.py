@@ -15,7 +15,8 @@ from durable_actors._postgres.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.tables import Row, Tx
 
-Rows = list[list[bytes | None]]
+Rows = list[Any]
+"""Lists of bytes; of typed statements tuples of values, see `Statement.typed`."""
 SECOND = 1_000_000
 
 
@@ -103,17 +104,17 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             continue
         if what != "l":
             tx.write(row, "hold").hold = 1 if what == "h" else 2
-        out.append([*shown(row.id, row.priority, lit.instant(row.eligible_at), what), *[None] * 13])
+        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 13))
     return out
 
 
-def _claimed(row: Row) -> list[bytes | None]:
-    return [
-        *shown(row.id, row.priority, lit.instant(row.eligible_at), "c", row.claim_id, row.fsm, row.version, row.step),
-        *shown(row.attempt, row.crashes, row.visit, row.state, row.partition_key, row.parent_id),
-        lit.text_array(row.awaits),
-        *shown(row.inbox, row.children_total),
-    ]  # fmt: skip
+def _claimed(row: Row) -> tuple[object, ...]:
+    awaits = lit.text_array(row.awaits)
+    return (
+        row.id, row.priority, lit.instant(row.eligible_at), "c", row.claim_id, row.fsm, row.version, row.step,
+        row.attempt, row.crashes, row.visit, row.state.decode(), row.partition_key, row.parent_id,
+        None if awaits is None else awaits.decode(), row.inbox, row.children_total,
+    )  # fmt: skip
 
 
 def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[int, str], list[str]]:
@@ -289,7 +290,7 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.locked_by = new.lease = None
         if new.terminal:
             tx.drop_inbox(number)
-        out.append(shown(number, new.visit, new.status, new.state if stays else None, new.inbox))
+        out.append((number, new.visit, new.status, new.state.decode() if stays else None, new.inbox))
     return out
 
 
@@ -316,5 +317,5 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
         new.children_pending, new.wake_on_failure = 0, False
         if new.terminal:
             tx.drop_inbox(number)
-        out.append(shown(number, new.visit, new.status, None, new.inbox))
+        out.append((number, new.visit, new.status, None, new.inbox))
     return out

@@ -36,7 +36,7 @@ class Gated:
         )
         gated = sql.replace(self._from, self._from.replace("from ", "from gate, ", 1), 1)
         assert gated != sql != statement.sql
-        return await self._conn.run(Statement("gated", gated), params)
+        return await self._conn.run(Statement("gated", gated, typed=statement.typed), params)
 
 
 @attrs.define
