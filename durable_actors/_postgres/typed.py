@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from psycopg import Connection, pq
+from psycopg import Connection, abc, pq
 from psycopg.adapt import AdaptersMap, Loader, Transformer
 from psycopg.types.bool import BoolLoader
 from psycopg.types.numeric import IntLoader
@@ -26,19 +26,27 @@ _LOADERS: Final[dict[type[Loader], tuple[int, ...]]] = {
 class _Adapters:
     """What a Transformer wants to know: an `AdaptContext` without a connection, that is in UTF-8."""
 
-    adapters: Final = AdaptersMap()
-    connection: Final[Connection[Any] | None] = None
+    def __init__(self) -> None:
+        self.adapters = AdaptersMap()
+        self.connection: Connection[Any] | None = None
+        for loader, oids in _LOADERS.items():
+            for oid in oids:
+                self.adapters.register_loader(oid, loader)
 
-
-for _loader, _oids in _LOADERS.items():
-    for _oid in _oids:
-        _Adapters.adapters.register_loader(_oid, _loader)
 
 _ADAPTERS: Final = _Adapters()
+_SPARE: Final[list[abc.Transformer]] = []
+"""Not in use now. One knows the loaders of the types that it has met; to find them again is half of a short result."""
 
 
 def typed_rows(result: pq.abc.PGresult) -> list[tuple[Any, ...]]:
     """All rows: numbers as int, booleans as bool, NULL as None, anything else as text."""
-    transformer = Transformer(_ADAPTERS)
+    try:
+        transformer = _SPARE.pop()  # in one step: other threads may do the same
+    except IndexError:
+        transformer = Transformer(_ADAPTERS)
     transformer.set_pgresult(result)
-    return transformer.load_rows(0, result.ntuples, tuple)
+    rows = transformer.load_rows(0, result.ntuples, tuple)
+    transformer.set_pgresult(None)  # it would keep the result alive
+    _SPARE.append(transformer)
+    return rows
