@@ -96,7 +96,9 @@ class Feeder(Actor[object]):
             self._tell_saturation(wanted)
             wait = math.inf if not wanted else await self._refill(wanted)
             if wait <= trio.current_time() and not self.mailbox.stopping:
-                await trio.lowlevel.checkpoint()  # what has begun takes its turn; to be cancelled costs ten times that
+                await (
+                    trio.lowlevel.checkpoint()
+                )  # what has begun takes its turn; to be cancelled costs ten times that
                 self._polls = self._empty > 0
                 continue
             with trio.move_on_at(wait) as sleep:

@@ -11,6 +11,7 @@ import pytest
 import trio
 from durable_actors._engine import feeder, flusher, heartbeat
 from durable_actors._engine.settling import Settling
+from durable_actors._engine.step_task import StepTasks
 from durable_actors.telemetry import (
     ClaimLost,
     OutcomeLate,
@@ -205,9 +206,34 @@ async def test_a_stop_commits_what_is_left(durable_dsn, db):
             gate.open()
             await run.events.wait(StepStopped, id=number)
             run.engine.request_stop()
-            claimed = run.engine._node.feeders["default"].claimed
-            await until(lambda: not claimed._pool._accepting)
+            await until(lambda: flusher_state(run) == "stopping")
+            await trio.sleep(0.5)  # a lock is waited for in the server, 100 ms at a time
     assert db.row(number, "status, attempt") == ("done", 0)
+
+
+def flusher_state(run: Run) -> str:
+    [found] = [node for node in run.engine.snapshot().walk() if node.name == "flusher"]
+    return found.state
+
+
+async def test_a_task_is_gone_when_its_outcome_is_refused(durable_dsn, db, monkeypatch, caplog):
+    """It leaves the outcome last: the task that runs `handle` has the claim alone."""
+    db.execute(TRIGGER)
+    db.execute("insert into rule values ('P0001')")
+    renew = StepTasks._renew
+
+    async def slowly(self):
+        await trio.sleep(0.3)  # as if the step had left a context behind, on a machine that is slow
+        await renew(self)
+
+    monkeypatch.setattr(StepTasks, "_renew", slowly)
+    gate = Gate()
+    gate.open()
+    async with running(durable_dsn) as run:
+        row = await run.run(define(gate), state={"say": "bad"})
+    assert row.status == "failed"
+    assert "not on a Monday" in row.last_error
+    assert "restarting" not in caplog.text
 
 
 async def test_claimed_rows_begin_while_the_feeder_is_in_a_pick(durable_dsn, monkeypatch):
