@@ -57,6 +57,21 @@ async def test_only_unknown_claims_of_this_owner_and_queue_go_back(db: Db):
         assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(3,)]
 
 
+async def test_siblings_that_are_held_behind_a_stray_are_on_offer_with_it(db: Db):
+    """In another queue, too: the pick that claimed the stray has told nobody of them."""
+    stray, held = db.insert(partition_key="k"), db.insert(partition_key="k", queue="other")
+    async with make_node(db.dsn) as node:
+        assert [claim.id for claim in await pick(node)] == [stray]
+        assert not await pick(node, queue="other")
+        assert db.row(held, "hold") == (1,)
+        async with node.pool.acquire("claim") as conn:
+            _, offered = await release_strays(
+                conn, "durable", owner=node.owner.name, queue="default", known=[]
+            )
+        assert [(row.id, row.queue) for row in offered] == [(stray, "default"), (held, "other")]
+        assert db.row(held, "hold") == (0,)
+
+
 async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed_since(db: Db):
     """The client lost the connection; the server carries the statement out when the node has picked again."""
     sent: list[tuple[Statement, Params]] = []
