@@ -78,7 +78,7 @@ BREAKAGES: Final = {
                 "held.task.cancel(why)\n\n    def interrupt",
                 "pass\n\n    def interrupt",
             ),
-            (f"{ENGINE}/feeder.py", "deadline=held.claim.trusted_until", "deadline=math.inf"),
+            (f"{ENGINE}/claimed.py", "deadline=held.claim.trusted_until", 'deadline=float("inf")'),
         ),
         ("stop", "block", "mixed"),
     ),
