@@ -105,14 +105,20 @@ class Claimed:
 
     def waits(self, held: Held) -> None:
         """A step waits for something for the first time; called in its task."""
-        held.waited = True
-        self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
+        if not held.waited:
+            held.waited = True
+            self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
         if self._buffer and self._pool.free and self._start_next() and self._pool.free:
             self._start_next()
 
-    def ended(self, held: Held) -> None:
-        """A step's code has ended, and its instance will not go on here: another may run while it is committed."""
+    def ended(self, held: Held, *, stays: bool) -> None:
+        """A step's code has ended, and its instance will not go on here: another may run while it is committed.
+
+        `stays`: its task waits for that.
+        """
         self.slots.ended(held)
+        if stays:
+            self._go_on()
         self._node.wakes[self._queue].cast(None)
 
     def exited(self, held: Held) -> None:
@@ -123,16 +129,22 @@ class Claimed:
             self._freed(held)
         if self._buffer and self._pool.can_follow:
             self._start_next()
+        else:
+            self._go_on()
 
     def settled(self, held: Held) -> None:
-        """What a task has left is settled. The feeder may be in a pick: what is here need not wait for it."""
+        """What a task has left is settled."""
         self._freed(held)
-        if self._buffer and not self._eager and self._pool.free:
-            self._start_next()
+        self._go_on()
 
     def _freed(self, held: Held) -> None:
         self.slots.exited(held)
         self._node.wakes[self._queue].cast(None)
+
+    def _go_on(self) -> None:
+        """A slot may be free. The feeder may be in a pick: what is claimed need not wait for it."""
+        if self._buffer and not self._eager and self._pool.free:
+            self._start_next()
 
     # -- giving back
 

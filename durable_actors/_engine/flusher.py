@@ -10,8 +10,9 @@ Never      lingers: it takes what is queued, commits, repeats. Groups form while
 
 A poison entry (data that Postgres refuses) is bisected out and fails alone. A group that is refused for another reason
 (a time-out, a broken trigger) is tried in halves; who is refused alone is set aside for a while. When the store is
-away, entries wait as long as their leases are trusted. A commit of unknown fate is repeated as it was; if it then
-touches no row, the row is read: it tells whether the first one had happened.
+away, tasks wait as long as their leases are trusted, and what was left until its claim is known to be lost. A commit of
+unknown fate is repeated as it was; if it then touches no row, the row is read: it tells whether the first one had
+happened.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Flusher(Actor[object]):
         self._ending = False
         self._most = MAX_BATCH
         self._tries = 0
+        self._late: list[
+            Entry
+        ] = []  # at a stop: refused in this turn, tried again when the others had theirs
 
     async def run(self) -> None:
         """Flush whatever is queued; sleep when nothing is."""
@@ -90,9 +94,17 @@ class Flusher(Actor[object]):
         batch = self._queue.take(self._most)
         try:
             await self._flush(batch)
+        except BaseException:
+            for entry in batch:
+                entry.unknown = True  # a commit may be under way, or done and not answered
+            raise
         finally:
             # All answered, unless this is cancelled or fails: the next incarnation goes on with the rest.
             self._queue.entries.extendleft(reversed(waiting(batch)))
+            for entry in self._late:
+                entry.aside = False
+            self._queue.entries.extend(self._late)
+            self._late.clear()
         await self._release()
 
     # -- outcomes
@@ -104,7 +116,7 @@ class Flusher(Actor[object]):
                 committed = await self._commit(batch)
                 await self._resolve(batch, committed)
             except psycopg.errors.LockNotAvailable:
-                await self._set_locked_aside(batch)
+                batch = await self._set_locked_aside(batch)
             except StoreUnavailable as exc:
                 for entry in batch:
                     entry.unknown = entry.unknown or isinstance(exc, CommitUnknown)
@@ -131,9 +143,8 @@ class Flusher(Actor[object]):
             self._most = len(batch) // 2  # too much for a time-out, or one of them is the reason
             return False
         await trio.sleep(pause)
-        if not self._ending:
-            self._set_aside(batch[0], error)  # the last thing: it may be back in the queue at the next await
-        return self._ending
+        self._set_aside(batch[0], error)  # the last thing: it may be back in the queue at the next await
+        return False
 
     async def _commit(self, batch: list[Entry]) -> dict[int, Committed]:
         node = self._node
@@ -158,6 +169,8 @@ class Flusher(Actor[object]):
         ]
         if not missing:
             return
+        for entry in batch:
+            entry.unknown = True  # committed just now, and should the read fail, all of it is tried again
         async with node.pool.acquire(node.lane("commit")) as conn:
             rows = await read_claims(conn, node.owner.schema, [each.claim.id for each in missing])
         for each in missing:
@@ -165,16 +178,21 @@ class Flusher(Actor[object]):
             if found is not None:
                 committed[each.claim.id] = found
 
-    async def _set_locked_aside(self, batch: list[Entry]) -> None:
-        """Somebody holds a row of this batch (a signal in a caller's open transaction): only that instance waits."""
+    async def _set_locked_aside(self, batch: list[Entry]) -> list[Entry]:
+        """Somebody holds a row of this batch (a signal in a caller's open transaction): only that instance waits.
+
+        Returns what to go on with. At a stop nobody is left to wait beside us: the others go first.
+        """
         free = await self._probe(sorted(set[int]().union(*(entry.rows for entry in batch))))
-        for entry in batch:
-            if not entry.rows <= free:
-                if self._ending:  # nobody is left to wait beside us: the whole batch does
-                    await trio.sleep(LOCK_PAUSE)
-                    return
-                entry.aside = True
-                self.nursery.start_soon(self._wait_unlocked, entry)
+        ready = [entry for entry in batch if entry.rows <= free]
+        if not self._ending:
+            for entry in batch:
+                if not entry.rows <= free:
+                    entry.aside = True
+                    self.nursery.start_soon(self._wait_unlocked, entry)
+        elif not ready:
+            await trio.sleep(LOCK_PAUSE)
+        return ready
 
     async def _wait_unlocked(self, entry: Entry) -> None:
         """Queue an entry again when its rows are free; forget it when its task has gone."""
@@ -198,7 +216,10 @@ class Flusher(Actor[object]):
             logger.warning("instance %d: Postgres refuses its outcome, trying again: %s", number, error)
         entry.refusals += 1
         entry.aside = True
-        self.nursery.start_soon(self._wait_aside, entry)
+        if self._ending:
+            self._late.append(entry)
+        else:
+            self.nursery.start_soon(self._wait_aside, entry)
 
     async def _wait_aside(self, entry: Entry) -> None:
         try:

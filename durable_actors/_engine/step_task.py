@@ -11,6 +11,7 @@ lease ends it. An outcome that it has left does not die with it.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -48,11 +49,13 @@ class StepTasks:
     def __init__(self, node: Node, commits: Commits, keys: Keys, pool: Pool) -> None:
         self._node = node
         self._commits = commits
+        self._keys = keys
         self._settling = Settling(node, commits, keys)
         self._settle = self._settled
         self._pool = pool
         assert pool.context is not None
         self._context = pool.context
+        self._variables = tuple(pool.context.items())
 
     @staticmethod
     def context() -> contextvars.Context:
@@ -159,7 +162,7 @@ class StepTasks:
         task = trio.lowlevel.current_task()
         task.context = self._context.copy()
         if not ran.transition.ahead:
-            self._ended(held)
+            self._ended(held, stays=True)
         if ran.spawn is None:
             return self._commits.commit(ran.transition, held, task)
         return spawn_children(self._node, ran.transition, ran.spawn)
@@ -177,38 +180,59 @@ class StepTasks:
 
     def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
         """Its instance does not go on here: the flusher settles the outcome, this task is free for another claim."""
-        self._ended(held)
+        self._ended(held, stays=False)
         held.left = True
         self._commits.leave(Left(run, ran, held, self._settle))
 
     async def _renew(self) -> None:
         """Make this task's context as good as new. Mostly it is: steps set nothing, and then nothing waits."""
         current_step.set(None)
-        if contextvars.copy_context() != self._context:
+        if not self._is_new(contextvars.copy_context()):
             trio.lowlevel.current_task().context = self._context.copy()
             await trio.lowlevel.cancel_shielded_checkpoint()  # from here on
 
+    def _is_new(self, context: contextvars.Context) -> bool:
+        """By identity: what equals it may be another step's all the same, and to compare it would run users' code."""
+        if len(context) != len(self._variables):
+            return False
+        for variable, value in self._variables:  # noqa: SIM110 - a generator would cost as much again
+            if context.get(variable, context) is not value:
+                return False
+        return True
+
     def _settled(self, left: Left, verdict: Verdict | None) -> None:
-        """What became of it; None: withdrawn. Whatever fails here, the claim is let go: its lease ends it then."""
-        held, settling = left.held, self._settling
+        """What became of it; None: withdrawn. Called in the flusher, which has others to serve: nothing may fail it."""
+        held = left.held
         if isinstance(verdict, Refused) and self._take_back(left, verdict):
             return
         try:
-            if isinstance(verdict, Committed):
-                settling.committed(left.ran, held, verdict)
-            elif verdict is None or isinstance(verdict, Refused):
-                settling.given_up(held)
-            else:
-                settling.not_committed(held, verdict)
-        finally:
-            settling.let_go(held)
-            feeder = self._node.feeders.get(held.claim.queue)
-            if feeder is not None:
-                feeder.claimed.settled(held)
+            self._tell(left, verdict)
+        except Exception:  # noqa: BLE001 - a user's handler of log records, or a bug of ours
+            with contextlib.suppress(Exception):
+                logger.exception("instance %d: what became of its outcome could not be told", held.claim.id)
+        self._settling.let_go(held)
+        feeder = self._node.feeders.get(held.claim.queue)
+        if feeder is not None:
+            feeder.claimed.settled(held)
+
+    def _tell(self, left: Left, verdict: Verdict | None) -> None:
+        if isinstance(verdict, Committed):
+            self._settling.committed(left.ran, left.held, verdict)
+        elif verdict is None or isinstance(verdict, Refused):
+            self._settling.given_up(left.held)
+        else:
+            self._settling.not_committed(left.held, verdict)
 
     def _take_back(self, left: Left, refused: Refused) -> bool:
-        """Run `handle` in a task again. False: in a drain none is started any more, the row goes back."""
+        """Run `handle` in a task again. False: the row goes back.
+
+        The claim is lost, or its key, or no task is started now: a drain, or the steps' place in the tree restarts.
+        """
         held = left.held
+        if held.lost is not None or (
+            held.claim.partition_key is not None and not self._keys.owns(held.claim)
+        ):
+            return False
         try:
             held.task = self._pool.start_nowait(
                 self.run, held, left, refused, key=held, deadline=held.claim.trusted_until
@@ -216,6 +240,7 @@ class StepTasks:
         except (PoolClosed, PoolFull):
             return False
         held.left = False
+        held.waited = True  # nobody counts on this task to start what is next
         return True
 
     async def _recover(self, left: Left, refused: Refused) -> object:
@@ -241,10 +266,10 @@ class StepTasks:
             again = await self._send(ran, held)
         return ran, again
 
-    def _ended(self, held: Held) -> None:
+    def _ended(self, held: Held, *, stays: bool) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and not held.ending:
-            feeder.claimed.ended(held)
+            feeder.claimed.ended(held, stays=stays)
 
     def _resumed(self, held: Held) -> None:
         feeder = self._node.feeders.get(held.claim.queue)

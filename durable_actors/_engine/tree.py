@@ -2,8 +2,9 @@
 
 rest_for_one, in start order: what comes later depends on what comes before. Stopping runs it backwards, and the
 graceful drain falls out of the order: the gate closes (nothing is claimed any more, no step runs ahead), the feeders
-give their buffers back, the step tasks drain while their leases are still renewed and their outcomes committed, and
-the flusher is last. Maintenance stands aside: its crash restarts nobody else.
+give their buffers back, the step tasks drain, the flusher commits what they have left and gives back what it cannot,
+while leases are still renewed and keys held; keeper and heartbeat are last. Maintenance stands aside: its crash
+restarts nobody else.
 """
 
 from __future__ import annotations
@@ -74,11 +75,10 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
 
     last = outcome_time(node.config.drain_timeout) + FLUSH_TIME + 1.0
     work = [] if pool is None else [
-        # Outcomes first: whoever has one must be able to commit it.
-        ActorChild(flush, partial(Flusher, node, commits), shutdown=last),
         ActorChild(Address[object]("heartbeat", capacity=1), partial(Heartbeat, node)),
-        # Keys before tasks: a step task frees its key when it ends.
         ActorChild(lock, partial(Keeper, node, keys)),
+        # What steps leave is committed while leases and keys are still held.
+        ActorChild(flush, partial(Flusher, node, commits), shutdown=last),
         PoolChild(pool, shutdown=node.config.drain_timeout),
         # Feeders last: they claim only when everything that a claim needs is there.
         *(feeder(queue, limits, pool) for queue, limits in queues.items()),

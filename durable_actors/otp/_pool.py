@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from functools import partial
 from types import CoroutineType
-from typing import TypeVarTuple, cast
+from typing import Any, TypeVarTuple, cast
 
 import trio
 
@@ -210,7 +210,9 @@ class Pool:
 
         with scope:
             while (job := worker.job) is not None:
-                if job.since - worker.busy_since > _SLICE:
+                if worker.busy_since is None:
+                    worker.busy_since = job.since
+                elif job.since - worker.busy_since > _SLICE:
                     worker.busy_since = job.since
                     await trio.lowlevel.cancel_shielded_checkpoint()
                 await self._run(job, worker)
@@ -255,12 +257,15 @@ class Pool:
                 self._here = None
 
     def _watched(self, job: PoolTask) -> Awaitable[object]:
-        coro = cast("CoroutineType[object, object, object]", job._fn(*job._args))  # noqa: SLF001 - its other half
+        found = job._fn(*job._args)  # noqa: SLF001 - its other half
+        coro = (
+            cast("Coroutine[Any, Any, object]", found) if isinstance(found, CoroutineType) else _wait(found)
+        )
         return Watched(coro, partial(self._waits, job))
 
     def _waits(self, job: PoolTask) -> None:
         assert job._worker is not None  # noqa: SLF001 - its other half
-        job._worker.busy_since = self._now()  # noqa: SLF001
+        job._worker.busy_since = None  # noqa: SLF001
         if self._on_wait is not None:
             self._on_wait(job)
 
@@ -319,3 +324,8 @@ class Pool:
                 )
             )
         return tuple(nodes)
+
+
+async def _wait(found: Awaitable[object]) -> object:
+    """Any awaitable as a coroutine."""
+    return await found

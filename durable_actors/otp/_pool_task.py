@@ -20,7 +20,7 @@ class Worker:
 
     def __init__(self, job: PoolTask, deadline: float) -> None:
         self.job: PoolTask | None = job
-        self.busy_since = job.since  # others could run until then
+        self.busy_since: float | None = job.since  # others could run until then; None: its task has waited
         self.scope = trio.CancelScope(deadline=deadline)
         self.task: trio.lowlevel.Task | None = None
 

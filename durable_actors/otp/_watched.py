@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import CoroutineType, FrameType
+from collections.abc import Callable, Coroutine
+from types import FrameType
 from typing import Any
 
 
@@ -16,7 +16,7 @@ class Watched:
 
     __slots__ = ("_coro", "_waits", "close", "send", "throw")
 
-    def __init__(self, coro: CoroutineType[Any, Any, Any], waits: Callable[[], None]) -> None:
+    def __init__(self, coro: Coroutine[Any, Any, Any], waits: Callable[[], None]) -> None:
         self._coro = coro
         self._waits = waits
         self.send = coro.send
@@ -32,18 +32,23 @@ class Watched:
     def __next__(self) -> Any:
         trap = self._coro.send(None)  # ended without waiting: StopIteration, which carries its value
         waits, self._waits = self._waits, _nothing
-        waits()
+        try:
+            waits()
+        except BaseException:
+            self._coro.close()  # nobody will ever resume it
+            raise
         return trap
 
     @property
     def cr_frame(self) -> FrameType | None:
         """Where the coroutine is."""
-        return self._coro.cr_frame
+        frame: FrameType | None = getattr(self._coro, "cr_frame", None)
+        return frame
 
     @property
     def cr_await(self) -> Any:
         """What it waits for."""
-        return self._coro.cr_await
+        return getattr(self._coro, "cr_await", None)
 
 
 def _nothing() -> None:

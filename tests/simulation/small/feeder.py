@@ -53,7 +53,8 @@ class Feeder:
     def look_for_deadlines(self) -> None:
         self._fresh = True
 
-    def ended(self, held: Held) -> None:
+    def ended(self, held: Held, *, stays: bool) -> None:
+        del stays
         self.slots.ended(held)
         self._freed()
 

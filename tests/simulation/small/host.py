@@ -123,7 +123,7 @@ class Host:
         with self.scope:
             self.tasks = StepTasks(self.node, self.commits, self.keys, StepPool(self))  # type: ignore[arg-type]
             async with trio.open_nursery() as nursery:
-                Group(self, nursery, [Flusher, Heartbeat, Keeper, Steps, Feeder]).start()
+                Group(self, nursery, [Heartbeat, Keeper, Flusher, Steps, Feeder]).start()
                 Group(self, nursery, [Reaper]).start()
         self.ended = True
 
