@@ -14,7 +14,7 @@ import trio
 from bench.meter import Meter
 
 QUEUE = "bench"
-BEST = {"concurrency": 300, "prefetch": 1000, "min_demand": 300}
+BEST = {"concurrency": 500, "prefetch": 1000, "min_demand": 500}
 """The best of the settings tried for short steps: a pick brings half a buffer, steps never wait for it."""
 
 STEPWISE = {"concurrency": 500, "prefetch": 500, "min_demand": 250}

@@ -96,9 +96,8 @@ class Feeder(Actor[object]):
             self._tell_saturation(wanted)
             wait = math.inf if not wanted else await self._refill(wanted)
             if wait <= trio.current_time() and not self.mailbox.stopping:
-                await (
-                    trio.lowlevel.checkpoint()
-                )  # what has begun takes its turn; to be cancelled costs ten times that
+                # What has begun takes its turn. To be cancelled in a receive would cost ten times that.
+                await trio.lowlevel.checkpoint()
                 self._polls = self._empty > 0
                 continue
             with trio.move_on_at(wait) as sleep:

@@ -258,7 +258,7 @@ async def test_claimed_rows_begin_while_the_feeder_is_in_a_pick(durable_dsn, mon
     async with da.open_client(durable_dsn) as client:
         numbers = [await client.insert(noop, args={}) for _ in range(9)]
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=8)}, **QUIET) as run:
-        for number in numbers:  # one slot, and at most two in hand
+        for number in numbers:  # one slot, and at most four in hand
             await run.events.final(number)
         pick.open()
     assert picks > 1

@@ -63,7 +63,7 @@ async def test_one_at_a_time_in_order(durable_dsn, ahead, engines):
             for i in range(engines)
         ]
         # More keys than one engine has places: a key mostly stays with the engine that has it.
-        keys = 3 if engines == 1 else 16
+        keys = 3 if engines == 1 else 28
         ids = await runs[0].engine.client.insert_many(M, rows(keys, 12))
         for number in ids:
             assert number is not None

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("registry")
 LIMITS = QueueLimits(2, 0, 1, 1.0, 1.0)
 
 
-def test_so_many_run_and_as_many_wait():
+def test_so_many_run_and_three_times_as_many_wait():
     slots = Slots(LIMITS)
-    held = [Held(claim(None, number)) for number in range(1, 5)]
+    held = [Held(claim(None, number)) for number in range(1, 9)]
     assert slots.demand(0) == 2
     slots.running = 2
     assert not slots.free
@@ -34,16 +34,24 @@ def test_so_many_run_and_as_many_wait():
     slots.ended(held[1])
     assert slots.free
     assert (slots.running, slots.ending, slots.demand(0), slots.demand(1)) == (0, 2, 2, 1)
-    slots.running = 2
-    slots.ended(held[2])
-    slots.ended(held[3])
-    assert not slots.free, "two run, or two wait, but never more than four in all"
+    slots.running = 6
+    for each in held[2:]:
+        slots.ended(each)
+    assert not slots.free, "two run, or six wait, but never more than eight in all"
     assert slots.demand(0) == 0
-    slots.resumed(held[3])
-    assert (slots.running, slots.ending) == (1, 3)
+    slots.resumed(held[7])
+    assert (slots.running, slots.ending) == (1, 7)
     for each in held:
         slots.exited(each)
     assert (slots.running, slots.ending, slots.demand(0)) == (0, 0, 2)
+
+
+def test_twice_as_many_run_at_most_after_refusals():
+    slots = Slots(LIMITS)
+    slots.running = 3
+    assert slots.may_resume
+    slots.running = 4
+    assert not slots.may_resume
 
 
 def test_a_new_feeder_counts_what_the_last_one_started():
@@ -56,17 +64,17 @@ def test_a_new_feeder_counts_what_the_last_one_started():
 def test_prefetch_is_beyond_the_slots():
     slots = Slots(attrs.evolve(LIMITS, prefetch=3))
     assert slots.demand(0) == 5
-    slots.ending = 4
+    slots.ending = 8
     assert slots.demand(0) == 3, "none of them could start"
 
 
 def test_few_places_that_commits_leave_are_not_worth_a_pick_either():
     slots = Slots(QueueLimits(10, 0, 4, 1.0, 1.0))
-    slots.ending = 17
+    slots.ending = 37
     assert slots.demand(0) == 0
-    slots.ending = 16
+    slots.ending = 36
     assert slots.demand(0) == 4
-    slots.ending = 25  # more than there are places
+    slots.ending = 45  # more than there are places
     assert slots.demand(0) == 0
 
 
