@@ -53,7 +53,7 @@ def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
     count = 10_000 if quick else 20_000
     contestants = [  # ours among them, so that the same minute is compared
         Contestant(BEST, in_child(what="engine", count=count, queue=workload.BEST, gc=workload.GC)),
-        Contestant(DEFAULTS, in_child(what="engine", count=count // 10)),
+        Contestant(DEFAULTS, in_child(what="engine", count=count // 4)),
     ]
     contestants += [
         contestant(name, peer, small if quick else count, settings)
