@@ -77,16 +77,19 @@ class Flusher(Actor[object]):
         """The last outcomes of a drain, for as long as steps have; what is left goes back, with all other claims."""
         self._ending = True
         queue = self._queue
-        with trio.move_on_after(outcome_time(self._node.config.drain_timeout)):
+        draining = self._node.draining
+        # At a restart there is a next incarnation, for which others wait, and nothing is lost.
+        within = outcome_time(self._node.config.drain_timeout) if draining else OUTCOME_TIME
+        with trio.move_on_after(within):
             while queue.entries:
                 await self._turn()
-        if self._node.draining:
+        if draining:
             for entry in list(queue.entries):
                 entry.give_up()
-        with trio.move_on_after(FLUSH_TIME) as scope:
+        with trio.move_on_after(FLUSH_TIME if draining else OUTCOME_TIME) as scope:
             while queue.releases:
                 await self._release()
-        if scope.cancelled_caught:
+        if scope.cancelled_caught and draining:
             count = sum(len(claims) for claims in queue.releases.values())
             logger.warning("flusher: %d claims could not be given back, their leases end them", count)
 
@@ -232,7 +235,10 @@ class Flusher(Actor[object]):
         try:
             # Every outcome waits for this answer, and the client lane has no end of its own.
             patience = answer_patience(node.owner.lease_ttl)
-            async with node.pool.acquire(node.lane("client"), within=patience) as conn:
+            lane = node.lane(
+                "commit" if self._ending else "client"
+            )  # at a stop callers may hold all of theirs
+            async with node.pool.acquire(lane, within=patience) as conn:
                 return await probe_locks(conn, node.owner.schema, rows)
         except TROUBLE:
             return set()

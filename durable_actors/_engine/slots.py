@@ -46,7 +46,7 @@ class Slots:
 
     @property
     def may_resume(self) -> bool:
-        """Whether code of an instance whose outcome was refused may run beside the others: twice as many at most."""
+        """Whether code of an instance whose outcome was refused may run beside the others: twice as many in all."""
         return self.running < 2 * self._limits.concurrency
 
     def demand(self, buffered: int) -> int:

@@ -41,6 +41,8 @@ AHEAD_SECONDS: Final = 0.5
 """Seconds that it may do so."""
 LOOK_AGAIN: Final = 0.25
 """Seconds between attempts to read an inbox while the store is away."""
+RESUME_AGAIN: Final = 0.02
+"""The same, of one whose outcome was refused, while too many run already. Given back it would run again at once."""
 
 
 class StepTasks:
@@ -240,6 +242,7 @@ class StepTasks:
         except (PoolClosed, PoolFull):
             return False
         held.left = False
+        held.interrupted = None
         held.waited = True  # nobody counts on this task to start what is next
         return True
 
@@ -258,6 +261,8 @@ class StepTasks:
         again: Verdict = verdict
         logger.warning("instance %d: Postgres refused its outcome: %s", held.claim.id, refused)
         if ran.error is None:
+            while held.ending and not self._may_resume(held):  # noqa: ASYNC110 - rare: not worth an event per slot
+                await trio.sleep(RESUME_AGAIN)
             self._resumed(held)
             ran = await run.recover(refused)
             again = await self._send(ran, held)
@@ -270,6 +275,10 @@ class StepTasks:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and not held.ending:
             feeder.claimed.ended(held, stays=stays)
+
+    def _may_resume(self, held: Held) -> bool:
+        feeder = self._node.feeders.get(held.claim.queue)
+        return feeder is None or feeder.claimed.slots.may_resume
 
     def _resumed(self, held: Held) -> None:
         feeder = self._node.feeders.get(held.claim.queue)

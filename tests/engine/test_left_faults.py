@@ -246,3 +246,38 @@ async def test_a_read_that_fails_after_the_commit_makes_nobody_stale(durable_dsn
             assert (row.status, row.attempt) == ("done", 0)
     assert reads > 1
     assert not run.events.all(OutcomeStale)
+
+
+async def test_a_refused_group_is_handled_a_few_at_a_time(durable_dsn, db, monkeypatch):
+    """Four times as many outcomes are on their way as steps may run; of their `handle`s twice as many run."""
+    db.execute(TRIGGER)
+    db.execute("insert into rule values ('P0001')")
+    real, blocked = flusher.commit_outcomes, trio.Event()
+    running_now = most = 0
+
+    async def late(*args, **options):
+        await blocked.wait()
+        return await real(*args, **options)
+
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            return da.Done("bad")
+
+        async def handle(self, error, ctx):
+            nonlocal running_now, most
+            running_now += 1
+            most = max(most, running_now)
+            await trio.sleep(0.05)
+            running_now -= 1
+            return da.Stop(error)
+
+    monkeypatch.setattr(flusher, "commit_outcomes", late)
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        numbers = [await run.insert(M) for _ in range(8)]
+        await until(lambda: run.engine._node.feeders["default"].claimed.slots.ending == 8)
+        blocked.set()
+        for number in numbers:
+            row = await run.ended(number)
+            assert (row.status, row.attempt) == ("failed", 0)
+    assert most == 4
