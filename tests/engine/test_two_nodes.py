@@ -39,15 +39,19 @@ COUNT = 60
 
 @contextmanager
 def worker(dsn: str, where: Path, name: str) -> Iterator[Program]:
-    process = warm().start(
-        "from durable_actors.cli import main; main()",
-        ["serve", "trips", "--dsn", dsn, "--node", name, *OPTIONS],
-        [subprocess.DEVNULL] * 3,
-        cwd=where,
-        env=os.environ,
-    )
+    with (where / f"{name}.log").open("w") as log:
+        process = warm().start(
+            "from durable_actors.cli import main; main()",
+            ["serve", "trips", "--dsn", dsn, "--node", name, *OPTIONS],
+            [subprocess.DEVNULL, subprocess.DEVNULL, log],
+            cwd=where,
+            env=os.environ,
+        )
     try:
         yield process
+    except BaseException:
+        print(f"{name}, exit code {process.poll()}:", (where / f"{name}.log").read_text(), sep="\n")
+        raise
     finally:
         process.send_signal(signal.SIGCONT)
         process.kill()
