@@ -122,7 +122,9 @@ class QueueSaturated:
 
     queue: str
     running: int
+    """Steps whose code runs. Claimed rows begin one after another: some may be about to."""
     buffered: int
+    """Claimed rows that have not begun."""
 
 
 @attrs.frozen(kw_only=True)

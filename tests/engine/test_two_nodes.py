@@ -134,8 +134,12 @@ async def test_a_killed_postgres_comes_back_and_so_does_the_work(trips: Path):
             await until(dsn, 5)
             status = embedded.status(directory)
             assert status.postmaster is not None
-            os.kill(
-                status.postmaster, signal.SIGQUIT
-            )  # an immediate stop: every session and lock is gone at once
-            await until(dsn, COUNT)
+            os.kill(status.postmaster, signal.SIGQUIT)  # immediate: every session and lock is gone at once
+            try:
+                await until(dsn, COUNT)
+            except trio.TooSlowError:
+                print(
+                    embedded.status(directory), (directory / "server.log").read_text(), tally(dsn), sep="\n"
+                )
+                raise
         check(dsn)
