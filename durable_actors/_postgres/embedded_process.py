@@ -1,4 +1,4 @@
-"""Embedded Postgres: which processes use a cluster, and how to end them.
+"""Embedded Postgres: which processes use a cluster, how to end them, and how soon to start a crashed one again.
 
 Standard library only: the supervisor loads this file by path.
 
@@ -20,6 +20,9 @@ from pathlib import Path
 
 PID_FILE = "postmaster.pid"
 STATUS_LINE = 7
+HEALTHY = 60.0
+"""Seconds: a server that ran for so long and then crashes is started again without a pause."""
+LONGEST_PAUSE = 5.0
 
 
 def server_status(pgdata: Path) -> tuple[int, str]:
@@ -64,6 +67,12 @@ def retire_server(pgdata: Path, *, timeout: float) -> None:
                 _signal(pid, signal.SIGQUIT if waited < 2.0 else signal.SIGKILL)
         time.sleep(0.02)
     (pgdata / PID_FILE).unlink(missing_ok=True)
+
+
+def after_crash(before: int, *, lived: float) -> tuple[int, float]:
+    """How often in a row the server has crashed now, and the seconds until it is started again. Pure."""
+    crashes = 1 if lived >= HEALTHY else before + 1
+    return crashes, 0.0 if crashes == 1 else min(0.05 * 2.0 ** min(crashes - 1, 10), LONGEST_PAUSE)
 
 
 def _signal(pid: int, number: int) -> None:

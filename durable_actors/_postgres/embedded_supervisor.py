@@ -34,9 +34,9 @@ from typing import IO, Any, NamedTuple
 
 if __name__ == "__main__":  # run by path: the package is not importable, and not wanted
     sys.path.append(str(Path(__file__).parent))
-    from embedded_process import retire_server, server_status  # type: ignore[import-not-found]
+    from embedded_process import after_crash, retire_server, server_status  # type: ignore[import-not-found]
 else:
-    from durable_actors._postgres.embedded_process import retire_server, server_status
+    from durable_actors._postgres.embedded_process import after_crash, retire_server, server_status
 
 LEASE = "lease"
 START_LOCK = "start.lock"
@@ -122,13 +122,14 @@ class Supervisor:
     def _watch(self) -> None:
         """Return when the server is to stop: asked to, nobody holds a lease, or the directory is gone."""
         free_since: float | None = None
-        crashes = 0
+        crashes, up_since = 0, time.monotonic()
         while not self.stop_requested and self._directory_is_ours():
             if self.child is None or self.child.poll() is not None:
                 self._write_state("starting")
-                self._sleep(min(0.05 * 2**crashes, 5.0) if crashes else 0.0)
-                crashes += 1
+                crashes, pause = after_crash(crashes, lived=time.monotonic() - up_since)
+                self._sleep(pause)
                 self._launch()
+                up_since = time.monotonic()
             elif not (self.data_dir / STATE).exists():
                 self._publish()  # removed by a client that thought we were not there yet
             if not self._flock(self.lease):

@@ -6,7 +6,7 @@ import signal
 import psycopg
 import pytest
 from durable_actors._postgres import embedded
-from durable_actors._postgres.embedded_process import server_processes
+from durable_actors._postgres.embedded_process import after_crash, server_processes
 
 
 def kill(pid):
@@ -146,3 +146,13 @@ def test_fork_of_a_client_keeps_the_lease(client, data_dir, gone, locked):
     assert locked(data_dir / "lease")
     kill(child)
     gone(data_dir)
+
+
+def test_a_server_that_crashes_at_once_is_started_more_and_more_slowly_and_one_that_ran_for_long_at_once():
+    crashes, pauses = 0, []
+    for _ in range(9):
+        crashes, pause = after_crash(crashes, lived=1.0)
+        pauses.append(pause)
+    assert pauses == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert after_crash(5000, lived=1.0)[1] == 5.0
+    assert after_crash(crashes, lived=3600.0) == (1, 0.0)
