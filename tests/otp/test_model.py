@@ -107,26 +107,22 @@ class Model:
         """Who runs when all is quiet: the last thing that happened to a child decides."""
         up = set()
         for i, kind in enumerate(self.kinds):
-            fate = True
+            fate, announced = True, False
             for _, event, child in self.child_events():
-                if isinstance(event, otp.ChildExited) and child == i:
+                if isinstance(event, otp.ChildRestarting) and NAMES[i] in event.siblings:
+                    fate = announced = True
+                elif isinstance(event, otp.ChildStarted) and child == i:
+                    announced = False
+                elif isinstance(event, otp.ChildExited) and child is None:
+                    return set()  # the supervisor itself
+                elif isinstance(event, otp.ChildExited) and child == i and not announced:
+                    # Who goes after a restart was announced, stopped for it or by itself, is started with the others.
                     fate = kind == "permanent" or (
                         kind == "transient" and self.needs_restart(i, event.reason)
                     )
-                elif isinstance(event, otp.ChildRestarting) and NAMES[i] in event.siblings:
-                    fate = True
-                elif isinstance(event, otp.ChildExited) and child is None:
-                    return set()  # the supervisor itself
-            # A sibling stopped for a group restart exits *after* the event that announces it.
-            if kind != "temporary" and self.announced_after_stop(i):
-                fate = True
             if fate:
                 up.add(i)
         return up
-
-    def announced_after_stop(self, i: int) -> bool:
-        last = [e for _, e, child in self.child_events() if isinstance(e, otp.ChildExited) and child == i]
-        return bool(last) and str(last[-1].reason).startswith("shutdown: restart of")
 
 
 class SupervisorMachine(RuleBasedStateMachine):
