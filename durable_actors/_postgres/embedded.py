@@ -143,7 +143,8 @@ def start(
 ) -> EmbeddedServer:
     """Start the server of this directory, or join the one that runs. Blocks; in Trio use `open_embedded`.
 
-    With `throwaway` the server runs without fsync and its directory is deleted after its last user: tests.
+    With `throwaway` the server runs without fsync and its directory is deleted after its last user: tests. It confirms
+    commits before they are written, too: who kills it on purpose sets `synchronous_commit` to on.
     `settings` are Postgres's own; they hold when this call starts the server, not when it joins one.
     Raises ConfigError when it cannot work as configured, StoreUnavailable when it did not come up in time.
     """

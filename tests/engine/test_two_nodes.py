@@ -125,8 +125,9 @@ async def test_a_stopped_worker_loses_its_work_and_changes_nothing_when_it_wakes
 
 
 async def test_a_killed_postgres_comes_back_and_so_does_the_work(trips: Path):
-    directory = throwaway_directory(f"two-nodes-{os.getpid()}")
-    with embedded.start(directory, throwaway=True) as server:
+    directory = throwaway_directory(f"two-nodes-{os.getpid()}-{trips.name}")
+    # A throwaway server confirms commits before they are written: killed at once, it would forget all the instances.
+    with embedded.start(directory, throwaway=True, settings={"synchronous_commit": "on"}) as server:
         dsn = server.dsn()
         await migrate(dsn)
         insert_trips(dsn)
