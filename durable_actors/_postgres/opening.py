@@ -31,6 +31,9 @@ _KEEPALIVES: Final = {
 """A host that has vanished is noticed within half a minute: the system's own defaults are two hours for a connection
 that waits for an answer, a quarter of one for a question that nobody confirms. A slow statement does no harm."""
 
+_BLAMES_SETTING: Final = ("22", "42", "55P02")
+"""SQLSTATEs: a bad value; an unknown name, or no right to it; one that is fixed while the server runs."""
+
 
 def engine_conninfo(dsn: str) -> str:
     """The DSN with our defaults, where it does not say otherwise."""
@@ -48,7 +51,8 @@ def engine_conninfo(dsn: str) -> str:
 async def set_up(conn: PgConn, settings: Mapping[str, str]) -> None:
     """Set the session up, or note what each transaction must begin with. One round trip; two behind a pooler.
 
-    Raises `ConfigError` for a refused setting. Failed or cancelled: the caller closes the connection.
+    Raises `ConfigError` for a refused setting, `StoreUnavailable` for what may pass: a role's `statement_timeout`,
+    somebody's `pg_cancel_backend`. Failed or cancelled: the caller closes the connection.
     """
     try:
         *_, ours = await conn.batch(session_calls(settings, conn.pid))
@@ -58,7 +62,10 @@ async def set_up(conn: PgConn, settings: Mapping[str, str]) -> None:
         preamble = transaction_calls(settings)
         *_, shared = await conn.batch(preamble)
     except psycopg.Error as exc:
-        raise ConfigError(f"Postgres refused a session setting of {dict(settings)}: {exc}") from exc
+        why = f"Postgres refused a session setting of {dict(settings)}: {exc}"
+        if (exc.sqlstate or "").startswith(_BLAMES_SETTING):
+            raise ConfigError(why) from exc
+        raise StoreUnavailable(why) from exc
     except StoreUnavailable as exc:
         raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
     level = (shared.rows[0][-1] or b"").decode()

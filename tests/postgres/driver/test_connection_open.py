@@ -198,6 +198,20 @@ async def test_a_refused_setting_closes_the_connection(pg_dsn, watch):
     )
 
 
+async def test_a_set_up_that_is_cut_off_may_pass(pg_dsn, watch, monkeypatch):
+    """By a role's time-out or somebody's cancel: a `ConfigError` would end the actor that connects again."""
+
+    async def cut_off(*_: object) -> None:
+        raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(PgConn, "batch", cut_off)
+    with pytest.raises(StoreUnavailable, match="statement timeout"):
+        await PgConn.open(make_conninfo(pg_dsn, application_name="driver_cut_off"))
+    await watch.eventually(
+        "select count(*) = 0 from pg_stat_activity where application_name = 'driver_cut_off'"
+    )
+
+
 def test_old_libpq_is_refused():
     waiting.require_libpq(170000)
     with pytest.raises(ConfigError, match="libpq 17 or newer, this process has 15"):
