@@ -146,8 +146,13 @@ class Client:
         return json.loads(line)
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-        self.process.wait()
+        """Send it until it is heard: Python misses a Ctrl-C that comes just before a read begins to wait."""
+        for _ in range(30):
+            self.process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+                return
+        self.process.wait(0)
 
     def errors(self) -> str:
         """What it wrote to stderr until it ended."""
