@@ -14,8 +14,8 @@ import trio
 from bench.meter import Meter
 
 QUEUE = "bench"
-BEST = {"concurrency": 500, "prefetch": 1000, "min_demand": 500}
-"""The best of the settings tried for short steps: a pick brings half a buffer, steps never wait for it."""
+BEST = {"concurrency": 1000, "prefetch": 2000, "min_demand": 1000}
+"""The best of the settings tried for short steps: a pick brings a third of what is in hand, steps never wait for it."""
 
 STEPWISE = {"concurrency": 500, "prefetch": 500, "min_demand": 250}
 """The same for machines: instances that run ahead keep their slots, so there are more of them."""

@@ -36,6 +36,7 @@ class Claimed:
         self._commits = commits
         self._keys = keys
         self._buffer: deque[Held] = deque()
+        self._over = False  # more is claimed than has a slot, or a place to wait for one
         self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
         self.slots = Slots(limits)
 
@@ -51,8 +52,19 @@ class Claimed:
         """These are claimed: from here on they are kept alive. What is more urgent goes first."""
         waiting = len(self._buffer)
         self._buffer.extend(self._node.leases.hold(claim) for claim in claims)
+        self.slots.ahead.picked(len(claims), trio.current_time())
+        self._over = self.slots.excess(len(self._buffer)) > 0
         if waiting and claims:
             self._buffer = deque(sorted(self._buffer, key=_urgency))
+
+    def demand(self) -> int:
+        """How many rows to ask for now."""
+        slots, now = self.slots, trio.current_time()
+        if slots.demand(len(self._buffer)):
+            slots.ahead.ran(now)
+        elif self._over and slots.ahead.late(now):
+            self._give_back_excess()
+        return slots.demand(len(self._buffer))
 
     def recount(self) -> None:
         """Steps that the last incarnation of the feeder started still run, and what it left is on its way."""
@@ -110,6 +122,9 @@ class Claimed:
             self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
         if self._buffer and self._pool.free and self._start_next() and self._pool.free:
             self._start_next()
+        self.slots.ahead.waited()
+        if self._over and not self.slots.free:
+            self._give_back_excess()
 
     def ended(self, held: Held, *, stays: bool) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed.
@@ -147,6 +162,13 @@ class Claimed:
             self._start_next()
 
     # -- giving back
+
+    def _give_back_excess(self) -> None:
+        """Steps take longer than was thought: what was claimed ahead goes back, for whoever has a slot."""
+        self.slots.ahead.waited()
+        for _ in range(self.slots.excess(len(self._buffer))):
+            self._give_back(self._buffer.pop())
+        self._over = False
 
     def without_key(self) -> list[Held]:
         """Claims that lack their key: picked just now or before a failure, or it went with its session."""

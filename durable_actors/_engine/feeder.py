@@ -92,7 +92,7 @@ class Feeder(Actor[object]):
         while not self._node.draining:
             await self._take_keys()
             self.claimed.start()
-            wanted = min(self.claimed.slots.demand(len(self.claimed)), MAX_PICK)
+            wanted = min(self.claimed.demand(), MAX_PICK)
             self._tell_saturation(wanted)
             wait = math.inf if not wanted else await self._refill(wanted)
             if wait <= trio.current_time() and not self.mailbox.stopping:

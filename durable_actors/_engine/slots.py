@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from durable_actors._engine.ahead import Ahead
 from durable_actors._engine.demand import QueueLimits, demand
 from durable_actors._engine.leases import Held
 
@@ -21,7 +22,7 @@ def places(limits: QueueLimits) -> int:
 class Slots:
     """Counts the tasks of one queue."""
 
-    __slots__ = ("_limits", "ending", "running")
+    __slots__ = ("_limits", "ahead", "ending", "running")
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
@@ -29,6 +30,8 @@ class Slots:
         """Steps whose code runs."""
         self.ending = 0
         """Steps that have run; their outcomes are on their way."""
+        self.ahead = Ahead(limits)
+        """Rows to claim although no slot is free for them."""
 
     def recount(self, started: Iterable[Held]) -> None:
         """Begin with these: the feeder before this one has started them."""
@@ -42,7 +45,11 @@ class Slots:
     @property
     def free(self) -> bool:
         """Whether another step may run."""
-        return self.running < self._limits.concurrency and self.running + self.ending < places(self._limits)
+        limits = self._limits
+        return (
+            self.running < limits.concurrency
+            and self.running + self.ending < places(limits) + self.ahead.rows
+        )
 
     @property
     def may_resume(self) -> bool:
@@ -51,13 +58,21 @@ class Slots:
 
     def demand(self, buffered: int) -> int:
         """How many rows to ask for, beside those that are claimed already."""
-        limits = self._limits
+        limits, ahead = self._limits, self.ahead.rows
         wanted = demand(limits, running=self.running, buffered=buffered)
-        room = places(limits) + limits.prefetch - self.ending - self.running - buffered
+        if not wanted:
+            return 0
+        wanted += ahead
+        room = places(limits) + limits.prefetch + ahead - self.ending - self.running - buffered
         if room >= wanted:
             return wanted
         # Too many wait for their commit. When it comes there is more room: a pick is worth its round trip then.
         return 0 if room < min(limits.min_demand, wanted) else room
+
+    def excess(self, buffered: int) -> int:
+        """How many of so many claimed rows have neither a slot nor a place to wait for one."""
+        limits = self._limits
+        return buffered - limits.prefetch - max(limits.concurrency - self.running, 0)
 
     def ended(self, held: Held) -> None:
         """A step's code has ended, and its instance will not go on here."""

@@ -1,0 +1,51 @@
+"""Rows that a queue claims beyond its free slots, while its steps end at once. Pure: numbers in, numbers out.
+
+Ten slots, and steps that wait for nothing: ten rows run within a millisecond, and a pick and a commit cost as much
+again. So the next pick asks for more rows than there are slots, and more again, as long as what was claimed has run
+before `QUICK` is over and has not waited once. A step that waits, or takes longer, ends that, and what then has no slot
+goes back: a row that was claimed ahead waits for a few milliseconds, or for nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable_actors._engine.demand import QueueLimits
+
+QUICK: Final = 0.005
+"""Seconds in which what a pick has claimed must have run."""
+MOST: Final = 3
+"""Times the concurrency, prefetched rows included."""
+ENOUGH: Final = 200
+"""Rows: a larger batch buys nothing."""
+
+
+class Ahead:
+    """How many, for one queue. Grows with each pick that has run at once, by as many rows as that had."""
+
+    __slots__ = ("_claimed", "_most", "_since", "rows")
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._most = max(min(MOST * limits.concurrency, ENOUGH) - limits.prefetch, 0)
+        self._claimed = 0
+        self._since = 0.0
+        self.rows = 0
+        """To claim beyond the free slots."""
+
+    def picked(self, count: int, now: float) -> None:
+        """So many rows were claimed."""
+        self._claimed, self._since = count, now
+
+    def ran(self, now: float) -> None:
+        """What was claimed has run, but for as many as have a slot; none of it has waited."""
+        if self._claimed:
+            self.rows = 0 if self.late(now) else min(self.rows + self._claimed, self._most)
+            self._claimed = 0
+
+    def waited(self) -> None:
+        """A step waits for something: so may the others."""
+        self.rows = self._claimed = 0
+
+    def late(self, now: float) -> bool:
+        """Whether what was claimed takes too long."""
+        return now - self._since > QUICK

@@ -1,0 +1,171 @@
+"""Rows claimed beyond the free slots: only while steps end at once, and given back when they do not."""
+
+from __future__ import annotations
+
+import time
+
+import durable_actors as da
+import pytest
+import trio
+from durable_actors._engine import ahead
+from durable_actors._engine.ahead import Ahead
+from durable_actors._engine.claimed import Claimed
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.slots import Slots
+from durable_actors.telemetry import Picked
+from tests.engine.engine_kit import Gate, running, until
+from tests.engine.test_feeder import held, simple
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def limits(concurrency: int, prefetch: int = 0) -> QueueLimits:
+    return QueueLimits(concurrency, prefetch, 1, 1.0, 1.0)
+
+
+def grown(concurrency: int, prefetch: int = 0) -> list[int]:
+    """Rows ahead after each of ten picks that run at once, each of as many rows as it may have."""
+    one, found = Ahead(limits(concurrency, prefetch)), []
+    for now in range(10):
+        one.picked(concurrency + one.rows, float(now))
+        one.ran(now + 0.001)
+        found.append(one.rows)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "prefetch", "expected"),
+    [
+        (1, 0, [1, 3, 3]),
+        (10, 0, [10, 30, 30]),
+        (10, 20, [10, 10, 10]),
+        (10, 30, [0, 0, 0]),
+        (100, 0, [100, 200, 200]),
+        (1000, 2000, [0, 0, 0]),
+    ],
+)
+def test_it_grows_by_what_has_run_up_to_a_limit(concurrency, prefetch, expected):
+    rows = grown(concurrency, prefetch)
+    assert rows[:3] == expected
+    assert len(set(rows[2:])) == 1
+
+
+def test_a_step_that_waits_or_takes_long_ends_it():
+    one = Ahead(limits(10))
+    one.picked(10, 0.0)
+    one.ran(0.001)
+    assert one.rows == 10
+    one.picked(20, 1.0)
+    one.waited()
+    assert one.rows == 0
+    one.ran(1.001)
+    assert one.rows == 0, "of what has waited nothing counts"
+    one.picked(1, 2.0)
+    one.ran(2.001)
+    assert one.rows == 1, "it begins small again"
+    one.picked(11, 3.0)
+    assert not one.late(3.0 + ahead.QUICK)
+    assert one.late(3.0 + 2 * ahead.QUICK)
+    one.ran(3.0 + 2 * ahead.QUICK)
+    assert one.rows == 0
+
+
+def test_demand_asks_for_them_when_a_slot_is_free_and_not_before():
+    slots = Slots(limits(2))
+    slots.ahead.rows = 6
+    assert slots.demand(0) == 8
+    assert slots.demand(1) == 7
+    assert slots.demand(2) == 0, "enough for both slots is there already"
+    slots.running, slots.ending = 1, 12
+    assert slots.demand(0) == 1, "8 places and 6 ahead"
+    assert slots.free
+    slots.ending = 13
+    assert not slots.free
+    assert [slots.excess(buffered) for buffered in range(4)] == [-1, 0, 1, 2]
+
+
+async def insert_before(dsn: str, *work: tuple[type[da.Machine], int]) -> list[int]:
+    """So many instances each, before any worker is there."""
+    async with running(dsn, queues={}) as client:
+        found = [await client.engine.client.insert_many(machine, [{}] * count) for machine, count in work]
+    return [number for each in found for number in each if number is not None]
+
+
+async def test_picks_grow_while_steps_end_at_once(durable_dsn, monkeypatch):
+    monkeypatch.setattr(ahead, "QUICK", 60.0)  # however slow the machine is
+    ids = await insert_before(durable_dsn, (simple(), 100))
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        for number in ids:
+            assert (await run.ended(number)).attempt == 0
+        wanted = [event.wanted for event in run.events.all(Picked)]
+    assert wanted[0] == 2
+    assert max(wanted) == 8
+    assert len([event for event in run.events.all(Picked) if event.claimed]) < 30
+
+
+async def test_steps_that_wait_a_little_are_never_claimed_ahead(durable_dsn, monkeypatch):
+    monkeypatch.setattr(ahead, "QUICK", 60.0)
+
+    class Short(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            await trio.lowlevel.checkpoint()
+            return da.Done()
+
+    ids = await insert_before(durable_dsn, (Short, 40))
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        for number in ids:
+            await run.ended(number)
+        assert max(event.wanted for event in run.events.all(Picked)) == 2
+
+
+async def test_what_has_no_slot_goes_back_when_steps_begin_to_wait(durable_dsn, db, monkeypatch):
+    monkeypatch.setattr(ahead, "QUICK", 60.0)
+    gate = Gate()
+    slow = held(gate)
+    ids = await insert_before(durable_dsn, (simple(), 62), (slow, 20))
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        await gate.wait_entered(2)
+        executing = "select count(*) from durable.gen_durable where status = 'executing'"
+        await until(lambda: db.execute(executing) == [(2,)])
+        assert gate.entered == 2
+        assert max(event.wanted for event in run.events.all(Picked)) == 8
+        assert run.engine._node.feeders["default"].claimed.slots.ahead.rows == 0
+        gate.open()
+        for number in ids:
+            row = await run.ended(number)
+            assert (row.status, row.attempt) == ("done", 0)
+    assert gate.entered == 20, "each of them once"
+
+
+async def test_what_has_no_slot_goes_back_when_steps_take_long(durable_dsn, monkeypatch):
+    """They wait for nothing, and let nobody else run: other workers may have nothing to do."""
+    monkeypatch.setattr(ahead, "QUICK", 60.0)
+    back: list[int] = []
+    real = Claimed._give_back
+
+    def give_back(self, held, **how):
+        back.append(held.claim.id)
+        real(self, held, **how)
+
+    monkeypatch.setattr(Claimed, "_give_back", give_back)
+    ran: list[int] = []
+
+    class Long(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            ran.append(ctx.id)
+            if len(run.engine._node.feeders["default"].claimed) >= 4:
+                monkeypatch.setattr(ahead, "QUICK", 0.0)
+            time.sleep(0.003)
+            return da.Done()
+
+    ids = await insert_before(durable_dsn, (simple(), 62), (Long, 40))
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        for number in ids:
+            row = await run.ended(number)
+            assert (row.status, row.attempt) == ("done", 0)
+        assert run.engine._node.feeders["default"].claimed.slots.ahead.rows == 0
+    assert back
+    assert set(back) <= set(ids[62:])
+    assert sorted(ran) == ids[62:], "each of them once"
