@@ -42,9 +42,12 @@ class PickCursor:
         self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
         self._reset_at = 0.0
         self._full = False
+        self.hinted = False
+        """Somebody has told of rows since the last pick."""
 
     def begin(self, now: float, *, limit: int, known: frozenset[str]) -> PickFrom:
         """Where to pick from now."""
+        self.hinted = False
         if now >= self._reset_at:
             self._positions.clear()
         self._full = not self._positions
@@ -95,6 +98,7 @@ class PickCursor:
 
     def hint(self, number: int | None = None, priority: int | None = None) -> None:
         """A row is on offer: by its id, or somewhere in this priority."""
+        self.hinted = True
         if number is not None and len(self._extras) < MAX_EXTRAS:
             self._extras[number] = 0.0
             self._pauses.pop(number, None)

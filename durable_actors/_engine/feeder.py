@@ -102,7 +102,10 @@ class Feeder(Actor[object]):
                 continue
             with trio.move_on_at(wait) as sleep:
                 await self.mailbox.receive()
-            self._polls = sleep.cancelled_caught and self._empty > 0
+            # A slot that has become free tells of no work either, where the last look has seen none.
+            self._polls = (
+                self._empty > 0 if sleep.cancelled_caught else self._nothing and not self.cursor.hinted
+            )
         while True:  # the gate is closed: nothing more to do until this actor is asked to stop
             await self.mailbox.receive()
 

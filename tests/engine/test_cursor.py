@@ -87,7 +87,9 @@ def test_hints():
     cursor = PickCursor()
     cursor.hint(number=12)
     cursor.hint(priority=-3)
+    assert cursor.hinted
     first = begin(cursor, 0.0)
+    assert not cursor.hinted
     assert (list(first.extras), list(first.priorities)) == ([12], [-3, 0])
     assert list(begin(cursor, 0.0).extras) == []  # once
     for number in range(30):

@@ -8,10 +8,12 @@ import time
 import durable_actors as da
 import pytest
 import trio
+import trio.testing
 from durable_actors._engine import feeder, looks, step_task
 from durable_actors._engine.looks import EVERY, Looks
+from durable_actors._engine.reaper import Reaper
 from durable_actors.telemetry import Picked, StepCommitted, StepStarted
-from tests.engine.engine_kit import QUIET, running
+from tests.engine.engine_kit import QUIET, Gate, running, until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -96,19 +98,24 @@ async def test_a_step_that_computes_does_not_put_the_next_look_off(durable_dsn, 
     assert long == [False]
 
 
-async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_dsn):
+async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_dsn, monkeypatch):
     """A step that blocks the loop for half a lease would look like a server that does not answer."""
     used: list[int] = []
+
+    async def round_of_nothing(_: object) -> float:
+        return 3600.0
+
+    monkeypatch.setattr(Reaper, "_round", round_of_nothing)  # it uses the lane, too
 
     @da.job
     async def first(args):
         [lane] = [lane for lane in run.engine.connections().lanes if lane.name == "claim"]
         used.append(lane.in_use)
 
-    async with running(durable_dsn, reap_interval=3600) as run:
+    async with running(durable_dsn) as run:
         for _ in range(4):
             await run.run(first, args={})
-    assert used[2:] == [0, 0]  # at the start the reaper is in line
+    assert used == [0, 0, 0, 0]
     kinds = [type(event) for event in run.events.events if isinstance(event, StepStarted | Picked)]
     assert kinds.index(Picked) < kinds.index(StepStarted)
 
@@ -137,3 +144,40 @@ async def test_running_ahead_is_counted_from_the_first_turn(durable_dsn, monkeyp
             await run.events.final(number)
     status = {event.id: event.status for event in run.events.all(StepCommitted) if event.step == "a"}
     assert status == {number: "runnable" if number in computed else "executing" for number in numbers}
+
+
+async def test_a_job_at_rest_costs_one_pick(durable_dsn, monkeypatch):
+    """Its slot is free again, and its outcome settled: both are looked at, which costs a tenth of a pick."""
+    monkeypatch.setattr(looks, "SHAPE_CHEAP", math.inf)
+
+    @da.job
+    async def nothing(args):
+        pass
+
+    async with running(durable_dsn, **QUIET) as run:
+        await run.run(nothing, args={})
+        before = len(run.events.all(Picked))
+        for _ in range(10):
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            await run.run(nothing, args={})
+        picks = run.events.all(Picked)[before:]
+    assert [pick.claimed for pick in picks if pick.claimed] == [1] * 10
+    assert len(picks) < 20  # ten, unless a look of the last job's finds the next one before it is told of
+
+
+async def test_rows_of_others_are_found_when_a_slot_becomes_free(durable_dsn, db):
+    """Nobody has told of them, and the last look saw nothing."""
+    gate = Gate()
+
+    @da.job(queue="one", name="long")
+    async def wait(args):
+        await gate.wait()
+
+    async with running(durable_dsn, queues={"one": 2}, **QUIET) as run:
+        first = await run.insert(wait, args={})
+        await gate.wait_entered()
+        await until(lambda: run.engine._node.feeders["one"]._nothing)
+        numbers = [db.insert(fsm="long", step="perform", queue="one") for _ in range(3)]
+        gate.open()
+        for number in (first, *numbers):
+            assert (await run.ended(number)).status == "done"
