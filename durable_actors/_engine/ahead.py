@@ -20,32 +20,40 @@ ENOUGH: Final = 200
 """Rows: a larger batch buys nothing."""
 
 
+def most_ahead(limits: QueueLimits) -> int:
+    """Rows that a queue may claim beyond its slots and its `prefetch`."""
+    return max(min(MOST * limits.concurrency, ENOUGH) - limits.prefetch, 0)
+
+
 class Ahead:
-    """How many, for one queue. Grows with each pick that has run at once, by as many rows as that had."""
+    """How many, for one queue. Grows whenever all that was claimed has run at once, by as many rows as that were."""
 
     __slots__ = ("_claimed", "_most", "_since", "rows")
 
     def __init__(self, limits: QueueLimits) -> None:
-        self._most = max(min(MOST * limits.concurrency, ENOUGH) - limits.prefetch, 0)
+        self._most = most_ahead(limits)
         self._claimed = 0
         self._since = 0.0
         self.rows = 0
         """To claim beyond the free slots."""
 
+    @property
+    def until(self) -> float:
+        """When all that was claimed must have run."""
+        return self._since + QUICK
+
     def picked(self, count: int, now: float) -> None:
         """So many rows were claimed."""
-        self._claimed, self._since = count, now
+        if not self._claimed:
+            self._since = now
+        self._claimed += count
 
     def ran(self, now: float) -> None:
-        """What was claimed has run, but for as many as have a slot; none of it has waited."""
+        """All that was claimed has run."""
         if self._claimed:
-            self.rows = 0 if self.late(now) else min(self.rows + self._claimed, self._most)
+            self.rows = 0 if now > self.until else min(self.rows + self._claimed, self._most)
             self._claimed = 0
 
     def waited(self) -> None:
-        """A step waits for something: so may the others."""
+        """A step waits for something, or takes long: so may the others."""
         self.rows = self._claimed = 0
-
-    def late(self, now: float) -> bool:
-        """Whether what was claimed takes too long."""
-        return now - self._since > QUICK

@@ -6,6 +6,7 @@ scheduler between them; the first that waits lets two others begin, each of whic
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 
@@ -36,7 +37,8 @@ class Claimed:
         self._commits = commits
         self._keys = keys
         self._buffer: deque[Held] = deque()
-        self._over = False  # more is claimed than has a slot, or a place to wait for one
+        self.over = False
+        """Some of it was claimed ahead, and has had no slot yet."""
         self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
         self.slots = Slots(limits)
 
@@ -50,21 +52,30 @@ class Claimed:
 
     def add(self, claims: list[Claim]) -> None:
         """These are claimed: from here on they are kept alive. What is more urgent goes first."""
-        waiting = len(self._buffer)
+        waiting, now = len(self._buffer), trio.current_time()
+        self._note_all_ran(now)
+        self.slots.ahead.picked(len(claims), now)
         self._buffer.extend(self._node.leases.hold(claim) for claim in claims)
-        self.slots.ahead.picked(len(claims), trio.current_time())
-        self._over = self.slots.excess(len(self._buffer)) > 0
+        self.over = self.slots.excess(len(self._buffer)) > 0
         if waiting and claims:
             self._buffer = deque(sorted(self._buffer, key=_urgency))
 
     def demand(self) -> int:
-        """How many rows to ask for now."""
+        """How many rows to ask for now. Called by the feeder, which then has no key to wait for."""
         slots, now = self.slots, trio.current_time()
-        if slots.demand(len(self._buffer)):
-            slots.ahead.ran(now)
-        elif self._over and slots.ahead.late(now):
+        if self.over and (slots.full(self._eager) or now > slots.ahead.until):
             self._give_back_excess()
+        self._note_all_ran(now)
         return slots.demand(len(self._buffer))
+
+    @property
+    def until(self) -> float:
+        """When the feeder must see to its claims again, whatever else happens."""
+        return self.slots.ahead.until if self.over else math.inf
+
+    def _note_all_ran(self, now: float) -> None:
+        if not self._buffer and not self._eager:  # what has waited is told already
+            self.slots.ahead.ran(now)
 
     def recount(self) -> None:
         """Steps that the last incarnation of the feeder started still run, and what it left is on its way."""
@@ -123,8 +134,8 @@ class Claimed:
         if self._buffer and self._pool.free and self._start_next() and self._pool.free:
             self._start_next()
         self.slots.ahead.waited()
-        if self._over and not self.slots.free:
-            self._give_back_excess()
+        if self.over and self.slots.full(self._eager):
+            self._node.wakes[self._queue].cast(None)  # what has no slot goes back
 
     def ended(self, held: Held, *, stays: bool) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed.
@@ -164,11 +175,16 @@ class Claimed:
     # -- giving back
 
     def _give_back_excess(self) -> None:
-        """Steps take longer than was thought: what was claimed ahead goes back, for whoever has a slot."""
-        self.slots.ahead.waited()
-        for _ in range(self.slots.excess(len(self._buffer))):
-            self._give_back(self._buffer.pop())
-        self._over = False
+        """What was claimed ahead and has no slot goes back, for whoever has one; the most urgent first.
+
+        By the feeder alone: it may be waiting for the keys of some of these.
+        """
+        count = self.slots.excess(len(self._buffer))
+        if count > 0:
+            self.slots.ahead.waited()
+            for held in [self._buffer.pop() for _ in range(count)][::-1]:
+                self._give_back(held)
+        self.over = False
 
     def without_key(self) -> list[Held]:
         """Claims that lack their key: picked just now or before a failure, or it went with its session."""

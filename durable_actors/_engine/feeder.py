@@ -94,7 +94,7 @@ class Feeder(Actor[object]):
             self.claimed.start()
             wanted = min(self.claimed.demand(), MAX_PICK)
             self._tell_saturation(wanted)
-            wait = math.inf if not wanted else await self._refill(wanted)
+            wait = self.claimed.until if not wanted else min(await self._refill(wanted), self.claimed.until)
             if wait <= trio.current_time() and not self.mailbox.stopping:
                 # What has begun takes its turn. To be cancelled in a receive would cost ten times that.
                 await trio.lowlevel.checkpoint()
@@ -244,7 +244,7 @@ class Feeder(Actor[object]):
     def _tell_saturation(self, wanted: int) -> None:
         most = self._limits.concurrency + self._limits.prefetch
         running, buffered = self.claimed.slots.running, len(self.claimed)
-        full = not wanted and running + buffered >= most
+        full = not wanted and running + buffered >= most and not self.claimed.over
         if full and not self._saturated and self._node.telemetry.active:
             self._node.telemetry.emit(QueueSaturated(queue=self._queue, running=running, buffered=buffered))
         self._saturated = full

@@ -1,15 +1,15 @@
 """The slots of one queue: how many steps run, and how many have run and wait for their commit. Plain counting.
 
 A step whose code has ended is in nobody's way: the next one runs while it is committed, so that the worker and Postgres
-are busy at the same time. At most three times as many wait as may run: with as many, ten slots stood still for a
-third of the time, until the commit of the second ten was under way.
+are busy at the same time. At most three times as many wait as may run (six times while rows are claimed ahead): with as
+many, ten slots stood still for a third of the time, until the commit of the second ten was under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from durable_actors._engine.ahead import Ahead
+from durable_actors._engine.ahead import Ahead, most_ahead
 from durable_actors._engine.demand import QueueLimits, demand
 from durable_actors._engine.leases import Held
 
@@ -17,6 +17,11 @@ from durable_actors._engine.leases import Held
 def places(limits: QueueLimits) -> int:
     """Claims that a queue may have in hand at a time, beside those that are prefetched."""
     return 4 * limits.concurrency
+
+
+def most_in_hand(limits: QueueLimits) -> int:
+    """Steps of a queue that run or wait for their commit, at the most: while rows are claimed ahead."""
+    return places(limits) + most_ahead(limits)
 
 
 class Slots:
@@ -50,6 +55,10 @@ class Slots:
             self.running < limits.concurrency
             and self.running + self.ending < places(limits) + self.ahead.rows
         )
+
+    def full(self, eager: int) -> bool:
+        """Whether as many steps wait for something as may run; so many of those that run have not waited yet."""
+        return self.running - eager >= self._limits.concurrency
 
     @property
     def may_resume(self) -> bool:

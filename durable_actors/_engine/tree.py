@@ -24,7 +24,7 @@ from durable_actors._engine.keeper import Keeper, Keys
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.reaper import Reaper
-from durable_actors._engine.slots import places
+from durable_actors._engine.slots import most_in_hand
 from durable_actors._engine.step_task import StepTasks
 from durable_actors.otp import (
     ActorChild,
@@ -57,7 +57,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     flush: Address[object] = Address("flusher", capacity=1)
     lock: Address[object] = Address("keeper", capacity=1)
     commits, keys = Commits(flush), Keys(lock)
-    slots = sum(places(limits) for limits in queues.values())
+    slots = sum(most_in_hand(limits) for limits in queues.values())
     pool = None if not slots else Pool(
         "steps",
         slots=slots,

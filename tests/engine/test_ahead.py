@@ -7,14 +7,15 @@ import time
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import ahead
+from durable_actors._engine import ahead, flusher
 from durable_actors._engine.ahead import Ahead
 from durable_actors._engine.claimed import Claimed
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.slots import Slots
 from durable_actors.telemetry import Picked
-from tests.engine.engine_kit import Gate, running, until
+from tests.engine.engine_kit import QUIET, Gate, running, until
 from tests.engine.test_feeder import held, simple
+from tests.engine.test_refusals import TRIGGER
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -64,10 +65,12 @@ def test_a_step_that_waits_or_takes_long_ends_it():
     one.ran(2.001)
     assert one.rows == 1, "it begins small again"
     one.picked(11, 3.0)
-    assert not one.late(3.0 + ahead.QUICK)
-    assert one.late(3.0 + 2 * ahead.QUICK)
+    one.picked(5, 3.001)
+    assert one.until == 3.0 + ahead.QUICK, "from the first of what has not run"
     one.ran(3.0 + 2 * ahead.QUICK)
     assert one.rows == 0
+    one.ran(3.0 + 2 * ahead.QUICK)
+    assert one.rows == 0, "nothing was claimed"
 
 
 def test_demand_asks_for_them_when_a_slot_is_free_and_not_before():
@@ -81,6 +84,10 @@ def test_demand_asks_for_them_when_a_slot_is_free_and_not_before():
     assert slots.free
     slots.ending = 13
     assert not slots.free
+    assert [slots.full(0), slots.full(1)] == [False, False]
+    slots.running = 2
+    assert [slots.full(0), slots.full(1)] == [True, False], "one of them may end without waiting"
+    slots.running = 1
     assert [slots.excess(buffered) for buffered in range(4)] == [-1, 0, 1, 2]
 
 
@@ -103,20 +110,55 @@ async def test_picks_grow_while_steps_end_at_once(durable_dsn, monkeypatch):
     assert len([event for event in run.events.all(Picked) if event.claimed]) < 30
 
 
-async def test_steps_that_wait_a_little_are_never_claimed_ahead(durable_dsn, monkeypatch):
+@pytest.fixture
+def back(monkeypatch) -> list[int]:
+    """The instances that were claimed and given back."""
+    found: list[int] = []
+    real = Claimed._give_back
+
+    def give_back(self, held, **how):
+        found.append(held.claim.id)
+        real(self, held, **how)
+
+    monkeypatch.setattr(Claimed, "_give_back", give_back)
+    return found
+
+
+async def test_steps_that_wait_a_little_are_never_claimed_ahead(durable_dsn, monkeypatch, back):
     monkeypatch.setattr(ahead, "QUICK", 60.0)
+    rows: set[int] = set()
 
     class Short(da.Machine):
         @da.step
         async def start(self, ctx):
             await trio.lowlevel.checkpoint()
+            rows.add(run.engine._node.feeders["default"].claimed.slots.ahead.rows)
             return da.Done()
 
     ids = await insert_before(durable_dsn, (Short, 40))
     async with running(durable_dsn, queues={"default": 2}) as run:
         for number in ids:
             await run.ended(number)
-        assert max(event.wanted for event in run.events.all(Picked)) == 2
+    assert rows == {0}
+    assert back == []
+
+
+async def test_rows_in_prefetch_are_no_sign_of_quick_steps(durable_dsn):
+    """All slots are taken, and rows trickle in: nothing of them has run, so no more is claimed than there is room."""
+    gate = Gate()
+    slow = held(gate)
+    async with running(durable_dsn, queues={"default": da.Queue(2, prefetch=4)}, **QUIET) as run:
+        claimed = run.engine._node.feeders["default"].claimed
+        for _ in range(2):
+            await run.insert(slow)
+        await gate.wait_entered(2)
+        for _ in range(3):
+            await run.insert(slow)
+        await run.engine.client.insert_many(slow, [{}] * 20)
+        await until(lambda: len(claimed) == 4)
+        assert claimed.slots.ahead.rows == 0
+        assert not claimed.over
+        gate.open()
 
 
 async def test_what_has_no_slot_goes_back_when_steps_begin_to_wait(durable_dsn, db, monkeypatch):
@@ -138,17 +180,9 @@ async def test_what_has_no_slot_goes_back_when_steps_begin_to_wait(durable_dsn, 
     assert gate.entered == 20, "each of them once"
 
 
-async def test_what_has_no_slot_goes_back_when_steps_take_long(durable_dsn, monkeypatch):
+async def test_what_has_no_slot_goes_back_when_steps_take_long(durable_dsn, monkeypatch, back):
     """They wait for nothing, and let nobody else run: other workers may have nothing to do."""
     monkeypatch.setattr(ahead, "QUICK", 60.0)
-    back: list[int] = []
-    real = Claimed._give_back
-
-    def give_back(self, held, **how):
-        back.append(held.claim.id)
-        real(self, held, **how)
-
-    monkeypatch.setattr(Claimed, "_give_back", give_back)
     ran: list[int] = []
 
     class Long(da.Machine):
@@ -169,3 +203,112 @@ async def test_what_has_no_slot_goes_back_when_steps_take_long(durable_dsn, monk
     assert back
     assert set(back) <= set(ids[62:])
     assert sorted(ran) == ids[62:], "each of them once"
+
+
+async def test_what_goes_back_comes_again_in_its_order(durable_dsn, monkeypatch, back):
+    monkeypatch.setattr(ahead, "QUICK", 60.0)
+    order: list[str] = []
+
+    class Mixed(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            if name := ctx.state.get("name"):
+                order.append(name)
+                await trio.sleep(0.01)
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": 1}) as run:
+        quick = await run.engine.client.insert_many(Mixed, [{}] * 40)
+        for number in quick:
+            assert number is not None
+            await run.ended(number)
+        await until(lambda: run.engine._node.feeders["default"].claimed.slots.ahead.rows == 3)
+        options = [{"state": {"name": name}, "priority": n} for n, name in enumerate("WABC")]
+        await run.engine.client.insert_many(Mixed, options)
+        await until(lambda: len(order) == 4)
+    assert order == ["W", "A", "B", "C"]
+    assert back
+
+
+@pytest.mark.parametrize("busy", ["for a moment", "for long"])
+async def test_a_key_that_is_being_taken_is_not_lost_with_its_row(durable_dsn, db, monkeypatch, busy):
+    """Its row was claimed ahead; while the feeder waits for the key, steps begin to wait and take every slot."""
+    monkeypatch.setattr(ahead, "QUICK", 60.0)
+    asked, taken = trio.Event(), trio.Event()
+    tries = 0
+    first, second = Gate(), Gate()
+    early, quick = held(first, "early"), simple()
+    held(second, "late")
+    async with running(durable_dsn, queues={"default": 3}, reap_interval=0.5) as run:
+        node = run.engine._node
+        feeder = node.feeders["default"]
+        await run.insert(early)
+        await first.wait_entered()
+        for number in await run.engine.client.insert_many(quick, [{}] * 60):
+            assert number is not None
+            await run.ended(number)
+        real = feeder._keys.take
+
+        async def take(claims):
+            nonlocal tries
+            asked.set()
+            tries += 1
+            if tries == 1:
+                await taken.wait()
+                if busy == "for long":
+                    return set()
+            return await real(claims)
+
+        monkeypatch.setattr(feeder._keys, "take", take)
+        numbers = db.execute(
+            "insert into durable.gen_durable (fsm, step, partition_key) values ('late', 'start', null),"
+            " ('late', 'start', null), ('late', 'start', null), ('simple', 'start', 'k') returning id"
+        )
+        await asked.wait()
+        first.open()
+        await second.wait_entered(3)
+        taken.set()
+        second.open()
+        for (number,) in numbers:
+            assert (await run.ended(number)).status == "done"
+        assert node.feeders["default"] is feeder, "it has not crashed"
+        await until(lambda: not feeder._keys.table._owners)
+
+
+async def test_refused_outcomes_of_rows_claimed_ahead_are_handled_once(durable_dsn, db, monkeypatch):
+    """Seven times as many as may run are in hand: there is a task for the `handle` of each."""
+    monkeypatch.setattr(ahead, "QUICK", 60.0)
+    real, gate = flusher.commit_outcomes, trio.Event()
+
+    async def late(*args, **options):
+        await gate.wait()
+        return await real(*args, **options)
+
+    ran: list[int] = []
+
+    class Bad(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            ran.append(ctx.id)
+            return da.Done("bad")
+
+        async def handle(self, error, ctx):
+            return da.Stop(error)
+
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        slots = run.engine._node.feeders["default"].claimed.slots
+        for number in await run.engine.client.insert_many(simple(), [{}] * 40):
+            assert number is not None
+            await run.ended(number)
+        await until(lambda: slots.ahead.rows == 6 and not slots.ending)
+        db.execute(TRIGGER)
+        db.execute("insert into rule values ('P0001')")
+        monkeypatch.setattr(flusher, "commit_outcomes", late)
+        ids = await run.engine.client.insert_many(Bad, [{}] * 14)
+        await until(lambda: slots.ending == 14)
+        gate.set()
+        for number in ids:
+            assert number is not None
+            row = await run.ended(number)
+            assert (row.status, row.attempt) == ("failed", 0)
+    assert len(ran) == 14, "each of them once"
