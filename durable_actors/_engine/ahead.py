@@ -42,6 +42,10 @@ class Ahead:
         """When all that was claimed must have run."""
         return self._since + QUICK
 
+    def late(self, now: float) -> bool:
+        """Whether that is now or was before: a feeder that has slept until then has something to do."""
+        return now >= self.until
+
     def picked(self, count: int, now: float) -> None:
         """So many rows were claimed."""
         if not self._claimed:
@@ -51,7 +55,7 @@ class Ahead:
     def ran(self, now: float) -> None:
         """All that was claimed has run."""
         if self._claimed:
-            self.rows = 0 if now > self.until else min(self.rows + self._claimed, self._most)
+            self.rows = 0 if self.late(now) else min(self.rows + self._claimed, self._most)
             self._claimed = 0
 
     def waited(self) -> None:

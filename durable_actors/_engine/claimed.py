@@ -63,7 +63,7 @@ class Claimed:
     def demand(self) -> int:
         """How many rows to ask for now. Called by the feeder, which then has no key to wait for."""
         slots, now = self.slots, trio.current_time()
-        if self.over and (slots.full(self._eager) or now > slots.ahead.until):
+        if self.over and (slots.full(self._eager) or slots.ahead.late(now)):
             self._give_back_excess()
         self._note_all_ran(now)
         return slots.demand(len(self._buffer))

@@ -62,9 +62,8 @@ class Flusher(Actor[object]):
         self._ending = False
         self._most = MAX_BATCH
         self._tries = 0
-        self._late: list[
-            Entry
-        ] = []  # at a stop: refused in this turn, tried again when the others had theirs
+        # At a stop: refused in this turn, tried again when the others had theirs.
+        self._late: list[Entry] = []
 
     async def run(self) -> None:
         """Flush whatever is queued; sleep when nothing is."""

@@ -67,6 +67,9 @@ def test_a_step_that_waits_or_takes_long_ends_it():
     one.picked(11, 3.0)
     one.picked(5, 3.001)
     assert one.until == 3.0 + ahead.QUICK, "from the first of what has not run"
+    assert one.late(one.until), (
+        "else a feeder that sleeps until then would wake for nothing, for ever on a mock clock"
+    )
     one.ran(3.0 + 2 * ahead.QUICK)
     assert one.rows == 0
     one.ran(3.0 + 2 * ahead.QUICK)
