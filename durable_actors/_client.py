@@ -65,11 +65,21 @@ SignalOutcome = Literal["sent", "duplicate", "no_target"]
 class Poke(Protocol):
     """A hint that work may be there."""
 
-    def __call__(self, queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
-        """Somewhere in this queue: by instance, by priority."""
+    def __call__(
+        self,
+        queue: str,
+        /,
+        *,
+        number: int | None = None,
+        priority: int | None = None,
+        plain: bool = False,
+    ) -> None:
+        """Somewhere in this queue: by instance, by priority. `plain`: it is new, due and has no key."""
 
 
-def _no_poke(queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
+def _no_poke(
+    queue: str, /, *, number: int | None = None, priority: int | None = None, plain: bool = False
+) -> None:
     """No engine runs here; its feeders poll."""
 
 
@@ -108,6 +118,9 @@ class Client:
     def _poke_inserted(self, plans: list[InsertPlan], ids: list[int | None]) -> None:
         """Future rows, too: the feeder must learn when its next one is due."""
         new = [(plan, number) for plan, number in zip(plans, ids, strict=True) if number is not None]
+        if len(new) == 1 and (plan := new[0][0]).plain:
+            self.poke(plan.queue, number=new[0][1], priority=plan.priority, plain=True)
+            return
         for queue, priority in {(plan.queue, plan.priority) for plan, _ in new}:
             self.poke(queue, priority=priority)
         # With a date in the past it lies before the feeder's cursor: found at once by its id, or later by a full scan.

@@ -26,6 +26,9 @@ LOOK_MAX: Final = 0.1
 MAX_EXTRAS: Final = 10_000
 """Rows to remember by id. Those of a queue that is full for long are found by a full scan anyway."""
 
+MAX_TOLD: Final = 100
+"""Rows to remember that were inserted here. Others are found by a pick, as all are in a queue that is not at rest."""
+
 _HEAD: Final = ("-infinity", -(2**63))
 """Before every row, also those that a hand gave an id below 1."""
 
@@ -40,14 +43,23 @@ class PickCursor:
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
         self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
+        self._told: list[int] = []
         self._reset_at = 0.0
         self._full = False
         self.hinted = False
         """Somebody has told of rows since the last pick."""
 
-    def begin(self, now: float, *, limit: int, known: frozenset[str]) -> PickFrom:
-        """Where to pick from now."""
+    def begin(self, now: float, *, limit: int, known: frozenset[str], nothing: bool = False) -> PickFrom:
+        """Where to pick from now. `nothing`: no row was on offer at the last look.
+
+        Then those that were inserted here since are claimed by their ids, as long as a place stays free: somebody
+        else's may be more urgent, and is seen by the look that follows.
+        """
         self.hinted = False
+        told, self._told = self._told, []
+        if nothing and 0 < len(told) < limit and not any(at <= now for at in self._extras.values()):
+            self._looked = told
+            return PickFrom((), (), (), told=told)
         if now >= self._reset_at:
             self._positions.clear()
         self._full = not self._positions
@@ -74,6 +86,11 @@ class PickCursor:
         """The queue has no row on offer: the next pick begins at the head, and misses nothing."""
         self._positions.clear()
 
+    def missed(self, picked: Picked) -> None:
+        """After a pick of rows by their ids: the next one looks at those that it did not claim."""
+        claimed = {claim.id for claim in picked.claims}
+        self._extras.update((number, 0.0) for number in self._looked if number not in claimed)
+
     def advance(self, picked: Picked, *, now: float, took: float) -> None:
         """Learn from a pick that took so many seconds."""
         for priority, position in picked.positions.items():
@@ -96,10 +113,13 @@ class PickCursor:
         self._shelved = shape.shelved
         return missed
 
-    def hint(self, number: int | None = None, priority: int | None = None) -> None:
-        """A row is on offer: by its id, or somewhere in this priority."""
+    def hint(self, number: int | None = None, priority: int | None = None, *, plain: bool = False) -> None:
+        """A row is on offer: by its id, or somewhere in this priority. `plain`: it is new, due and has no key."""
         self.hinted = True
-        if number is not None and len(self._extras) < MAX_EXTRAS:
+        if number is not None and plain:
+            if len(self._told) < MAX_TOLD:
+                self._told.append(number)
+        elif number is not None and len(self._extras) < MAX_EXTRAS:
             self._extras[number] = 0.0
             self._pauses.pop(number, None)
         if priority is not None:

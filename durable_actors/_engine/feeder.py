@@ -160,7 +160,7 @@ class Feeder(Actor[object]):
             looked = self._polls and await self._look(conn)
             if node.draining or (looked and self._nothing):  # a drain may have begun while this waited
                 return Picked([], [], {}), False
-            begin = self.cursor.begin(began, limit=wanted, known=node.known.names)
+            begin = self.cursor.begin(began, limit=wanted, known=node.known.names, nothing=self._nothing)
             asked = trio.current_time()
             known = node.known.array
             picked = await pick_instances(
@@ -168,7 +168,13 @@ class Feeder(Actor[object]):
             )
             self.claimed.add(picked.claims)  # from here on they are kept alive, whatever happens to this task
             now = trio.current_time()
-            self.cursor.advance(picked, now=now, took=now - asked)
+            if begin.told:
+                self.cursor.missed(picked)
+                self._missed = True  # somebody else's rows, unless the look that follows sees none
+            else:
+                self.cursor.advance(picked, now=now, took=now - asked)
+            if begin.told or picked.window >= wanted:
+                self._nothing = False  # until the next look
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=wanted, seconds=now - asked))
         return picked, self.looks.wanted(now, short=picked.window < wanted) and not looked
@@ -180,7 +186,8 @@ class Feeder(Actor[object]):
             await trio.lowlevel.checkpoint()  # after one of them this task may still be the first of its turn
         began = trio.current_time()
         async with self._node.pool.acquire(self._node.lane("claim")) as conn:
-            self._missed = await self._learn(conn)
+            missed = await self._learn(conn)
+            self._missed = missed or (self._missed and not self._nothing)
         self.looks.took(began, trio.current_time() - began, alone=alone)
 
     async def _release_strays(self, conn: PgConn) -> None:

@@ -151,11 +151,19 @@ class Node:
         """The name of the lane that a role uses."""
         return self.roles[role].name
 
-    def poke(self, queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
+    def poke(
+        self,
+        queue: str,
+        /,
+        *,
+        number: int | None = None,
+        priority: int | None = None,
+        plain: bool = False,
+    ) -> None:
         """Hint that work may be there, after it was committed. Coalesced; polling is the floor."""
         feeder = self.feeders.get(queue)
         if feeder is not None:
-            feeder.cursor.hint(number, priority)
+            feeder.cursor.hint(number, priority, plain=plain)
             self.wakes[queue].cast(None)
 
     def expect_deadline(self, queue: str) -> None:

@@ -39,6 +39,11 @@ class InsertPlan:
     """Seconds from the database's now, when there is no instant."""
     on_duplicate: Literal["raise", "return"] | None
 
+    @property
+    def plain(self) -> bool:
+        """Due at once, and it has no key for which it might have to wait."""
+        return self.partition_key is None and self.eligible_at is None and not self.delay
+
 
 def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
     """Return the row for these options; raise `ConfigError` for a bad option and `StateError` for a bad state."""

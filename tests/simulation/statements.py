@@ -97,15 +97,29 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     for row in chosen:
         what = verdicts[row.id] if row.machine in known else "s"
         if what == "c":
-            new = tx.write(row, "claim")
-            new.status, new.hold, new.locked_by = "executing", 0, (params[2] or b"").decode()
-            new.claim_id, new.lease = scene.new_claim(), tx.now + round(float(params[3] or 0) * SECOND)
-            out.append(_claimed(new))
+            out.append(_claim(scene, tx, row, params))
             continue
         if what != "l":
             tx.write(row, "hold").hold = 1 if what == "h" else 2
         out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 13))
     return out
+
+
+@meaning
+def pick_instances_told(scene: Scene, tx: Tx, params: Params) -> Rows:
+    queue, told = (params[0] or b"").decode(), set(lit.ints(params[1]))
+    known = set(lit.texts(params[4]))
+    offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
+    mine = [row for row in offered if row.partition_key is None and row.machine in known]
+    return [_claim(scene, tx, row, params) for row in mine]
+
+
+def _claim(scene: Scene, tx: Tx, row: Row, params: Params) -> tuple[object, ...]:
+    """Claim it for the owner of $3, for $4 seconds."""
+    new = tx.write(row, "claim")
+    new.status, new.hold, new.locked_by = "executing", 0, (params[2] or b"").decode()
+    new.claim_id, new.lease = scene.new_claim(), tx.now + round(float(params[3] or 0) * SECOND)
+    return _claimed(new)
 
 
 def _claimed(row: Row) -> tuple[object, ...]:

@@ -156,7 +156,11 @@ class Pair:
     async def pick(self) -> None:
         owner = Owner(SCHEMA, self.random.choice("ab"), b"hash", 6000.0)
         options = {"queue": "default", "limit": self.random.randint(1, 4), "known": b"{m/1}", "now": 0.0}
-        ours, theirs = await self.both(claims.pick_instances, owner, begin=HEAD, **options)
+        begin = HEAD
+        if self.random.random() < 0.3 and self.server.tables.rows:
+            ids = sorted(self.server.tables.rows)
+            begin = claims.PickFrom((), (), (), told=self.random.sample(ids, min(3, len(ids))))
+        ours, theirs = await self.both(claims.pick_instances, owner, begin=begin, **options)
 
         def shown(picked: Any) -> Any:
             rows = [attrs.evolve(each, claim_id="") for each in picked.claims]

@@ -233,6 +233,21 @@ def test_a_pick_grows_with_its_batch_alone(big: psycopg.Connection):
     assert many < 60 * one
 
 
+def test_a_pick_by_ids_reads_those_rows_alone(big: psycopg.Connection):
+    ids = [
+        number
+        for (number,) in big.execute(
+            "select id from durable.gen_durable where queue = 'small' and status = 'runnable' order by id limit 5"
+        ).fetchall()
+    ]
+    begin = PickFrom((), (), (), told=ids)
+    found = measure(big, sent(pick, queue="small", limit=BATCH, begin=begin))
+    found.assert_no_seq_scan("gen_durable")
+    found.assert_uses("gen_durable_pkey")
+    assert claimed(found) == len(ids)
+    assert found.buffers < 40 * len(ids)
+
+
 def test_an_empty_pick_costs_a_handful_of_pages(big: psycopg.Connection):
     priorities = PickFrom(range(10), ["-infinity"] * 10, [0] * 10)
     empty = measure_pick(big, "no such queue", begin=priorities)

@@ -1,0 +1,26 @@
+-- pick_instances_told: claim instances by their ids: rows without a key that this very process has inserted. Never waits.
+-- params   $1 queue text · $2 ids bigint[] · $3 owner text · $4 lease seconds float8 · $5 known machines text[] ("fsm/version")
+--          $6 token hash bytea
+-- returns  per claimed row what pick_instances returns, in no order. A row that is not among them is no longer on offer, has a
+--          key after all, or its machine is unknown here: pick_instances knows what to do with it
+-- locks    FOR NO KEY UPDATE SKIP LOCKED on the rows
+-- index    gen_durable_pkey
+-- keeps    I2 one live claim per instance
+-- fence    as in pick_instances, and as there its commit does not wait for the disk
+-- cost     0.4 ms less than pick_instances for one row in a queue at rest, of 2.5 from insert to step: that one sets up
+--          three updates, four ways to find rows and the judgement of keys each time
+with mine as materialized (
+    select g.id, set_config('synchronous_commit', 'off', true)
+      from durable.gen_durable g
+     where g.id = any ($2::bigint[]) and g.status = 'runnable' and g.hold = 0 and g.queue = $1::text
+       and g.eligible_at <= now() and g.partition_key is null and g.fsm || '/' || g.fsm_version = any ($5::text[])
+       for no key update skip locked
+)
+update durable.gen_durable g
+   set status = 'executing', locked_by = $3::text,
+       claim_id = ((select left(replace(gen_random_uuid()::text, '-', ''), 16)) || encode(int8send(g.id), 'hex'))::uuid,
+       claim_token_hash = $6::bytea,
+       lease_expires_at = now() + make_interval(secs => $4::float8), updated_at = now()
+ where g.id = any (array(select m.id from mine m))
+returning g.id, g.priority, g.eligible_at, 'c', g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
+          g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total
