@@ -171,12 +171,19 @@ class Schedule:
         async def main(process: Any) -> None:
             process.book = self.book
             async with pools.open_pool("host=simulated", lanes=[Lane("client", 2)]) as pool:
-                await workload.run_client(
-                    process, Client("client", pool, "client", "durable"), self.plan.items
-                )
+                client = Client("client", pool, "client", "durable")
+                client.poke = self._poke
+                await workload.run_client(process, client, self.plan.items)
 
         self.client = Process(self.world, "client", main)
         self.client.on_end = self._client_ended
+
+    def _poke(self, queue: str, /, **hint: Any) -> None:
+        """Some calls count as made in the process of a node: its feeder is told of them."""
+        node = self.world.random.choice(self.nodes)
+        engine = getattr(node, "engine", None)
+        if engine is not None and self.world.random.random() < 0.5:
+            self.world.after(0.0, partial(node.deliver, partial(engine._node.poke, queue, **hint)))
 
     def _client_ended(self) -> None:
         self.world.log("client", "ended")
