@@ -12,7 +12,7 @@ from contextlib import nullcontext
 
 from tests.simulation.breakages import BREAKAGES
 from tests.simulation.plan import make_plan
-from tests.simulation.run import Report, simulate
+from tests.simulation.run import Report, simulate, simulate_seed
 from tests.simulation.shrink import shrink, told
 
 
@@ -43,17 +43,15 @@ def _one(seed: int, drop: str, broken: str | None) -> int:
     return report.violation is not None
 
 
-def _run(seed: int) -> Report:
-    return simulate(make_plan(seed))
-
-
 def _many(first: int, seconds: float, jobs: int) -> int:
     began, schedules, virtual = time.monotonic(), 0, 0.0
     counts: Counter[str] = Counter()
     failed: Report | None = None
     with multiprocessing.get_context("spawn").Pool(jobs) if jobs > 1 else nullcontext() as pool:
         seeds = itertools.count(first)
-        reports = pool.imap(_run, _until(seeds, began + seconds), 8) if pool else map(_run, seeds)
+        reports = (
+            pool.imap(simulate_seed, _until(seeds, began + seconds), 8) if pool else map(simulate_seed, seeds)
+        )
         for report in reports:
             schedules, virtual = schedules + 1, virtual + report.seconds
             counts.update(report.counts)

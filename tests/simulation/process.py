@@ -29,8 +29,11 @@ class Violation(Exception):
     """An invariant does not hold; `rule` is its name."""
 
     def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule}: {text}")
+        super().__init__(rule, text)  # both: it comes out of another process
         self.rule = rule
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 class World:

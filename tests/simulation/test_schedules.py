@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.simulation.plan import make_plan
+from tests.simulation.process import Violation
 from tests.simulation.run import simulate
 from tests.simulation.shrink import shrink, told
 
@@ -54,3 +56,12 @@ def test_a_seed_repeats_itself_in_the_same_process_and_in_another():
 
 def test_other_seeds_are_other_schedules():
     assert len({simulate(make_plan(seed)).digest for seed in range(3)}) == 3
+
+
+def test_the_command_runs_seeds_in_several_processes():
+    """Its work must be importable there; so must a violation that comes back be picklable."""
+    command = [sys.executable, "-m", "tests.simulation", "--seconds", "1", "--first", "100", "--jobs", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, "schedules in" in done.stdout) == (0, True), done.stdout + done.stderr
+    again = pickle.loads(pickle.dumps(Violation("I2", "two claims")))
+    assert (str(again), again.rule) == ("I2: two claims", "I2")
