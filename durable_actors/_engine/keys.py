@@ -45,13 +45,16 @@ class KeyStatistics:
 class Request:
     """Claims that want their keys, and the task that waits for the answer (None once it has gone)."""
 
-    __slots__ = ("claims", "task")
+    __slots__ = ("claims", "over", "task")
 
     def __init__(self, claims: list[Claim], task: Task) -> None:
         self.claims = claims
         self.task: Task | None = task
+        self.over = False
+        """The keeper is done with it; whoever asked may have gone before."""
 
     def answer(self, granted: set[str]) -> None:
+        self.over = True
         task, self.task = self.task, None
         if task is not None:
             trio.lowlevel.reschedule(task, outcome.Value(granted))
@@ -158,13 +161,15 @@ class Keys:
                 case Answer.BUSY:
                     pass
         if asking:
+            request = Request(asking, trio.lowlevel.current_task())
             with trio.move_on_after(PATIENCE) as scope:
-                granted |= await self._wait(asking)
-            self._silent = scope.cancelled_caught
+                granted |= await self._wait(request)
+            # The answer may have come in this very turn, when it was no longer waited for.
+            self._silent = scope.cancelled_caught and not request.over
         return granted
 
-    async def _wait(self, claims: list[Claim]) -> set[str]:
-        request = Request(claims, trio.lowlevel.current_task())
+    async def _wait(self, request: Request) -> set[str]:
+        claims = request.claims
         self._requests.append(request)
         self._wake.cast(None)
 
@@ -226,6 +231,9 @@ class Keys:
         self._requests.clear()
 
     def _refuse(self, request: Request) -> None:
+        """Withdrawn before it was sent: the keeper was busy with something else, and is no longer."""
+        self._silent = False
+        request.over = True
         for claim in request.claims:
             self.table.answered(key_of(claim), got=False, now=0.0)
 

@@ -10,13 +10,15 @@ from typing import Any
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import key_session
+import trio.testing
+from durable_actors._engine import key_session, keys
 from durable_actors._engine.key_session import KeySession, trust_window
 from durable_actors._engine.keys import PATIENCE
 from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node
 from durable_actors._postgres.connection import PgConn
 from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.otp import Address
 from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Db, Kept, claim, keep, make_node, until
 
@@ -209,6 +211,54 @@ async def test_take_does_not_wait_for_a_session_that_is_silent(db: Db):
         with trio.fail_after(10):  # until the late answer has come: it finds no owner, the key is anybody's
             while await a.keys.take([claim("k", 2)]) != {"k/2"}:
                 await trio.sleep(0.002)
+
+
+async def test_keys_are_taken_again_when_the_keeper_was_busy_with_something_else(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+):
+    """It confirmed its session, slowly. What was wanted was withdrawn: no answer would tell that it is back."""
+    real, entered, goes_on = key_session.check_session, trio.Event(), trio.Event()
+    monkeypatch.setattr(keys, "PATIENCE", 0.05)
+
+    async def slow(*args: Any) -> Any:
+        entered.set()
+        await goes_on.wait()
+        return await real(*args)
+
+    async with keep(db.dsn, lease_ttl=6.0) as a:
+        monkeypatch.setattr(key_session, "check_session", slow)
+        await entered.wait()
+        assert await a.keys.take([claim("k")]) == set()
+        goes_on.set()
+        with trio.fail_after(10):
+            while await a.keys.take([claim("k", 2)]) != {"k/2"}:
+                await trio.sleep(0.002)
+
+
+async def test_an_answer_in_the_turn_in_which_it_is_given_up_ends_the_silence(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+):
+    """The key is there, and the next attempt of the same call finds it."""
+    asked = keys.Keys(Address("keeper", capacity=1))
+    asked.opened()
+    free = keys.KeyTable.free
+
+    def answered_now(table: keys.KeyTable, key: str, owner: str, now: float) -> bool:
+        had = free(table, key, owner, now)
+        asked.answer({key})
+        return had
+
+    monkeypatch.setattr(keys.KeyTable, "free", answered_now)
+    got: list[set[str]] = []
+
+    async def take() -> None:
+        got.append(await asked.take([claim("k")]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(asked.collect()) == 1
+    assert got == [{"k/1"}]
 
 
 async def test_without_postgres_it_starts_and_goes_on_trying(db: Db):

@@ -130,9 +130,10 @@ class Book:
         if owner is None or owner.dead or owner.ended:
             return
         # Alive, and its lease is not over: only its lock, free for long enough, allows this.
-        free = self.server.freed_at.get(f"\2{old.locked_by}")
+        never = round(owner.started_at * SECOND)  # its session was cut off before it had its lock
+        free = self.server.freed_at.get(f"\2{old.locked_by}", never)
         locked = f"\2{old.locked_by}" in self.server.locks
-        if locked or free is None or now - free < (self.dead_after - HAIR) * SECOND:
+        if locked or now - free < (self.dead_after - HAIR) * SECOND:
             self.fail("I2", f"instance {old.id}: {old.claim_id} of {owner.name} was reaped within its lease")
 
     def consumed(self, tx: Tx, letter: Letter) -> None:

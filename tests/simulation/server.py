@@ -82,6 +82,7 @@ class Server:
         self._scene = Scene(broken, self._new_claim, self.locks)
         self._scene.started_at = -3600 * SECOND
         self._waiting: list[tuple[Session, Request]] = []
+        self._trying = False
         self.tables.unlocked = self._retry_soon
 
     def now(self) -> int:
@@ -116,19 +117,28 @@ class Server:
         first = request.began < 0
         if first:
             request.began = self.now()
+        self._trying = True
         try:
             reply = self._run(session, request)
         except Blocked as blocked:
+            self._trying = False  # what it locked and let go again is as it was: nobody need try again
             if first and session.lock_timeout is not None:
                 row = blocked.row
                 self.world.after(session.lock_timeout, lambda: self._time_out(session, request, row))
             self._waiting.append((session, request))
         except NotYet as later:
+            self._trying = False
             self.world.after(later.seconds, lambda: self.receive(session, request))
         except psycopg.Error as exc:
+            self._tried()
             self._answer(session, request, exc)
         else:
+            self._tried()
             self._answer(session, request, reply)
+
+    def _tried(self) -> None:
+        self._trying = False
+        self._retry_soon()
 
     def cancel(self, session: Session, request: Request) -> None:
         """A cancel request: hits a statement that waits or has not begun; the rest is done already."""
@@ -150,7 +160,7 @@ class Server:
             request.reply(reply)
 
     def _retry_soon(self) -> None:
-        if self._waiting:
+        if self._waiting and not self._trying:
             self.world.after(0.0, self._retry)
 
     def _retry(self) -> None:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 REGRESSIONS = {
     4: "an idle feeder on a slow store asked for the shape of its queue hundreds of times a second",
     1319: "a node that came back between a reaper's look and its reap lost claims that it had renewed",
+    5642: "keys that were wanted while the keeper confirmed its session, slowly, were never asked for again",
 }
 """Seeds that found a bug, and what it was. Plans and engine change, so each is a breakage in `test_teeth`, too."""
 
