@@ -69,6 +69,11 @@ class Claimed:
         return slots.demand(len(self._buffer))
 
     @property
+    def room_beside_one(self) -> bool:
+        """Whether one row may be claimed without taking the last slot or the next pick from more urgent ones."""
+        return self.slots.room_beside_one(len(self._buffer))
+
+    @property
     def until(self) -> float:
         """When the feeder must see to its claims again, whatever else happens."""
         return self.slots.ahead.until if self.over else math.inf

@@ -26,9 +26,6 @@ LOOK_MAX: Final = 0.1
 MAX_EXTRAS: Final = 10_000
 """Rows to remember by id. Those of a queue that is full for long are found by a full scan anyway."""
 
-MAX_TOLD: Final = 100
-"""Rows to remember that were inserted here. Others are found by a pick, as all are in a queue that is not at rest."""
-
 _HEAD: Final = ("-infinity", -(2**63))
 """Before every row, also those that a hand gave an id below 1."""
 
@@ -43,23 +40,23 @@ class PickCursor:
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
         self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
-        self._told: list[int] = []
+        self._told: int | None = None  # the only row of which somebody has told since, and it is plain
         self._reset_at = 0.0
         self._full = False
         self.hinted = False
         """Somebody has told of rows since the last pick."""
 
-    def begin(self, now: float, *, limit: int, known: frozenset[str], nothing: bool = False) -> PickFrom:
-        """Where to pick from now. `nothing`: no row was on offer at the last look.
+    def begin(self, now: float, *, limit: int, known: frozenset[str], alone: bool = False) -> PickFrom:
+        """Where to pick from now.
 
-        Then those that were inserted here since are claimed by their ids, as long as a place stays free: somebody
-        else's may be more urgent, and is seen by the look that follows.
+        `alone`: no row was on offer at the last look, and there is room for more than one. Then a plain row of which
+        somebody has told, and of nothing else, is claimed by its id. Others may be there, of another process: they are
+        seen by the look that follows.
         """
-        self.hinted = False
-        told, self._told = self._told, []
-        if nothing and 0 < len(told) < limit and not any(at <= now for at in self._extras.values()):
-            self._looked = told
-            return PickFrom((), (), (), told=told)
+        told, self._told, self.hinted = self._told, None, False
+        if alone and told is not None and not any(at <= now for at in self._extras.values()):
+            self._looked = [told]
+            return PickFrom((), (), (), told=self._looked)
         if now >= self._reset_at:
             self._positions.clear()
         self._full = not self._positions
@@ -115,11 +112,9 @@ class PickCursor:
 
     def hint(self, number: int | None = None, priority: int | None = None, *, plain: bool = False) -> None:
         """A row is on offer: by its id, or somewhere in this priority. `plain`: it is new, due and has no key."""
+        self._told = number if plain and not self.hinted else None
         self.hinted = True
-        if number is not None and plain:
-            if len(self._told) < MAX_TOLD:
-                self._told.append(number)
-        elif number is not None and len(self._extras) < MAX_EXTRAS:
+        if number is not None and not plain and len(self._extras) < MAX_EXTRAS:
             self._extras[number] = 0.0
             self._pauses.pop(number, None)
         if priority is not None:

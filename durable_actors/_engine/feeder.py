@@ -3,7 +3,7 @@
 Owns       the queue's buffer (claimed, not started), its pick cursor, and the demand of its slots.
 Receives   a wake-up: a slot is free, a poke, a row on offer again. Wake-ups coalesce.
 Sends      claims to the queue's pool, rows it cannot start to the flusher for release.
-Writes     pick_instances.sql, read_queue.sql, on the claim lane.
+Writes     pick_instances.sql, pick_instances_told.sql, read_queue.sql, on the claim lane.
 If it dies its buffer goes back (attempt unchanged); running steps are not touched.
 Never      runs user code, commits, or renews.
 """
@@ -125,6 +125,7 @@ class Feeder(Actor[object]):
                 await self._look_again(alone=not begins)
         except TROUBLE as exc:
             self._unsure = self._unsure or isinstance(exc, CommitUnknown)
+            self._nothing = False  # who knows, by now
             return trio.current_time() + self._outage.failed(exc)
         self._outage.over()
         now = trio.current_time()
@@ -160,7 +161,8 @@ class Feeder(Actor[object]):
             looked = self._polls and await self._look(conn)
             if node.draining or (looked and self._nothing):  # a drain may have begun while this waited
                 return Picked([], [], {}), False
-            begin = self.cursor.begin(began, limit=wanted, known=node.known.names, nothing=self._nothing)
+            alone = self._nothing and self.claimed.room_beside_one
+            begin = self.cursor.begin(began, limit=wanted, known=node.known.names, alone=alone)
             asked = trio.current_time()
             known = node.known.array
             picked = await pick_instances(

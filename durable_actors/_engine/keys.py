@@ -19,7 +19,7 @@ RETRIES: Final = (0.005, 0.01, 0.02)
 """Seconds between attempts at a busy key: a node that hands it over commits first and unlocks a moment later."""
 PATIENCE: Final = 1.0
 """Seconds to wait for the keeper's answer; it has one in a round trip, unless the network is stuck. Then nobody waits
-any more until an answer came: the feeder that asks has other work."""
+any more until it is back: the feeder that asks has other work."""
 MAX_BATCH: Final = 1000
 """Keys per statement (1.9 µs each to lock), unless one caller alone brings more."""
 

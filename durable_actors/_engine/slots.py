@@ -78,6 +78,11 @@ class Slots:
         # Too many wait for their commit. When it comes there is more room: a pick is worth its round trip then.
         return 0 if room < min(limits.min_demand, wanted) else room
 
+    def room_beside_one(self, buffered: int) -> bool:
+        """Whether, with one row more, a slot would be free and a pick be worth its round trip."""
+        slot = self.running + buffered + 2 <= self._limits.concurrency
+        return slot and self.demand(buffered + 1) > 0
+
     def excess(self, buffered: int) -> int:
         """How many of so many claimed rows have neither a slot nor a place to wait for one."""
         limits = self._limits

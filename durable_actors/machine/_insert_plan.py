@@ -41,8 +41,9 @@ class InsertPlan:
 
     @property
     def plain(self) -> bool:
-        """Due at once, and it has no key for which it might have to wait."""
-        return self.partition_key is None and self.eligible_at is None and not self.delay
+        """New if it has an id, due at once, and without a key for which it might have to wait."""
+        keyed = self.partition_key is not None or self.on_duplicate == "return"
+        return not keyed and self.eligible_at is None and not self.delay
 
 
 def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:

@@ -235,20 +235,22 @@ async def test_keys_are_taken_again_when_the_keeper_was_busy_with_something_else
                 await trio.sleep(0.002)
 
 
+@pytest.mark.parametrize("sent", [True, False], ids=["answered", "dropped"])
 async def test_an_answer_in_the_turn_in_which_it_is_given_up_ends_the_silence(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object, *, sent: bool
 ):
-    """The key is there, and the next attempt of the same call finds it."""
+    """The key is there, and the next attempt of the same call finds it; nor is it silence to be too late to ask."""
     asked = keys.Keys(Address("keeper", capacity=1))
     asked.opened()
     free = keys.KeyTable.free
 
-    def answered_now(table: keys.KeyTable, key: str, owner: str, now: float) -> bool:
+    def meanwhile(table: keys.KeyTable, key: str, owner: str, now: float) -> bool:
         had = free(table, key, owner, now)
-        asked.answer({key})
+        if asked.collect():
+            asked.answer({key})
         return had
 
-    monkeypatch.setattr(keys.KeyTable, "free", answered_now)
+    monkeypatch.setattr(keys.KeyTable, "free", meanwhile)
     got: list[set[str]] = []
 
     async def take() -> None:
@@ -257,8 +259,9 @@ async def test_an_answer_in_the_turn_in_which_it_is_given_up_ends_the_silence(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take)
         await trio.testing.wait_all_tasks_blocked()
-        assert len(asked.collect()) == 1
-    assert got == [{"k/1"}]
+        assert not sent or len(asked.collect()) == 1
+    assert got == [{"k/1"} if sent else set()]
+    assert not asked._silent
 
 
 async def test_without_postgres_it_starts_and_goes_on_trying(db: Db):

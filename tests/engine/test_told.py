@@ -10,7 +10,9 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine import feeder
-from durable_actors._engine.cursor import MAX_TOLD, PickCursor
+from durable_actors._engine.cursor import PickCursor
+from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.slots import Slots
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import Picked
 from durable_actors.testing.faults import open_proxy
@@ -22,25 +24,28 @@ KNOWN = frozenset({"m/1"})
 INSERT = "insert into durable.gen_durable (fsm, step, state, priority) values ('noted', 'perform', %s, %s)"
 
 
-def begin(cursor: PickCursor, *, limit: int = 10, nothing: bool = True, now: float = 1.0) -> PickFrom:
-    return cursor.begin(now, limit=limit, known=KNOWN, nothing=nothing)
+def begin(cursor: PickCursor, *, alone: bool = True) -> PickFrom:
+    return cursor.begin(1.0, limit=10, known=KNOWN, alone=alone)
 
 
-def cursor_told_of(*ids: int) -> PickCursor:
+def told_of(*hints: dict[str, Any]) -> PickCursor:
     cursor = PickCursor()
-    for number in ids:
-        cursor.hint(number, 0, plain=True)
+    for hint in hints:
+        cursor.hint(**hint)
     return cursor
+
+
+PLAIN: dict[str, Any] = {"number": 7, "priority": 0, "plain": True}
 
 
 # -- the cursor
 
 
-def test_what_it_was_told_of_is_picked_by_id_and_once():
-    cursor = cursor_told_of(7, 8)
+def test_the_only_row_of_which_it_was_told_is_picked_by_its_id_and_once():
+    cursor = told_of(PLAIN)
     assert cursor.hinted
     first = begin(cursor)
-    assert (list(first.told), first.priorities, first.extras) == ([7, 8], (), ())
+    assert (list(first.told), first.priorities, first.extras) == ([7], (), ())
     assert not cursor.hinted
     then = begin(cursor)
     assert not then.told
@@ -48,36 +53,59 @@ def test_what_it_was_told_of_is_picked_by_id_and_once():
 
 
 @pytest.mark.parametrize(
-    ("limit", "nothing"),
-    [(2, True), (1, True), (10, False)],
-    ids=["no place left", "too many", "not at rest"],
+    "other",
+    [{"priority": 0}, {}, {"number": 3}, {"number": 8, "priority": 0, "plain": True}],
+    ids=["a batch", "somewhere", "by its id", "plain, too"],
 )
-def test_otherwise_the_whole_queue_is_picked_from(limit: int, *, nothing: bool):
-    cursor = cursor_told_of(7, 8)
-    found = begin(cursor, limit=limit, nothing=nothing)
+@pytest.mark.parametrize("first", [True, False])
+def test_whoever_was_told_of_more_than_that_picks_from_the_whole_queue(other: dict[str, Any], *, first: bool):
+    """The other one may be more urgent, and was there before."""
+    cursor = told_of(other, PLAIN) if first else told_of(PLAIN, other)
+    found = begin(cursor)
     assert not found.told
     assert list(found.priorities) == [0]
     assert not begin(cursor).told  # that pick has found them, or somebody else has
 
 
-def test_rows_that_are_to_be_looked_at_come_first():
-    cursor = cursor_told_of(7)
-    cursor.hint(3)
-    found = begin(cursor)
-    assert (list(found.told), list(found.extras)) == ([], [3])
+def test_so_does_who_is_not_at_rest():
+    cursor = told_of(PLAIN)
+    assert not begin(cursor, alone=False).told
+    assert not begin(cursor).told
 
 
 def test_what_was_not_claimed_is_looked_at_by_the_next_pick():
-    cursor = cursor_told_of(7, 8)
+    cursor = told_of(PLAIN)
     begin(cursor)
     cursor.missed(Picked([], [], {}))
     assert cursor.next_look(1.0) == 0.0
-    assert list(begin(cursor).extras) == [7, 8]
+    cursor.hint(**(PLAIN | {"number": 8}))
+    found = begin(cursor)  # rows that are to be looked at come first
+    assert (list(found.told), list(found.extras)) == ([], [7])
 
 
-def test_it_remembers_so_many_and_no_more():
-    cursor = cursor_told_of(*range(1, 3 * MAX_TOLD))
-    assert len(begin(cursor, limit=10**6).told) == MAX_TOLD
+@pytest.mark.parametrize(
+    ("concurrency", "prefetch", "min_demand", "running", "room"),
+    [
+        (10, 0, 1, 0, True),
+        (2, 0, 1, 0, True),
+        (1, 0, 1, 0, False),
+        (1, 5, 1, 0, False),
+        (10, 0, 1, 8, True),
+        (10, 0, 1, 9, False),
+        (10, 50, 1, 9, False),
+        (10, 0, 9, 0, True),
+        (10, 0, 10, 0, False),
+    ],
+)
+def test_a_slot_and_a_pick_are_left_for_others(
+    concurrency: int, prefetch: int, min_demand: int, running: int, *, room: bool
+):
+    """However much is claimed ahead: a place in the buffer is no slot."""
+    slots = Slots(QueueLimits(concurrency, prefetch, min_demand, 1.0, 1.0))
+    slots.running = running
+    assert slots.room_beside_one(0) is room
+    slots.ahead.rows = 3 * concurrency
+    assert slots.room_beside_one(0) is room
 
 
 # -- the engine
@@ -108,10 +136,10 @@ def noting(ran: list[Any]) -> Any:
     return noted
 
 
-async def at_rest(run: Any) -> None:
-    """Until the feeder has seen an empty queue, and sleeps."""
+async def at_rest(run: Any, *, empty: bool = True) -> None:
+    """Until the feeder sleeps, having seen an empty queue, or one with rows for later."""
     of = run.engine._node.feeders["default"]
-    await until(lambda: of._nothing and of.mailbox._in.statistics().tasks_waiting_receive == 1)
+    await until(lambda: of._nothing is empty and of.mailbox._in.statistics().tasks_waiting_receive == 1)
 
 
 async def test_an_insert_into_a_queue_at_rest_is_claimed_by_its_id(durable_dsn, monkeypatch):
@@ -168,11 +196,68 @@ async def test_it_does_not_overtake_where_a_pick_has_left_rows(durable_dsn, monk
         assert not run.engine._node.feeders["default"]._nothing
         gate.open()
         await run.ended(last)
-    assert ran == list(range(7))
+    assert sorted(ran) == list(range(7))
+    assert ran.index(6) >= 5  # as tasks, those of one pick begin in any order
     assert not any(picks.told)
 
 
-@pytest.mark.parametrize("options", [{"partition_key": "k"}, {"schedule_in": 0.05}], ids=["keyed", "later"])
+@pytest.mark.parametrize(
+    "queue",
+    [da.Queue(1), da.Queue(1, prefetch=1), da.Queue(10, min_demand=10)],
+    ids=["one slot", "prefetch", "min_demand"],
+)
+async def test_it_does_not_take_the_last_slot_or_pick_from_others(durable_dsn, monkeypatch, queue: da.Queue):
+    """Whatever may be claimed beside what runs: after some quick jobs, rows are claimed ahead, too."""
+    picks, ran, gate = Picks(monkeypatch), list[str](), Gate()
+
+    @da.job(name="noted")
+    async def job(args: dict[str, Any]) -> None:
+        if args["n"] != "quick":
+            ran.append(args["n"])
+            await gate.wait()
+
+    async with running(durable_dsn, queues={"default": queue}, **QUIET) as run:
+        for _ in range(5):
+            await at_rest(run)
+            await run.ended(await run.insert(job, args={"n": "quick"}))
+        await at_rest(run)
+        with psycopg.connect(durable_dsn, autocommit=True) as elsewhere:
+            elsewhere.execute(INSERT, ['{"n": "urgent"}', 0])
+        last = await run.insert(job, args={"n": "ours"}, priority=9)
+        await gate.wait_entered(2 if queue.concurrency > 1 else 1)
+        assert ran[0] == "urgent"
+        gate.open()
+        await run.ended(last)
+    assert not any(picks.told)
+
+
+async def test_a_batch_that_was_inserted_before_goes_first(durable_dsn):
+    """The feeder waits for a connection meanwhile: all of it is told when it picks."""
+    ran, gate = list[int](), Gate()
+
+    @da.job
+    async def job(args: dict[str, Any]) -> None:
+        ran.append(args["n"])
+        await gate.wait()
+
+    async with running(durable_dsn, queues={"default": 5}, **QUIET) as run:
+        await at_rest(run)
+        node, client = run.engine._node, run.engine.client
+        async with node.pool.acquire(node.lane("claim")):
+            await client.insert_many(job, [{"args": {"n": n}} for n in range(10)])
+            for _ in range(4):
+                await client.insert(job, args={"n": 99}, priority=9)
+        await gate.wait_entered(5)
+        assert sorted(ran) == [0, 1, 2, 3, 4]
+        gate.open()
+        await until(lambda: len(ran) == 14)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"partition_key": "k"}, {"schedule_in": 0.05}, {"unique_key": "k", "on_duplicate": "return"}],
+    ids=["keyed", "later", "perhaps not new"],
+)
 async def test_what_is_not_plain_goes_the_other_way(durable_dsn, monkeypatch, options: dict[str, Any]):
     picks, ran = Picks(monkeypatch), []
     job = noting(ran)
@@ -189,6 +274,7 @@ async def test_a_row_that_cannot_be_claimed_by_its_id_is_picked_as_before(durabl
     async with running(durable_dsn, **QUIET) as run:
         await at_rest(run)
         number = await run.insert(job, args={"n": 0}, schedule_in=3600)
+        await at_rest(run, empty=False)
         with psycopg.connect(durable_dsn, autocommit=True) as elsewhere:
             elsewhere.execute(
                 "update durable.gen_durable set partition_key = 'k', eligible_at = now() where id = %s",
