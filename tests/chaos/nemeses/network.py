@@ -50,10 +50,10 @@ async def blackhole(world: World) -> None:
 
 @nemesis("delay", proxy=True)
 async def delay(world: World) -> None:
-    """Every message takes longer, now much, now little; at times the line is thin, too."""
+    """Every message takes longer, by a millisecond or by a second; at times the line is thin, too."""
     proxy = proxy_of(world)
     while not world.over:
-        seconds = world.rng.choice((0.001, 0.005, 0.02, 0.06))
+        seconds = world.rng.choice((0.001, 0.005, 0.02, 0.06, 0.3, 1.3))
         proxy.latency(seconds)
         world.count("delay", f"{seconds * 1000:g} ms")
         if world.rng.random() < 0.3:
