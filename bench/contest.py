@@ -29,10 +29,21 @@ class Spread:
     median: float
     low: float
     high: float
+    each: Sequence[float] = ()
+    """Round by round."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
+        return cls(statistics.median(values), min(values), max(values), tuple(values))
+
+    def ratio(self, other: Spread) -> float:
+        """How many times the other: the median of the rounds' ratios, whose two sides had the same minute.
+
+        The medians of two contestants may come from different minutes, and these machines have neighbours.
+        """
+        if len(self.each) != len(other.each) or not self.each:
+            return self.median / other.median
+        return statistics.median(one / two for one, two in zip(self.each, other.each, strict=True))
 
 
 @attrs.frozen

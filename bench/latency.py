@@ -94,7 +94,7 @@ async def elsewhere(dsn: str, count: int, **options: Any) -> Sample:
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
     count = 60 if quick else 300
-    rounds = 1 if quick else 2
+    rounds = 1 if quick else 5
     samples: dict[str, list[Sample]] = {
         "insert → step": [],
         "one commit": [],

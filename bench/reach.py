@@ -42,12 +42,11 @@ class Figures:
         return self._found[bench, contender].median(name)
 
     def ratio(self, bench: str, ours: str, other: str, name: str = "per_second") -> float:
-        return self.get(bench, ours, name) / self.get(bench, other, name)
+        return self._found[bench, ours].values[name].ratio(self._found[bench, other].values[name])
 
     def over_peer(self, ours: str, *peers: str) -> float:
         """How often faster than the fastest of these."""
-        rates = [self.get("peers", peer) for peer in peers]
-        return self.get("peers", ours) / max(rates)
+        return min(self.ratio("peers", ours, peer) for peer in peers)
 
 
 def judge(figures: Sequence[Figure]) -> list[Judged]:
@@ -65,8 +64,7 @@ def _value(compute: Callable[[Figures], float], found: Figures) -> float | None:
 
 def _defaults_over_peers(f: Figures) -> float:
     peers = [each for each in f.all if each.bench == "peers" and each.contender != DEFAULTS]
-    rates = [each.median("per_second") for each in peers if "defaults" in each.contender and each.rounds]
-    return f.get("peers", DEFAULTS) / max(rates)
+    return f.over_peer(DEFAULTS, *[p.contender for p in peers if "defaults" in p.contender and p.rounds])
 
 
 def _growth(f: Figures) -> float:
