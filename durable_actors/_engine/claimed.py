@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 import trio
 
@@ -16,12 +17,15 @@ from durable_actors._engine.commits import Commits
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.feeder_events import contended_event
 from durable_actors._engine.keeper import Keys
-from durable_actors._engine.leases import Held
+from durable_actors._engine.leases import Held, Turn
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.slots import Slots
 from durable_actors._engine.step_task import StepTasks
 from durable_actors._store.rows import Claim
 from durable_actors.otp import Pool
+
+SLICE: Final = 0.001
+"""Seconds for which steps that wait for nothing may follow one another in one task before others run."""
 
 
 class Claimed:
@@ -37,6 +41,8 @@ class Claimed:
         self._commits = commits
         self._keys = keys
         self._buffer: deque[Held] = deque()
+        self._going: deque[Held] = deque()  # between two steps on one claim; each has kept its slot
+        self._closed = False
         self.over = False
         """Some of it was claimed ahead, and has had no slot yet."""
         self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
@@ -99,27 +105,64 @@ class Claimed:
             self._start_next()
 
     def _start_next(self) -> bool:
-        """Start one. False: none is there, or no slot. None in a drain, too: its last pick may still come."""
+        """Start one in a task of its own. False: none is there, or no slot."""
         now = trio.current_time()
-        while self._buffer and self.slots.free and not self._node.draining:
-            held = self._next_startable()
-            if held is None:
-                return False
-            if held.lost is not None or held.claim.trusted_until <= now:
+        held = self._take_next(now)
+        if held is None:
+            return False
+        turn = Turn(held, now)
+        try:
+            turn.task = held.task = self._pool.start_nowait(
+                self._tasks.run, turn, key=turn, deadline=held.claim.trusted_until
+            )
+        except BaseException:
+            # The pool is down: dropped here, it would be renewed for nobody.
+            self._put_back(held)
+            raise
+        self._eager += 1
+        return True
+
+    def follow(self, turn: Turn) -> bool:
+        """A step has ended without waiting: go on with the next claim in its task. False: the task ends."""
+        task, now = turn.task, trio.current_time()
+        if task is None or task.cancelling or now - turn.since > SLICE:
+            return False
+        held = self._take_next(now)
+        if held is None:
+            return False
+        turn.held, held.task = held, task
+        if task.deadline != held.claim.trusted_until:
+            task.deadline = held.claim.trusted_until
+        return True
+
+    def _take_next(self, now: float) -> Held | None:
+        """The next claim to run; its slot is taken. None in a drain, too: its last pick may still come."""
+        while not self._node.draining:
+            if self._going:
+                held = self._going.popleft()
+                if _may_run(held, now) and self._keys.holds(held.claim):
+                    return held
                 self._give_back(held)
-                continue
-            try:
-                held.task = self._pool.start_nowait(
-                    self._tasks.run, held, key=held, deadline=held.claim.trusted_until
-                )
-            except BaseException:
-                # The pool is down: dropped here, it would be renewed for nobody.
-                self._buffer.appendleft(held)
-                raise
-            self.slots.running += 1
-            self._eager += 1
-            return True
-        return False
+                self._freed(held)
+            elif self._buffer and self.slots.free:
+                found = self._next_startable()
+                if found is None:
+                    return None
+                if _may_run(found, now):
+                    self.slots.running += 1
+                    return found
+                self._give_back(found)
+            else:
+                return None
+        return None
+
+    def _put_back(self, held: Held) -> None:
+        held.task = None
+        if held.steps:
+            self._going.appendleft(held)
+        else:
+            self.slots.running -= 1
+            self._buffer.appendleft(held)
 
     def _next_startable(self) -> Held | None:
         """Take the first claim that has what it needs; one whose key is being taken waits."""
@@ -136,11 +179,27 @@ class Claimed:
         if not held.waited:
             held.waited = True
             self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
-        if self._buffer and self._pool.free and self._start_next() and self._pool.free:
+        if self._waiting and self._pool.free and self._start_next() and self._pool.free:
             self._start_next()
+        self.stays()
+
+    def stays(self) -> None:
+        """A step keeps its slot beyond its first turn: it waits, or its instance goes on when it is committed."""
         self.slots.ahead.waited()
         if self.over and self.slots.full(self._eager):
             self._node.wakes[self._queue].cast(None)  # what has no slot goes back
+
+    def goes_on(self, held: Held) -> None:
+        """What a task has left is committed, and its instance stays on the claim: its next step has a slot already."""
+        held.left = held.waited = False
+        held.task = None
+        if held.ending:
+            self.slots.resumed(held)  # counted so by a feeder that has begun since
+        if self._closed:
+            self._give_back(held)
+        else:
+            self._going.append(held)
+            self._go_on()
 
     def ended(self, held: Held, *, stays: bool) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed.
@@ -158,7 +217,7 @@ class Claimed:
             self._eager = max(self._eager - 1, 0)
         if not held.left:
             self._freed(held)
-        if self._buffer and self._pool.can_follow:
+        if self._pool.can_follow:
             self._start_next()
         else:
             self._go_on()
@@ -174,8 +233,12 @@ class Claimed:
 
     def _go_on(self) -> None:
         """A slot may be free. The feeder may be in a pick: what is claimed need not wait for it."""
-        if self._buffer and not self._eager and self._pool.free:
+        if not self._eager and self._waiting and self._pool.free:
             self._start_next()
+
+    @property
+    def _waiting(self) -> bool:
+        return bool(self._going or self._buffer)
 
     # -- giving back
 
@@ -204,10 +267,11 @@ class Claimed:
             self._buffer.remove(held)
             self._give_back(held, contended=True)
 
-    def give_back_all(self) -> None:
-        """Nothing of them has run: attempts unchanged."""
-        while self._buffer:
-            self._give_back(self._buffer.popleft())
+    def close(self) -> None:
+        """Give all of them back, also what comes later: nothing of these steps has run, attempts unchanged."""
+        self._closed = True
+        while self._waiting:
+            self._give_back((self._going or self._buffer).popleft())
 
     def _give_back(self, held: Held, *, contended: bool = False) -> None:
         claim = held.claim
@@ -220,6 +284,10 @@ class Claimed:
             logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
             if self._node.telemetry.active:
                 self._node.telemetry.emit(contended_event(claim))
+
+
+def _may_run(held: Held, now: float) -> bool:
+    return held.lost is None and held.claim.trusted_until > now
 
 
 def _urgency(held: Held) -> int:

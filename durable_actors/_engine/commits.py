@@ -156,7 +156,7 @@ class Commits:
         batch: dict[int, Entry] = {}
         later: list[Entry] = []
         size = 0
-        awaited = sum(entry.task is not None for entry in self.entries)
+        awaited = sum(entry.transition.ahead for entry in self.entries)
         most = min(most, max(WHOLE, len(self.entries) - awaited // 2))
         while self.entries and len(batch) < most and size < MAX_BYTES:
             entry = self.entries.popleft()

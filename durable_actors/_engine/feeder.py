@@ -111,7 +111,7 @@ class Feeder(Actor[object]):
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """Give the buffer back at once, attempt unchanged: nothing of it has run."""
-        self.claimed.give_back_all()
+        self.claimed.close()
 
     # -- picking
 

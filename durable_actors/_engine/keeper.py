@@ -177,9 +177,7 @@ class Keeper(Actor[object]):
         for held in self._node.leases.all():
             if held.claim.partition_key is None:
                 continue
-            if (
-                held.task is None
-            ):  # buffered: nothing ran; its feeder takes the key again, or gives the row back
+            if held.waits:  # nothing of its step ran; its feeder takes the key again, or gives the row back
                 self._keys.free(held.claim)
                 self._node.poke(held.claim.queue)
             else:

@@ -124,6 +124,10 @@ class Keys:
         """
         return claim.claim_id not in self._taking and self.table.owns(key_of(claim), claim.claim_id)
 
+    def holds(self, claim: Claim) -> bool:
+        """Whether a step of this claim may begin after another one: it has no key, or its own beyond doubt."""
+        return claim.partition_key is None or (self.up and self.owns(claim))
+
     def free(self, claim: Claim) -> None:
         """The task or thread that had the key has exited, or never started. Safe to repeat."""
         key = key_of(claim)

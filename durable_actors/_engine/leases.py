@@ -15,22 +15,47 @@ from durable_actors.otp import PoolTask
 class Held:
     """One claim in this node's hands."""
 
-    __slots__ = ("claim", "ending", "interrupted", "left", "lost", "task", "waited")
+    __slots__ = ("ahead_until", "claim", "ending", "interrupted", "left", "lost", "steps", "task", "waited")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.task: PoolTask | None = None
-        """The step task that runs it; None while it waits in a buffer."""
+        """The step task that runs it; None while it waits in a buffer, and once its outcome is left."""
         self.waited = False
         """That task has waited for something."""
         self.ending = False
         """Its step has run; the outcome is on its way."""
         self.left = False
         """Its task has left the outcome to the flusher, which lets go of the claim when it is settled."""
+        self.steps = 0
+        """So many have begun on this claim."""
+        self.ahead_until = 0.0
+        """Until then a step may be followed by the next one on this claim."""
         self.lost: str | None = None
         """Why it is no longer ours; nothing of it may be committed."""
         self.interrupted: str | None = None
         """Why its step was cancelled although the claim is ours: it goes back, attempt + 1."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a slot, or for a task: no code of its step runs, or has run."""
+        return self.task is None and not self.left
+
+
+class Turn:
+    """What a step task runs: one claim, and after a step that waited for nothing the next one."""
+
+    __slots__ = ("held", "since", "task")
+
+    def __init__(self, held: Held, since: float) -> None:
+        self.held = held
+        """The claim whose step runs now, or has run last."""
+        self.since = since
+        self.task: PoolTask | None = None
+
+    def __str__(self) -> str:
+        claim = self.held.claim
+        return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
 
 
 class Leases:

@@ -21,7 +21,7 @@ import trio
 
 from durable_actors._engine.commits import Commits, Left
 from durable_actors._engine.keeper import Keys
-from durable_actors._engine.leases import Held
+from durable_actors._engine.leases import Held, Turn
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE
 from durable_actors._engine.settling import Settling, facts
@@ -66,70 +66,63 @@ class StepTasks:
         context.run(current_step.set, None)
         return context
 
-    async def run(self, held: Held, left: Left | None = None, refused: Refused | None = None) -> object:
-        """Run the claim's steps until it is given up, its outcome is committed or left, or it is lost.
+    async def run(self, turn: Turn, left: Left | None = None, refused: Refused | None = None) -> object:
+        """Run steps, one claim after the other, until one has waited or there is none to follow.
 
         Of an outcome that was left, and is `refused`: go on as if this task had waited for that.
+        Returns what the pool is told about this task's context.
         """
-        try:
-            if left is None or refused is None:
-                return await self._run_steps(held)
-            return await self._recover(left, refused)
-        except trio.Cancelled:
-            self._settling.given_up(held)
-            raise
-        except BaseException as exc:
-            fatal = _asked_to_exit(exc)
-            if fatal is None and not ends_run(exc):
-                raise  # a bug of ours. Given back it would run into it again at once; the reaper counts and backs off
-            self._commits.release(held.claim, attempts=1)
-            if fatal is None:
-                raise  # cancelled, and the step's own clean-up failed beside that
-            # The node stops, and the row goes back. Raised here it would tear the tree down before that.
-            self._node.on_fatal(fatal)
-            return None
-        finally:
-            if not held.left:
-                self._settling.let_go(held)
+        claimed = self._node.feeders[turn.held.claim.queue].claimed
+        while True:
+            held = turn.held
+            try:
+                if left is None or refused is None:
+                    await self._run_step(held)
+                else:
+                    await self._recover(left, refused)
+            except trio.Cancelled:
+                self._settling.given_up(held)
+                raise
+            except BaseException as exc:
+                fatal = _asked_to_exit(exc)
+                if fatal is None and not ends_run(exc):
+                    raise  # a bug of ours. Given back it would run into it again at once; the reaper backs off
+                self._commits.release(held.claim, attempts=1)
+                if fatal is None:
+                    raise  # cancelled, and the step's own clean-up failed beside that
+                # The node stops, and the row goes back. Raised here it would tear the tree down before that.
+                self._node.on_fatal(fatal)
+                return None
+            finally:
+                if not held.left:
+                    self._settling.let_go(held)
+            if held.waited or not held.left or not claimed.follow(turn):
+                return Renewed
 
-    async def _run_steps(self, held: Held) -> object:
-        """Step after step; return what the pool is told about this task's context."""
+    async def _run_step(self, held: Held) -> None:
+        """One step: its outcome is left, or, with children, committed."""
         node, claim = self._node, held.claim
         spec = node.known.find(claim.fsm, claim.version)
         run = StepRun(node, claim, spec)
-        ahead = _no
-        if spec.run_ahead and spec.kind == "machine":
-            ahead = partial(self._may_go_on, claim, trio.current_time() + AHEAD_SECONDS)
-        steps = 0
-        while True:
-            steps += 1
-            if steps == AHEAD_STEPS:
-                ahead = _no
-            around = NOTHING if claim.plain else await self._survey(claim)
-            if isinstance(around, StateError):
-                run.around = NOTHING
-                ran = await run.recover(around)
-            else:
-                run.around = around
-                ran = await (self._observed(run, claim, ahead) if node.telemetry.active else run.run(ahead))
-            if not ran.transition.ahead and ran.spawn is None:
-                await self._renew()  # first: once it is left, the task must be gone
-                self._leave(run, ran, held)
-                return Renewed
-            verdict = await self._send(ran, held)
-            if isinstance(verdict, Refused):
-                ran, verdict = await self._refused(run, ran, held, verdict)
-            if not isinstance(verdict, Committed):
-                self._settling.not_committed(held, verdict)
-                return Renewed
-            self._settling.committed(ran, held, verdict)
-            if verdict.status != "executing":
-                return Renewed
-            # The next step sees what is stored: jsonb gives back other bytes than it was given.
-            claim.visit, claim.step, claim.attempt, claim.crashes = verdict.visit, ran.transition.step, 0, 0
-            assert verdict.state is not None
-            claim.state = verdict.state
-            claim.inbox = verdict.inbox  # a signal may have come while the step ran
+        held.steps += 1
+        if held.steps == 1:
+            held.ahead_until = trio.current_time() + AHEAD_SECONDS
+        goes_on = spec.run_ahead and spec.kind == "machine" and held.steps < AHEAD_STEPS
+        ahead = partial(self._may_go_on, held) if goes_on else _no
+        around = NOTHING if claim.plain else await self._survey(claim)
+        if isinstance(around, StateError):
+            ran = await run.recover(around)
+        else:
+            run.around = around
+            ran = await (self._observed(run, claim, ahead) if node.telemetry.active else run.run(ahead))
+        if ran.spawn is None:
+            await self._renew()  # first: once it is left, the task must be gone
+            self._leave(run, ran, held)
+            return
+        verdict = await self._send(ran, held)
+        if isinstance(verdict, Refused):
+            ran, verdict = await self._refused(run, ran, held, verdict)
+        self._tell(ran, held, verdict)
 
     async def _survey(self, claim: Claim) -> Surroundings | StateError:
         """Read what the step is shown; while the store is away, wait: the lease decides for how long.
@@ -144,15 +137,15 @@ class StepTasks:
             except TROUBLE:
                 await trio.sleep(LOOK_AGAIN)
 
-    def _may_go_on(self, claim: Claim, until: float) -> bool:
+    def _may_go_on(self, held: Held) -> bool:
         """Whether this instance may keep its slot for its next step.
 
         Asked when the outcome is there: a drain, or more urgent work, may have come while the step ran.
         """
-        if self._node.draining or trio.current_time() >= until:
+        if self._node.draining or trio.current_time() >= held.ahead_until:
             return False
-        feeder = self._node.feeders.get(claim.queue)
-        return feeder is None or not feeder.claimed.has_more_urgent(claim.priority)
+        feeder = self._node.feeders.get(held.claim.queue)
+        return feeder is not None and not feeder.claimed.has_more_urgent(held.claim.priority)
 
     def _send(self, ran: Ran, held: Held) -> Awaitable[Verdict]:
         """Queue the outcome; await what comes back for its verdict.
@@ -181,9 +174,13 @@ class StepTasks:
     # -- outcomes that nobody waits for
 
     def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
-        """Its instance does not go on here: the flusher settles the outcome, this task is free for another claim."""
-        self._ended(held, stays=False)
+        """The flusher settles the outcome; this task is free for another claim. One that goes on here keeps its slot."""
+        if not ran.transition.ahead:
+            self._ended(held, stays=False)
+        else:
+            self._node.feeders[held.claim.queue].claimed.stays()
         held.left = True
+        held.task = None  # it may run another claim in a moment
         self._commits.leave(Left(run, ran, held, self._settle))
 
     async def _renew(self) -> None:
@@ -208,22 +205,26 @@ class StepTasks:
         if isinstance(verdict, Refused) and self._take_back(left, verdict):
             return
         try:
-            self._tell(left, verdict)
+            if verdict is None or isinstance(verdict, Refused):
+                self._settling.given_up(held)
+            else:
+                self._tell(left.ran, held, verdict)
         except Exception:  # noqa: BLE001 - a user's handler of log records, or a bug of ours
             with contextlib.suppress(Exception):
                 logger.exception("instance %d: what became of its outcome could not be told", held.claim.id)
-        self._settling.let_go(held)
-        feeder = self._node.feeders.get(held.claim.queue)
-        if feeder is not None:
-            feeder.claimed.settled(held)
-
-    def _tell(self, left: Left, verdict: Verdict | None) -> None:
-        if isinstance(verdict, Committed):
-            self._settling.committed(left.ran, left.held, verdict)
-        elif verdict is None or isinstance(verdict, Refused):
-            self._settling.given_up(left.held)
+        claimed = self._node.feeders[held.claim.queue].claimed
+        if isinstance(verdict, Committed) and verdict.status == "executing":
+            _enter(held.claim, left.ran.transition.step, verdict)
+            claimed.goes_on(held)
         else:
-            self._settling.not_committed(left.held, verdict)
+            self._settling.let_go(held)
+            claimed.settled(held)
+
+    def _tell(self, ran: Ran, held: Held, verdict: Verdict) -> None:
+        if isinstance(verdict, Committed):
+            self._settling.committed(ran, held, verdict)
+        else:
+            self._settling.not_committed(held, verdict)
 
     def _take_back(self, left: Left, refused: Refused) -> bool:
         """Run `handle` in a task again. False: the row goes back.
@@ -231,13 +232,12 @@ class StepTasks:
         The claim is lost, or its key, or no task is started now: a drain, or the steps' place in the tree restarts.
         """
         held = left.held
-        if held.lost is not None or (
-            held.claim.partition_key is not None and not self._keys.owns(held.claim)
-        ):
+        if held.lost is not None or not self._keys.holds(held.claim):
             return False
+        turn = Turn(held, trio.current_time())
         try:
-            held.task = self._pool.start_nowait(
-                self.run, held, left, refused, key=held, deadline=held.claim.trusted_until
+            turn.task = held.task = self._pool.start_nowait(
+                self.run, turn, left, refused, key=turn, deadline=held.claim.trusted_until
             )
         except (PoolClosed, PoolFull):
             return False
@@ -246,14 +246,10 @@ class StepTasks:
         held.waited = True  # nobody counts on this task to start what is next
         return True
 
-    async def _recover(self, left: Left, refused: Refused) -> object:
+    async def _recover(self, left: Left, refused: Refused) -> None:
         held = left.held
         ran, verdict = await self._refused(left.run, left.ran, held, refused)
-        if isinstance(verdict, Committed):
-            self._settling.committed(ran, held, verdict)
-        else:
-            self._settling.not_committed(held, verdict)
-        return Renewed
+        self._tell(ran, held, verdict)
 
     async def _refused(self, run: StepRun, ran: Ran, held: Held, verdict: Refused) -> tuple[Ran, Verdict]:
         """Data that Postgres refuses goes through `handle` once, then fails."""
@@ -284,6 +280,14 @@ class StepTasks:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and held.ending:
             feeder.claimed.slots.resumed(held)
+
+
+def _enter(claim: Claim, step: str, verdict: Committed) -> None:
+    """The claim's next step sees what is stored: jsonb gives back other bytes than it was given."""
+    assert verdict.state is not None
+    claim.visit, claim.step, claim.attempt, claim.crashes = verdict.visit, step, 0, 0
+    claim.state = verdict.state
+    claim.inbox = verdict.inbox  # a signal may have come while the step ran
 
 
 def _no() -> bool:

@@ -21,7 +21,7 @@ from durable_actors._engine.feeder import Feeder
 from durable_actors._engine.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.heartbeat import Heartbeat
 from durable_actors._engine.keeper import Keeper, Keys
-from durable_actors._engine.leases import Held
+from durable_actors._engine.leases import Turn
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.reaper import Reaper
 from durable_actors._engine.slots import most_in_hand
@@ -119,8 +119,8 @@ async def _gate(node: Node, *, task_status: trio.TaskStatus[None]) -> None:
 
 def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
     """Free the queue's slot. An error here is a bug of ours: users' errors go through `handle`."""
-    held = task.key
-    assert isinstance(held, Held)
+    assert isinstance(task.key, Turn)
+    held = task.key.held
     if isinstance(reason, Error):
         logger.error("the task of instance %d failed", held.claim.id, exc_info=reason.error)
     feeder = node.feeders.get(held.claim.queue)
@@ -130,8 +130,8 @@ def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
 
 def _step_waits(node: Node, task: PoolTask) -> None:
     """A step waits for something: others may begin."""
-    held = task.key
-    assert isinstance(held, Held)
+    assert isinstance(task.key, Turn)
+    held = task.key.held
     feeder = node.feeders.get(held.claim.queue)
     if feeder is not None:
         feeder.claimed.waits(held)

@@ -62,6 +62,11 @@ class PoolTask:
         return True
 
     @property
+    def cancelling(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._why is not None
+
+    @property
     def deadline(self) -> float:
         """When it is cancelled, on Trio's clock; may be moved while it runs. A lease is a deadline."""
         return math.inf if self._worker is None else self._worker.scope.deadline

@@ -35,19 +35,23 @@ STORE: dict[str, str] = {
 }
 
 
-async def _commit_alone(queue: Any, change: Transition, held: leases.Held) -> None:
-    await queue.commit(change, held, trio.lowlevel.current_task())
-
-
-async def _send_later(self: Any, ran: Any, held: leases.Held) -> Committed:
-    """Tell the step that it is committed before it is."""
+async def _proceed(tasks: Any, change: Transition, held: leases.Held) -> None:
+    """Go on as if it were committed, then commit it."""
     await trio.lowlevel.checkpoint()
-    change: Transition = attrs.evolve(ran.transition, claim=attrs.evolve(ran.transition.claim))
-    trio.lowlevel.spawn_system_task(_commit_alone, self._commits, change, held)
-    status = "executing" if change.ahead else change.status
-    return Committed(
-        change.claim.visit + change.advance, status, change.state or change.claim.state, inbox=False
-    )
+    before, claim = attrs.evolve(change, claim=attrs.evolve(change.claim)), change.claim
+    verdict = Committed(claim.visit + change.advance, "executing", change.state or claim.state, inbox=False)
+    step_task._enter(claim, change.step, verdict)
+    tasks._node.feeders[claim.queue].claimed.goes_on(held)
+    await tasks._commits.commit(before, held, trio.lowlevel.current_task())
+
+
+def _leave_early(original: Any, self: Any, run: Any, ran: Any, held: leases.Held) -> None:
+    """Tell the instance that its outcome is committed before it is."""
+    if not ran.transition.ahead:
+        original(self, run, ran, held)
+        return
+    held.left, held.task = True, None
+    trio.lowlevel.spawn_system_task(_proceed, self, ran.transition, held)
 
 
 _ttl: dict[str, float] = {}
@@ -103,8 +107,8 @@ def _park_all(original: Callable[..., Transition], *args: Any, **options: Any) -
 
 ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
     "proceed": (
-        "a step task does not wait for its commit",
-        _patch(step_task.StepTasks, "_send", _send_later),
+        "an instance goes on before its outcome is committed",
+        _patch(step_task.StepTasks, "_leave", _around(_leave_early, step_task.StepTasks._leave)),
     ),
     "trust": (
         "the trust in a lease counts from the reply",

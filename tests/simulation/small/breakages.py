@@ -94,8 +94,8 @@ def _greedy(limits: demand.QueueLimits, *, running: int, buffered: int) -> int:
 
 NODE: dict[str, tuple[str, Callable[[], Any]]] = {
     "proceed": (
-        "a step does not wait for its commit",
-        _patch(step_task.StepTasks, "_send", large._send_later),
+        "an instance goes on before its outcome is committed",
+        _patch(step_task.StepTasks, "_leave", large._around(large._leave_early, step_task.StepTasks._leave)),
     ),
     "trust": (
         "the trust in a lease counts from the reply",

@@ -31,9 +31,11 @@ class Feeder:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.slots = Slots(host.limits)
-        self.slots.recount(held for held in host.node.leases.everything() if held.task is not None)
+        self.slots.recount(held for held in host.node.leases.everything() if not held.waits)
         self.cursor = PickCursor()
         self.buffer: deque[Held] = deque()
+        self.going: deque[Held] = deque()
+        self._closed = False
         self._outage = Outage(host.node, "feeder")
         self._unsure = QUEUE in host.node.feeders
         self._fresh = True
@@ -58,9 +60,28 @@ class Feeder:
         self.slots.ended(held)
         self._freed()
 
+    def stays(self) -> None:
+        """A step keeps its slot: no news."""
+
+    def follow(self, turn: object) -> bool:
+        """Each step has a task of its own here, and its own turn: the schedules are richer."""
+        del turn
+        return False
+
     def exited(self, held: Held) -> None:
         if not held.left:
             self.settled(held)
+
+    def goes_on(self, held: Held) -> None:
+        held.left = held.waited = False
+        held.task = None
+        if held.ending:
+            self.slots.resumed(held)
+        if self._closed:
+            self._give_back(held)
+        else:
+            self.going.append(held)
+            self.host.hunger.cast()
 
     def settled(self, held: Held) -> None:
         self.slots.exited(held)
@@ -84,8 +105,9 @@ class Feeder:
                 wait = math.inf if not wanted else await self._refill(wanted)
                 self._polls = not await self.host.hunger.wait(wait) and self._empty > 0
         finally:
-            while self.buffer:
-                self._give_back(self.buffer.popleft())
+            self._closed = True
+            while self.going or self.buffer:
+                self._give_back((self.going or self.buffer).popleft())
 
     async def _refill(self, wanted: int) -> float:
         """Pick; return the seconds to sleep."""
@@ -169,6 +191,13 @@ class Feeder:
     def _start(self) -> None:
         """Hand claims to free slots."""
         now = self.host.now()
+        while self.going:
+            held = self.going.popleft()
+            if held.lost is None and held.claim.trusted_until > now and self.host.keys.holds(held.claim):
+                self.host.start_step(held)
+            else:
+                self._give_back(held)
+                self.slots.exited(held)
         while self.buffer and self.slots.free:
             held = next((h for h in self.buffer if self._has_key(h)), None)
             if held is None:

@@ -12,7 +12,7 @@ import trio
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.keys import Keys
-from durable_actors._engine.leases import Held, Leases
+from durable_actors._engine.leases import Held, Leases, Turn
 from durable_actors._engine.node import Known, Node
 from durable_actors._engine.port import EnginePort
 from durable_actors._engine.step_task import StepTasks
@@ -175,11 +175,12 @@ class Host:
         slots = self.node.feeders[QUEUE].slots
         if slots.running > self.limits.concurrency:
             self.land.fail("slots", f"{self.name} runs {slots.running} steps of {self.limits.concurrency}")
-        held.task = self.start(held, self.tasks.run, held)  # type: ignore[assignment]
+        turn = Turn(held, self.now())
+        turn.task = held.task = self.start(turn, self.tasks.run, turn)  # type: ignore[assignment]
 
-    def start(self, held: Held, fn: Callable[..., Awaitable[object]], *args: object) -> Ticket:
-        ticket = Ticket(self, held.claim.trusted_until)
-        self.steps.start_soon(self._step, ticket, held, partial(fn, *args))
+    def start(self, turn: Turn, fn: Callable[..., Awaitable[object]], *args: object) -> Ticket:
+        ticket = Ticket(self, turn.held.claim.trusted_until)
+        self.steps.start_soon(self._step, ticket, turn.held, partial(fn, *args))
         return ticket
 
     async def _step(self, ticket: Ticket, held: Held, run: Callable[[], Awaitable[object]]) -> None:
@@ -198,7 +199,7 @@ class StepPool:
         self.context = StepTasks.context()
 
     def start_nowait(
-        self, fn: Callable[..., Awaitable[object]], *args: object, key: Held, deadline: float
+        self, fn: Callable[..., Awaitable[object]], *args: object, key: Turn, deadline: float
     ) -> Ticket:
         del deadline  # the claim's
         return self.host.start(key, fn, *args)

@@ -309,7 +309,7 @@ class Keeper:
         for held in node.leases.all():
             if held.claim.partition_key is None:
                 continue
-            if held.task is None:
+            if held.waits:
                 keys.free(held.claim)
                 node.poke(held.claim.queue)
             else:
