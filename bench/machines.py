@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.contest import Contestant, Figure, Progress, compete, in_child
 from bench.server import Server
-from bench.workload import GC, STEPWISE
+from bench.workload import BEST, GC
 
 STEPS = 5
 
@@ -25,17 +25,17 @@ def contestants(*, count: int) -> list[Contestant]:
         ),
         Contestant(
             "durable_actors, run-ahead",
-            in_child(what="engine", machine="bench:five", count=count, queue=STEPWISE, gc=GC),
+            in_child(what="engine", machine="bench:five", count=count, queue=BEST, gc=GC),
             "machine",
         ),
         Contestant(
             "durable_actors, each step claimed",
-            in_child(what="engine", machine="bench:released", count=count // 2, queue=STEPWISE, gc=GC),
+            in_child(what="engine", machine="bench:released", count=count // 2, queue=BEST, gc=GC),
             "machine",
         ),
     ]  # fmt: skip
 
 
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count, rounds = (2_000, 3) if quick else (5_000, 5)
+    count, rounds = (4_000, 3) if quick else (10_000, 5)
     return compete("machines", server, contestants(count=count), rounds=rounds, progress=progress)

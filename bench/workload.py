@@ -17,9 +17,6 @@ QUEUE = "bench"
 BEST = {"concurrency": 1000, "prefetch": 2000, "min_demand": 1000}
 """The best of the settings tried for short steps: a pick brings a third of what is in hand, steps never wait for it."""
 
-STEPWISE = {"concurrency": 500, "prefetch": 500, "min_demand": 250}
-"""The same for machines: instances that run ahead keep their slots, so there are more of them."""
-
 GC = [50_000, 20, 20]
 """As `durable-actors serve` sets it: a thousand steps in flight are no garbage."""
 

@@ -42,7 +42,10 @@ class Claimed:
         self._keys = keys
         self._buffer: deque[Held] = deque()
         self._going: deque[Held] = deque()  # between two steps on one claim; each has kept its slot
+        self._keyed = False  # some of the buffer may have a key
         self._closed = False
+        self._woken = False  # the feeder will look: it need not be told again
+        self._now = trio.lowlevel.current_clock().current_time
         self.over = False
         """Some of it was claimed ahead, and has had no slot yet."""
         self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
@@ -58,17 +61,19 @@ class Claimed:
 
     def add(self, claims: list[Claim]) -> None:
         """These are claimed: from here on they are kept alive. What is more urgent goes first."""
-        waiting, now = len(self._buffer), trio.current_time()
+        waiting, now = len(self._buffer), self._now()
         self._note_all_ran(now)
         self.slots.ahead.picked(len(claims), now)
-        self._buffer.extend(self._node.leases.hold(claim) for claim in claims)
+        self._buffer.extend([self._node.leases.hold(claim) for claim in claims])
+        self._keyed = self._keyed or any([claim.partition_key is not None for claim in claims])  # noqa: C419 - faster
         self.over = self.slots.excess(len(self._buffer)) > 0
         if waiting and claims:
             self._buffer = deque(sorted(self._buffer, key=_urgency))
 
     def demand(self) -> int:
         """How many rows to ask for now. Called by the feeder, which then has no key to wait for."""
-        slots, now = self.slots, trio.current_time()
+        slots, now = self.slots, self._now()
+        self._woken = False
         if self.over and (slots.full(self._eager) or slots.ahead.late(now)):
             self._give_back_excess()
         self._note_all_ran(now)
@@ -106,7 +111,7 @@ class Claimed:
 
     def _start_next(self) -> bool:
         """Start one in a task of its own. False: none is there, or no slot."""
-        now = trio.current_time()
+        now = self._now()
         held = self._take_next(now)
         if held is None:
             return False
@@ -124,7 +129,7 @@ class Claimed:
 
     def follow(self, turn: Turn) -> bool:
         """A step has ended without waiting: go on with the next claim in its task. False: the task ends."""
-        task, now = turn.task, trio.current_time()
+        task, now = turn.task, self._now()
         if task is None or task.cancelling or now - turn.since > SLICE:
             return False
         held = self._take_next(now)
@@ -187,7 +192,7 @@ class Claimed:
         """A step keeps its slot beyond its first turn: it waits, or its instance goes on when it is committed."""
         self.slots.ahead.waited()
         if self.over and self.slots.full(self._eager):
-            self._node.wakes[self._queue].cast(None)  # what has no slot goes back
+            self._wake()  # what has no slot goes back
 
     def goes_on(self, held: Held) -> None:
         """What a task has left is committed, and its instance stays on the claim: its next step has a slot already."""
@@ -209,7 +214,7 @@ class Claimed:
         self.slots.ended(held)
         if stays:
             self._go_on()
-        self._node.wakes[self._queue].cast(None)
+        self._wake()
 
     def exited(self, held: Held) -> None:
         """A step task has ended; called in that task, after its slot is free."""
@@ -229,7 +234,12 @@ class Claimed:
 
     def _freed(self, held: Held) -> None:
         self.slots.exited(held)
-        self._node.wakes[self._queue].cast(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the feeder look at its demand, if it is not about to."""
+        if not self._woken:
+            self._woken = self._node.wakes[self._queue].cast(None)
 
     def _go_on(self) -> None:
         """A slot may be free. The feeder may be in a pick: what is claimed need not wait for it."""
@@ -256,10 +266,11 @@ class Claimed:
 
     def without_key(self) -> list[Held]:
         """Claims that lack their key: picked just now or before a failure, or it went with its session."""
-        owns = self._keys.owns
-        return [
-            held for held in self._buffer if held.claim.partition_key is not None and not owns(held.claim)
-        ]
+        if not self._keyed:
+            return []
+        keyed = [held for held in self._buffer if held.claim.partition_key is not None]
+        self._keyed = bool(keyed)
+        return [held for held in keyed if not self._keys.owns(held.claim)]
 
     def give_back(self, contended: Iterable[Held]) -> None:
         """The keys of these are busy elsewhere: the rows keep their place."""

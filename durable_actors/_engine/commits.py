@@ -156,8 +156,9 @@ class Commits:
         batch: dict[int, Entry] = {}
         later: list[Entry] = []
         size = 0
-        awaited = sum(entry.transition.ahead for entry in self.entries)
-        most = min(most, max(WHOLE, len(self.entries) - awaited // 2))
+        if len(self.entries) > WHOLE:
+            going_on = sum([entry.transition.ahead for entry in self.entries])
+            most = min(most, max(WHOLE, len(self.entries) - going_on // 2))
         while self.entries and len(batch) < most and size < MAX_BYTES:
             entry = self.entries.popleft()
             if not entry.wanted():

@@ -105,10 +105,10 @@ class StepTasks:
         spec = node.known.find(claim.fsm, claim.version)
         run = StepRun(node, claim, spec)
         held.steps += 1
-        if held.steps == 1:
-            held.ahead_until = trio.current_time() + AHEAD_SECONDS
         goes_on = spec.run_ahead and spec.kind == "machine" and held.steps < AHEAD_STEPS
         ahead = partial(self._may_go_on, held) if goes_on else _no
+        if held.steps == 1 and ahead is not _no:
+            held.ahead_until = trio.current_time() + AHEAD_SECONDS
         around = NOTHING if claim.plain else await self._survey(claim)
         if isinstance(around, StateError):
             ran = await run.recover(around)
@@ -175,10 +175,10 @@ class StepTasks:
 
     def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
         """The flusher settles the outcome; this task is free for another claim. One that goes on here keeps its slot."""
-        if not ran.transition.ahead:
-            self._ended(held, stays=False)
-        else:
+        if ran.transition.ahead:
             self._node.feeders[held.claim.queue].claimed.stays()
+        else:
+            self._ended(held, stays=False)
         held.left = True
         held.task = None  # it may run another claim in a moment
         self._commits.leave(Left(run, ran, held, self._settle))

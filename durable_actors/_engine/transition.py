@@ -50,6 +50,9 @@ def transition(
     match outcome:
         case Next():
             return _enter(claim, spec, outcome, handed=handed, ahead=ahead)
+        case Done():
+            result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
+            return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result)
         case Retry():
             return Transition(
                 claim,
@@ -74,9 +77,6 @@ def transition(
                 await_step=outcome.then,
                 consumed=_consumed(handed, ()),
             )
-        case Done():
-            result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
-            return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result)
         case Stop():
             return Transition(
                 claim, "failed", claim.step, attempt=claim.attempt, last_error=reason_text(outcome.reason)

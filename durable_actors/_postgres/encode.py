@@ -40,6 +40,11 @@ def text_array(values: Iterable[str | None]) -> bytes:
     return ("{" + literal + "}").encode()
 
 
+def uuid_array(values: Iterable[str]) -> bytes:
+    """`{...,...}` of uuids as the server writes them: nothing to quote."""
+    return ("{" + ",".join(values) + "}").encode()
+
+
 def json_array(values: Iterable[bytes | None]) -> bytes:
     """An array literal of ready-made JSON documents (see `json`), for a text[] or jsonb[] parameter."""
     return (

@@ -81,7 +81,7 @@ def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:
     claims = [each.claim for each in transitions]
     return [
         encode.int_array([claim.id for claim in claims]),
-        encode.text_array([claim.claim_id for claim in claims]),
+        encode.uuid_array([claim.claim_id for claim in claims]),
         encode.int_array(one_for_all([claim.visit for claim in claims])),
         encode.text_array(none_for_all([claim.partition_key for claim in claims])),
         encode.text_array(one_for_all([each.status for each in transitions])),
@@ -102,7 +102,7 @@ def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
     claims = [each.claim for each in transitions]
     return [
         encode.int_array([claim.id for claim in claims]),
-        encode.text_array([claim.claim_id for claim in claims]),
+        encode.uuid_array([claim.claim_id for claim in claims]),
         encode.int_array([claim.visit for claim in claims]),
         encode.text_array([each.status for each in transitions]),
         encode.text_array([each.step for each in transitions]),

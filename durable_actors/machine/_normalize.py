@@ -29,6 +29,7 @@ from durable_actors.machine._outcome import (
 from durable_actors.machine._reason import reason_text
 from durable_actors.machine._spec import MachineSpec, identity_of
 
+_DONE = Done(None)  # a frozen value
 _NAMES = "Next, Retry, Await, ScheduleChildren, Done or Stop"
 
 
@@ -99,7 +100,7 @@ def exhausted(spec: MachineSpec, attempt: int) -> Stop | None:
 def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]) -> Outcome:
     match value:
         case None:  # first, for most jobs return it: the patterns below take 2.5 µs
-            return Done(None)
+            return _DONE
         case Error(reason=reason):
             return job_failure(reason, spec, attempt=attempt, random=random)
         case Cancel():
