@@ -73,12 +73,22 @@ class Poke(Protocol):
         number: int | None = None,
         priority: int | None = None,
         plain: bool = False,
+        woken: bool = False,
     ) -> None:
-        """Somewhere in this queue: by instance, by priority. `plain`: it is new, due and has no key."""
+        """Somewhere in this queue: by instance, by priority.
+
+        `plain`: it is new, due and has no key. `woken`: by a signal.
+        """
 
 
 def _no_poke(
-    queue: str, /, *, number: int | None = None, priority: int | None = None, plain: bool = False
+    queue: str,
+    /,
+    *,
+    number: int | None = None,
+    priority: int | None = None,
+    plain: bool = False,
+    woken: bool = False,
 ) -> None:
     """No engine runs here; its feeders poll."""
 
@@ -204,7 +214,7 @@ class Client:
     def _poke_woken(self, found: list[Sent]) -> None:
         for sent in found:
             if sent.woken and sent.queue is not None:
-                self.poke(sent.queue, number=sent.target)
+                self.poke(sent.queue, number=sent.target, woken=True)
 
     async def result(
         self, target: int | str | bytes, *, timeout: Duration | None = None, type: Any = Any

@@ -40,7 +40,8 @@ class PickCursor:
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
         self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
-        self._told: int | None = None  # the only row of which somebody has told since, and it is plain
+        self._told: int | None = None  # the only row of which somebody has told since, and it has no key
+        self._keyed = False  # the last rows that a pick has found had keys
         self._reset_at = 0.0
         self._full = False
         self.hinted = False
@@ -49,12 +50,13 @@ class PickCursor:
     def begin(self, now: float, *, limit: int, known: frozenset[str], alone: bool = False) -> PickFrom:
         """Where to pick from now.
 
-        `alone`: no row was on offer at the last look, and there is room for more than one. Then a plain row of which
-        somebody has told, and of nothing else, is claimed by its id. Others may be there, of another process: they are
-        seen by the look that follows.
+        `alone`: no row was on offer at the last look, and there is room for more than one. Then a row of which somebody
+        has told, and of nothing else, is claimed by its id, if it has no key. Others may be there, of another process:
+        they are seen by the look that follows.
         """
         told, self._told, self.hinted = self._told, None, False
-        if alone and told is not None and not any(at <= now for at in self._extras.values()):
+        if alone and told is not None and not any(at <= now for n, at in self._extras.items() if n != told):
+            self._extras.pop(told, None)
             self._looked = [told]
             return PickFrom((), (), (), told=self._looked)
         if now >= self._reset_at:
@@ -86,12 +88,16 @@ class PickCursor:
     def missed(self, picked: Picked) -> None:
         """After a pick of rows by their ids: the next one looks at those that it did not claim."""
         claimed = {claim.id for claim in picked.claims}
-        self._extras.update((number, 0.0) for number in self._looked if number not in claimed)
+        missed = [number for number in self._looked if number not in claimed]
+        self._extras.update((number, 0.0) for number in missed)
+        self._keyed = bool(missed)  # as far as anybody knows
 
     def advance(self, picked: Picked, *, now: float, took: float) -> None:
         """Learn from a pick that took so many seconds."""
         for priority, position in picked.positions.items():
             self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
+        if picked.claims:
+            self._keyed = picked.claims[-1].partition_key is not None
         left = {row.id for row in picked.seen if row.left}
         for number in self._looked:
             if number not in left:
@@ -110,9 +116,21 @@ class PickCursor:
         self._shelved = shape.shelved
         return missed
 
-    def hint(self, number: int | None = None, priority: int | None = None, *, plain: bool = False) -> None:
-        """A row is on offer: by its id, or somewhere in this priority. `plain`: it is new, due and has no key."""
-        self._told = number if plain and not self.hinted else None
+    def hint(
+        self,
+        number: int | None = None,
+        priority: int | None = None,
+        *,
+        plain: bool = False,
+        woken: bool = False,
+    ) -> None:
+        """A row is on offer: by its id, or somewhere in this priority.
+
+        `plain`: it is new, due and has no key; no pick has passed it. `woken`: by a signal, so it is due; whether it has
+        a key nobody knows, and it is taken for one like the last ones.
+        """
+        alone = plain or (woken and not self._keyed)
+        self._told = number if alone and not self.hinted else None
         self.hinted = True
         if number is not None and not plain and len(self._extras) < MAX_EXTRAS:
             self._extras[number] = 0.0

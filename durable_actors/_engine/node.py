@@ -159,11 +159,12 @@ class Node:
         number: int | None = None,
         priority: int | None = None,
         plain: bool = False,
+        woken: bool = False,
     ) -> None:
-        """Hint that work may be there, after it was committed. Coalesced; polling is the floor."""
+        """Hint that work may be there, after it was committed (`PickCursor.hint`). Coalesced; polling is the floor."""
         feeder = self.feeders.get(queue)
         if feeder is not None:
-            feeder.cursor.hint(number, priority, plain=plain)
+            feeder.cursor.hint(number, priority, plain=plain, woken=woken)
             self.wakes[queue].cast(None)
 
     def expect_deadline(self, queue: str) -> None:

@@ -119,7 +119,7 @@ class EnginePort:
         if sent.outcome == "no_target":
             raise NoTarget(missing)
         if sent.woken and sent.queue is not None:
-            self.poke(sent.queue, number=sent.target)
+            self.poke(sent.queue, number=sent.target, woken=True)
 
     async def _status(self, ctx: Context[Any], delivery: Delivery) -> str | None:
         """The target's status; None when there is none."""
@@ -221,5 +221,5 @@ def _duplicate(plan: InsertPlan, started: Started) -> Duplicate:
     return Duplicate((plan.unique_key or b"").decode("utf-8", "backslashreplace"), started.occupant)
 
 
-def _no_poke(queue: str, /, *, number: int | None = None, priority: int | None = None) -> None:
+def _no_poke(queue: str, /, **hint: object) -> None:
     """Nobody listens yet."""

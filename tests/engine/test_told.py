@@ -15,8 +15,10 @@ from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.slots import Slots
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import Picked
+from durable_actors.telemetry import StepCommitted
 from durable_actors.testing.faults import open_proxy
 from tests.engine.engine_kit import QUIET, Gate, running, until
+from tests.engine.kit import claim
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -81,6 +83,42 @@ def test_what_was_not_claimed_is_looked_at_by_the_next_pick():
     cursor.hint(**(PLAIN | {"number": 8}))
     found = begin(cursor)  # rows that are to be looked at come first
     assert (list(found.told), list(found.extras)) == ([], [7])
+
+
+WOKEN: dict[str, Any] = {"number": 7, "woken": True}
+
+
+def test_a_row_that_a_signal_woke_is_picked_by_its_id_and_once():
+    cursor = told_of(WOKEN)
+    first = begin(cursor)
+    assert (list(first.told), first.priorities, first.extras) == ([7], (), ())
+    assert (list(begin(cursor).told), list(begin(cursor).extras)) == ([], [])
+
+
+def test_where_it_is_not_at_rest_the_pick_looks_at_it_beside_others():
+    """It may lie before the cursor."""
+    assert list(begin(told_of(WOKEN), alone=False).extras) == [7]
+    assert sorted(begin(told_of(WOKEN, WOKEN | {"number": 8})).extras) == [7, 8]
+    assert sorted(begin(told_of({"number": 3}, WOKEN)).extras) == [3, 7]
+
+
+@pytest.mark.parametrize("key", ["k", None])
+def test_whether_it_has_a_key_is_guessed_from_the_last_one(key: str | None):
+    """The short pick claims no keyed row: it would be a round trip for nothing."""
+    cursor = told_of(WOKEN)
+    begin(cursor, alone=False)
+    cursor.advance(Picked([claim(key, 7)], [], {0: ("2026-01-01 00:00:00+00", 7)}), now=1.0, took=0.1)
+    cursor.hint(**WOKEN)
+    assert list(begin(cursor).told) == ([7] if key is None else [])
+
+
+def test_one_that_was_not_claimed_is_taken_for_keyed():
+    cursor = told_of(WOKEN)
+    begin(cursor)
+    cursor.missed(Picked([], [], {}))
+    assert list(begin(cursor).extras) == [7]
+    cursor.hint(**WOKEN)
+    assert (list((found := begin(cursor)).told), list(found.extras)) == ([], [7])
 
 
 @pytest.mark.parametrize(
@@ -299,3 +337,30 @@ async def test_a_lost_answer_is_made_good_as_of_any_pick(durable_dsn):
         with trio.fail_after(30):  # the lease is a minute
             found = await run.ended(number)
     assert (ran, found.attempt) == ([1], 0)
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_an_instance_that_a_signal_wakes_at_rest_is_claimed_by_its_id(
+    durable_dsn, monkeypatch, key: str | None
+):
+    """One with a key goes the other way: at the second signal without the detour."""
+    picks = Picks(monkeypatch)
+
+    class Waiter(da.Machine, name="waiter"):
+        @da.step
+        async def start(self, ctx):
+            names = [signal.name for signal in ctx.awaited]
+            return da.Done(names) if "end" in names else da.Await(["go", "end"])
+
+    async with running(durable_dsn, **QUIET) as run:
+        number = await run.insert(Waiter, state={}, partition_key=key)
+        for name in ("go", "end"):
+            await run.events.wait(
+                StepCommitted, id=number, status="awaiting_signal", count=1 + (name == "end")
+            )
+            await at_rest(run)
+            picks.told.clear()
+            await run.engine.client.signal(number, name)
+        row = await run.ended(number)
+    assert (row.status, row.result) == ("done", ["go", "end"])
+    assert ([number] in picks.told) is (key is None)

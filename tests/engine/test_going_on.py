@@ -1,0 +1,342 @@
+"""An instance that runs ahead leaves its outcome and keeps its slot: what may happen until its next step begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import durable_actors as da
+import psycopg
+import pytest
+import trio
+from durable_actors._engine.leases import Held
+from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
+from tests.engine.engine_kit import QUIET, Gate, Run, running, until
+from tests.engine.test_left import held, locked
+from tests.engine.test_told import Picks
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def chain(
+    gate: Gate,
+    ran: list[tuple[int, int, int]],
+    *,
+    claims: list[str] | None = None,
+    then: list[Gate] | None = None,
+) -> Any:
+    """A machine that enters its step three times; the first run waits for the gate, the second for `then`."""
+
+    class Chain(da.Machine, name="chain"):
+        @da.step
+        async def start(self, ctx):
+            ran.append((ctx.id, ctx.visit, ctx.attempt))
+            if claims is not None:
+                claims.append(ctx.claim_id)
+            if ctx.visit == 1:
+                await gate.wait()
+            if ctx.visit == 2 and then:
+                await then[0].wait()
+            return da.Next(self.start, {"n": ctx.visit}) if ctx.visit < 3 else da.Done(ctx.state)
+
+    return Chain
+
+
+async def leave_first(run: Run, gate: Gate, machine: Any, **options: Any) -> tuple[int, Held]:
+    """Until its first step waits at the gate."""
+    number = await run.insert(machine, state={}, **options)
+    await gate.wait_entered()
+    [one] = held(run)
+    return number, one
+
+
+def claimed(run: Run) -> Any:
+    return run.engine._node.feeders["default"].claimed
+
+
+async def test_no_task_waits_for_the_commit_and_the_slot_is_kept(durable_dsn):
+    gate, ran = Gate(), list[tuple[int, int, int]]()
+    async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran))
+        with locked(durable_dsn, number):
+            gate.open()
+            await run.events.wait(StepStopped, id=number)
+            await until(lambda: one.left)
+            other = await run.insert("chain", state={})
+            await until(lambda: len(claimed(run)) == 1)
+            assert (claimed(run).slots.running, claimed(run).slots.ending, len(claimed(run)._pool)) == (
+                1,
+                0,
+                0,
+            )
+            assert one.task is None
+            assert not one.waits
+            assert not claimed(run).slots.free
+        assert (await run.ended(number)).status == "done"
+        await run.events.wait(StepStarted, id=other)
+    assert ran[:3] == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+    last, began = run.events.started(number)[-1], run.events.started(other)[0]
+    order = run.events.events
+    assert order.index(last) < order.index(began), "the other one had to wait for the slot"
+
+
+async def test_it_sees_what_is_stored_and_signals_that_came_meanwhile(durable_dsn):
+    gate, seen = Gate(), []
+
+    class Chain(da.Machine, name="chain"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Next(self.then, {"b": 1, "a": [1.0, 2]})
+
+        @da.step
+        async def then(self, ctx):
+            seen.append((ctx.state, [signal.name for signal in ctx.signals], ctx.visit))
+            return da.Done()
+
+    async with running(durable_dsn, **QUIET) as run:
+        number = await run.insert(Chain, state={})
+        await gate.wait_entered()
+        await run.engine.client.signal(number, "hello")
+        gate.open()
+        assert (await run.ended(number)).status == "done"
+    assert seen == [({"a": [1.0, 2], "b": 1}, ["hello"], 2)]
+
+
+async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkeypatch):
+    gate, ran, second = Gate(), list[tuple[int, int, int]](), list[Gate]()
+    async with running(durable_dsn, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran, then=second))
+        before = run.engine._node.feeders["default"]
+        with locked(durable_dsn, number):
+            gate.open()
+            await until(lambda: one.left)
+
+            def bug() -> int:
+                raise RuntimeError("a bug of ours")
+
+            monkeypatch.setattr(before.claimed, "demand", bug)
+            run.engine._node.poke("default")
+            await until(lambda: run.engine._node.feeders["default"] is not before)
+            await until(lambda: claimed(run).slots.ending == 1)  # counted by the new one
+            second.append(Gate())
+        await second[0].wait_entered()
+        assert (claimed(run).slots.running, claimed(run).slots.ending) == (1, 0)
+        second[0].open()
+        assert (await run.ended(number)).status == "done"
+        await until(lambda: not held(run))
+        assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
+    assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+
+
+async def test_between_two_feeders_it_goes_back_at_once(durable_dsn):
+    """Nobody would ever start what a closed buffer is given, and its lease would be renewed for ever."""
+    gate, ran, claims = Gate(), list[tuple[int, int, int]](), list[str]()
+    async with running(durable_dsn, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran, claims=claims))
+        with locked(durable_dsn, number):
+            gate.open()
+            await until(lambda: one.left)
+            claimed(run).close()
+        assert (await run.ended(number)).status == "done"
+        await until(lambda: not held(run))
+    assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+    assert len(set(claims)) == 3, "each step was claimed anew"
+
+
+async def test_a_drain_gives_it_back_before_its_next_step(durable_dsn):
+    gate, ran = Gate(), list[tuple[int, int, int]]()
+    async with trio.open_nursery() as nursery:
+        async with running(durable_dsn, drain_timeout=10, **QUIET) as run:
+            number, one = await leave_first(run, gate, chain(gate, ran))
+            free = trio.Event()
+
+            async def hold() -> None:
+                with locked(durable_dsn, number):
+                    gate.open()
+                    await until(lambda: one.left)
+                    free.set()
+                    await run.events.wait(DrainStarted)
+
+            nursery.start_soon(hold)
+            await free.wait()
+    assert ran == [(number, 1, 0)]
+    with psycopg.connect(durable_dsn) as db:
+        query = "select status::text, visit, attempt, state from durable.gen_durable where id = %s"
+        assert db.execute(query, [number]).fetchone() == ("runnable", 2, 0, {"n": 1})
+
+
+async def test_one_that_is_lost_after_its_commit_does_not_begin(durable_dsn, monkeypatch):
+    """The heartbeat says so while it waits for a task."""
+    gate, ran = Gate(), list[tuple[int, int, int]]()
+    async with running(durable_dsn, reap_interval=3600, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran))
+        goes_on = claimed(run).goes_on
+
+        def lose_it(one: Held) -> None:
+            run.engine._node.leases.lose(one, "another worker has claimed it")
+            goes_on(one)
+
+        monkeypatch.setattr(claimed(run), "goes_on", lose_it)
+        gate.open()
+        await until(lambda: not held(run))
+        assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
+        assert len(run.events.all(StepCommitted, id=number)) == 1
+    assert ran == [(number, 1, 0)]
+
+
+async def test_one_that_has_no_more_time_goes_back(durable_dsn, monkeypatch):
+    gate, ran = Gate(), list[tuple[int, int, int]]()
+    async with running(durable_dsn, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran))
+        goes_on = claimed(run).goes_on
+
+        def late(one: Held) -> None:
+            one.claim.trusted_until = trio.current_time()
+            monkeypatch.setattr(claimed(run), "goes_on", goes_on)
+            goes_on(one)
+
+        monkeypatch.setattr(claimed(run), "goes_on", late)
+        gate.open()
+        row = await run.ended(number)
+        assert (row.status, row.attempt) == ("done", 0)
+    assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+    assert not run.events.all(ClaimLost)
+
+
+@pytest.mark.parametrize("doubt", [True, False], ids=["in doubt", "lost"])
+async def test_without_its_key_it_does_not_begin(durable_dsn, doubt: bool):
+    """Its outcome counts all the same: the row was executing under our claim."""
+    gate, ran, claims = Gate(), list[tuple[int, int, int]](), list[str]()
+    async with running(durable_dsn, **QUIET) as run:
+        machine = chain(gate, ran, claims=claims)
+        number, one = await leave_first(run, gate, machine, partition_key="k")
+        keys = claimed(run)._keys
+        with locked(durable_dsn, number):
+            gate.open()
+            await until(lambda: one.left)
+            assert keys.holds(one.claim)
+            if doubt:
+                keys.up = False
+            else:
+                keys.table.lost()
+            assert not keys.holds(one.claim)
+        await until(lambda: one not in held(run))
+        if doubt:
+            assert ran == [(number, 1, 0)], "no key can be taken, so nothing begins"
+            keys.opened()
+            run.engine._node.poke("default", number=number)
+        row = await run.ended(number)
+        assert (row.status, row.attempt) == ("done", 0)
+    assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+    assert claims[0] != claims[1] == claims[2]
+
+
+async def test_steps_that_wait_for_nothing_share_one_task(durable_dsn):
+    """And each has its own claim, context and outcome."""
+    seen: list[tuple[int, object]] = []
+
+    @da.job(name="quick")
+    async def quick(ctx: da.Context[dict[str, Any]]) -> int:
+        seen.append((ctx.id, trio.lowlevel.current_task()))
+        return ctx.id
+
+    async with running(durable_dsn, queues={"default": 50}, **QUIET) as run:
+        ids = await run.engine.client.insert_many(quick, [{"args": {}} for _ in range(40)])
+        rows = [await run.ended(number) for number in ids if number]
+        started = run.engine._node.feeders["default"].claimed._pool.statistics().started
+    assert [row.result for row in rows] == ids
+    assert [row.attempt for row in rows] == [0] * 40
+    assert len({task for _, task in seen}) < 20
+    assert started < 20
+
+
+async def test_one_that_waits_ends_its_turn_and_is_cancelled_alone(durable_dsn):
+    """What ran before it in the same task is committed; what is lost is the one that waits."""
+    gate, ran = Gate(), list[int]()
+
+    @da.job(name="some", max_attempts=5)
+    async def some(args: dict[str, Any]) -> None:
+        ran.append(args["n"])
+        if args["n"] == 5 and ran.count(5) == 1:
+            await gate.wait()
+
+    async with running(durable_dsn, queues={"default": 50}, **QUIET) as run:
+        ids = await run.engine.client.insert_many(some, [{"args": {"n": n}} for n in range(10)])
+        await gate.wait_entered()
+        waiting = ids[5]
+        assert waiting is not None
+        await until(lambda: [each.claim.id for each in held(run)] == [waiting])
+        [one] = held(run)
+        run.engine._node.leases.interrupt(one, "a test")
+        rows = [await run.ended(number) for number in ids if number]
+    assert [row.attempt for row in rows] == [0] * 5 + [1] + [0] * 4
+    assert sorted(ran) == sorted([*range(10), 5])
+
+
+async def test_each_has_the_deadline_of_its_own_lease(durable_dsn, monkeypatch):
+    """One task runs them all, and is cancelled when the lease of the present one is over."""
+    found: list[tuple[float, float]] = []
+
+    @da.job(name="quick")
+    async def quick(ctx: da.Context[dict[str, Any]]) -> None:
+        one = run.engine._node.leases.find(ctx.claim_id)
+        assert one is not None
+        assert one.task is not None
+        found.append((one.task.deadline, one.claim.trusted_until))
+
+    async with running(durable_dsn, queues={"default": 50}, **QUIET) as run:
+        add = claimed(run).add
+
+        def spread(claims: list[Any]) -> None:
+            for number, claim in enumerate(claims):
+                claim.trusted_until += number
+            add(claims)
+
+        monkeypatch.setattr(claimed(run), "add", spread)
+        ids = await run.engine.client.insert_many(quick, [{"args": {}} for _ in range(20)])
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+    assert len({until for _, until in found}) == 20
+    assert all(deadline == until for deadline, until in found)
+
+
+async def test_whoever_waits_is_noticed_also_after_one_that_has_waited(durable_dsn, monkeypatch):
+    noticed: list[int] = []
+
+    @da.job(name="twice")
+    async def twice(args: dict[str, Any]) -> None:
+        await trio.sleep(0)
+        await trio.sleep(0)
+
+    async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=20)}, **QUIET) as run:
+        waits = claimed(run).waits
+
+        def note(one: Held) -> None:
+            noticed.append(one.claim.id)
+            waits(one)
+
+        monkeypatch.setattr(claimed(run), "waits", note)
+        ids = await run.engine.client.insert_many(twice, [{"args": {}} for _ in range(10)])
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+    assert sorted(noticed) == ids
+
+
+async def test_nothing_is_claimed_ahead_for_slots_that_are_kept(durable_dsn, monkeypatch):
+    """Its steps end at once, but the instance keeps its slot: what was claimed beyond that would go back."""
+    picks = Picks(monkeypatch)
+
+    class Quick(da.Machine, name="quick"):
+        @da.step
+        async def start(self, ctx):
+            return da.Next(self.start) if ctx.visit < 10 else da.Done()
+
+    async with running(durable_dsn, queues={"default": 5}, **QUIET) as run:
+        ids = await run.engine.client.insert_many(Quick, [{"state": {}} for _ in range(60)])
+        for number in ids:
+            assert number is not None
+            await run.ended(number)
+    claims = [number for each in picks.claimed for number in each]
+    assert sorted(claims) == ids, "each was claimed once"
