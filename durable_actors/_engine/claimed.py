@@ -1,6 +1,7 @@
-"""The claimed rows of one queue that wait for a slot: which of them begins, and when. Synchronous.
+"""The claims of one queue whose next step has not begun: which of them begins, and when. Synchronous.
 
-One begins when none is about to: steps that wait for nothing follow one another in one task, without a turn of the
+Rows that were picked wait for a slot; instances between two steps on one claim have kept theirs, and go first. One
+begins when none is about to: steps that wait for nothing follow one another in one task, without a turn of the
 scheduler between them; the first that waits lets two others begin, each of which may let two others begin.
 """
 

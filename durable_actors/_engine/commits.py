@@ -1,7 +1,7 @@
 """The flusher's queue: outcomes that wait for their commit, and claims that wait to be given back.
 
 Made before the flusher, and valid across its restarts. Synchronous but for a task that waits for its verdict: one whose
-instance goes on here, on the same claim. Others leave their outcome and are gone.
+outcome was refused, and that has run `handle`. Others leave their outcome and are gone.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from durable_actors.otp import Address
 
 MAX_BATCH: Final = 1000
 WHOLE: Final = 100
-"""Up to so many outcomes are one group. Of more, half of those for which a task waits are: while Postgres commits the
-others, the steps that were answered go on here. At 300 slots and more this keeps both busy (9 % more steps/s)."""
+"""Up to so many outcomes are one group. Of more, half of those whose instances go on here are: while Postgres commits
+the others, the steps that were answered run. Keeps both busy where there are hundreds of slots."""
 MAX_BYTES: Final = 32_000_000
 """States and results of one group. Postgres takes no message of 1 GB; a thousand large ones must not come near that."""
 
@@ -74,7 +74,7 @@ class Entry:
 
 
 class Left(Entry):
-    """The outcome of a step whose instance does not go on here: nobody waits, it is settled when its verdict is known.
+    """The outcome of a step whose task has gone: it is settled when its verdict is known.
 
     Withdrawn when its claim is known to be lost. Trust that is over withdraws nothing: the step has run, and the fence
     tells whether its outcome counts.
@@ -141,7 +141,7 @@ class Commits:
         return trio.lowlevel.wait_task_rescheduled(entry.withdraw)  # noqa: ASYNC105 - by the caller, see above
 
     def leave(self, entry: Left) -> None:
-        """Queue the outcome of a step that nobody waits for."""
+        """Queue an outcome that no task waits for."""
         if not self.entries:
             self._wake.cast(None)
         self.entries.append(entry)

@@ -126,8 +126,8 @@ class PickCursor:
     ) -> None:
         """A row is on offer: by its id, or somewhere in this priority.
 
-        `plain`: it is new, due and has no key; no pick has passed it. `woken`: by a signal, so it is due; whether it has
-        a key nobody knows, and it is taken for one like the last ones.
+        `plain`: it is new, due and has no key; no pick has passed it. `woken`: by a signal, so it is due. Whether that
+        has a key nobody knows: it is taken for one like the last ones.
         """
         alone = plain or (woken and not self._keyed)
         self._told = number if alone and not self.hinted else None

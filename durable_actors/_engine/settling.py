@@ -1,6 +1,6 @@
 """What becomes of an outcome once its verdict is known, and of a claim that is given up: told, hinted, let go.
 
-Synchronous. Called by the step task that has waited for the verdict, or by the flusher for one that nobody waits for.
+Synchronous. Called by the flusher, or by the step task that has waited for the verdict.
 """
 
 from __future__ import annotations

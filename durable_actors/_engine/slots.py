@@ -89,7 +89,7 @@ class Slots:
         return buffered - limits.prefetch - max(limits.concurrency - self.running, 0)
 
     def ended(self, held: Held) -> None:
-        """A step's code has ended, and its instance will not go on here."""
+        """A step's code has ended, and its instance will not stay on this claim: one that does keeps its slot."""
         held.ending = True
         self.running -= 1
         self.ending += 1

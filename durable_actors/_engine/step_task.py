@@ -1,9 +1,9 @@
-"""Step task: runs the steps of one claimed instance, each committed before the next begins.
+"""Step task: runs a step of one claimed instance, then, if that has waited for nothing, a step of the next.
 
-Owns       one claim, in a slot of its queue's pool.
+Owns       one claim at a time, in a slot of its queue.
 Receives   nothing; it is cancelled when its claim is lost, its lease can no longer be trusted, or a drain is over.
-Sends      transitions to the flusher. It waits for the verdict when its instance goes on here, on the same claim, or
-           has children; else it leaves the outcome, and is gone.
+Sends      transitions to the flusher. It waits for the verdict only when the instance has children; else it leaves the
+           outcome. An instance that stays on its claim goes on when that is committed, in whichever task is free.
 Writes     nothing itself.
 If it dies (cancelled) its claim goes back, attempt + 1; the step runs again from its beginning. After a bug of ours its
 lease ends it. An outcome that it has left does not die with it.
@@ -171,10 +171,10 @@ class StepTasks:
         emit(StepStopped(**facts(claim), outcome=ran.outcome, seconds=seconds, error=ran.error))
         return ran
 
-    # -- outcomes that nobody waits for
+    # -- outcomes that no task waits for
 
     def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
-        """The flusher settles the outcome; this task is free for another claim. One that goes on here keeps its slot."""
+        """The flusher settles the outcome, this task is free for another claim. One that stays keeps its slot."""
         if ran.transition.ahead:
             self._node.feeders[held.claim.queue].claimed.stays()
         else:

@@ -145,20 +145,19 @@ async def test_between_two_feeders_it_goes_back_at_once(durable_dsn):
 
 async def test_a_drain_gives_it_back_before_its_next_step(durable_dsn):
     gate, ran = Gate(), list[tuple[int, int, int]]()
-    async with trio.open_nursery() as nursery:
-        async with running(durable_dsn, drain_timeout=10, **QUIET) as run:
-            number, one = await leave_first(run, gate, chain(gate, ran))
-            free = trio.Event()
+    async with trio.open_nursery() as nursery, running(durable_dsn, drain_timeout=10, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran))
+        free = trio.Event()
 
-            async def hold() -> None:
-                with locked(durable_dsn, number):
-                    gate.open()
-                    await until(lambda: one.left)
-                    free.set()
-                    await run.events.wait(DrainStarted)
+        async def hold() -> None:
+            with locked(durable_dsn, number):
+                gate.open()
+                await until(lambda: one.left)
+                free.set()
+                await run.events.wait(DrainStarted)
 
-            nursery.start_soon(hold)
-            await free.wait()
+        nursery.start_soon(hold)
+        await free.wait()
     assert ran == [(number, 1, 0)]
     with psycopg.connect(durable_dsn) as db:
         query = "select status::text, visit, attempt, state from durable.gen_durable where id = %s"
@@ -169,7 +168,7 @@ async def test_one_that_is_lost_after_its_commit_does_not_begin(durable_dsn, mon
     """The heartbeat says so while it waits for a task."""
     gate, ran = Gate(), list[tuple[int, int, int]]()
     async with running(durable_dsn, reap_interval=3600, **QUIET) as run:
-        number, one = await leave_first(run, gate, chain(gate, ran))
+        number, _ = await leave_first(run, gate, chain(gate, ran))
         goes_on = claimed(run).goes_on
 
         def lose_it(one: Held) -> None:
@@ -187,7 +186,7 @@ async def test_one_that_is_lost_after_its_commit_does_not_begin(durable_dsn, mon
 async def test_one_that_has_no_more_time_goes_back(durable_dsn, monkeypatch):
     gate, ran = Gate(), list[tuple[int, int, int]]()
     async with running(durable_dsn, **QUIET) as run:
-        number, one = await leave_first(run, gate, chain(gate, ran))
+        number, _ = await leave_first(run, gate, chain(gate, ran))
         goes_on = claimed(run).goes_on
 
         def late(one: Held) -> None:
