@@ -131,6 +131,7 @@ class Flusher(Actor[object]):
                 self._tries, self._most = 0, min(self._most * 2, MAX_BATCH)
                 for entry in batch:
                     entry.answer(committed.get(entry.transition.claim.id, STALE))
+                return
 
     async def _refused(self, batch: list[Entry], error: psycopg.Error) -> bool:
         """Decide what becomes of a batch that Postgres refuses; True: try it again."""
