@@ -131,7 +131,7 @@ class Claimed:
     def follow(self, turn: Turn) -> bool:
         """A step has ended without waiting: go on with the next claim in its task. False: the task ends."""
         task, now = turn.task, self._now()
-        if task is None or task.cancelling or now - turn.since > SLICE:
+        if task is None or task.cancelling or task.deadline <= now or now - turn.since > SLICE:
             return False
         held = self._take_next(now)
         if held is None:
@@ -187,20 +187,18 @@ class Claimed:
             self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
         if self._waiting and self._pool.free and self._start_next() and self._pool.free:
             self._start_next()
-        self.stays()
+        self.stays(held)
 
-    def stays(self) -> None:
+    def stays(self, held: Held) -> None:
         """A step keeps its slot beyond its first turn: it waits, or its instance goes on when it is committed."""
         self.slots.ahead.waited()
-        if self.over and self.slots.full(self._eager):
+        if self.over and self.slots.full(self._eager - (not held.waited)):
             self._wake()  # what has no slot goes back
 
     def goes_on(self, held: Held) -> None:
         """What a task has left is committed, and its instance stays on the claim: its next step has a slot already."""
         held.left = held.waited = False
-        held.task = None
-        if held.ending:
-            self.slots.resumed(held)  # counted so by a feeder that has begun since
+        held.interrupted = None  # it was that step's: the next one can be interrupted again
         if self._closed:
             self._give_back(held)
         else:

@@ -39,9 +39,8 @@ class Slots:
         """Rows to claim although no slot is free for them."""
 
     def recount(self, started: Iterable[Held]) -> None:
-        """Begin with these: the feeder before this one has started them."""
+        """Begin with these: the feeder before this one has started them. An instance that stays has kept its slot."""
         for held in started:
-            held.ending = held.ending or held.left
             if held.ending:
                 self.ending += 1
             else:

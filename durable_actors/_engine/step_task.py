@@ -142,7 +142,7 @@ class StepTasks:
 
         Asked when the outcome is there: a drain, or more urgent work, may have come while the step ran.
         """
-        if self._node.draining or trio.current_time() >= held.ahead_until:
+        if self._node.draining or held.interrupted is not None or trio.current_time() >= held.ahead_until:
             return False
         feeder = self._node.feeders.get(held.claim.queue)
         return feeder is not None and not feeder.claimed.has_more_urgent(held.claim.priority)
@@ -176,7 +176,7 @@ class StepTasks:
     def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
         """The flusher settles the outcome, this task is free for another claim. One that stays keeps its slot."""
         if ran.transition.ahead:
-            self._node.feeders[held.claim.queue].claimed.stays()
+            self._node.feeders[held.claim.queue].claimed.stays(held)
         else:
             self._ended(held, stays=False)
         held.left = True
@@ -213,8 +213,9 @@ class StepTasks:
             with contextlib.suppress(Exception):
                 logger.exception("instance %d: what became of its outcome could not be told", held.claim.id)
         claimed = self._node.feeders[held.claim.queue].claimed
-        if isinstance(verdict, Committed) and verdict.status == "executing":
-            _enter(held.claim, left.ran.transition.step, verdict)
+        if isinstance(verdict, Committed) and verdict.status == "executing" and verdict.state is not None:
+            # The next step sees what is stored: jsonb gives back other bytes than it was given.
+            held.claim.enter(left.ran.transition.step, verdict.visit, verdict.state, inbox=verdict.inbox)
             claimed.goes_on(held)
         else:
             self._settling.let_go(held)
@@ -280,14 +281,6 @@ class StepTasks:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and held.ending:
             feeder.claimed.slots.resumed(held)
-
-
-def _enter(claim: Claim, step: str, verdict: Committed) -> None:
-    """The claim's next step sees what is stored: jsonb gives back other bytes than it was given."""
-    assert verdict.state is not None
-    claim.visit, claim.step, claim.attempt, claim.crashes = verdict.visit, step, 0, 0
-    claim.state = verdict.state
-    claim.inbox = verdict.inbox  # a signal may have come while the step ran
 
 
 def _no() -> bool:

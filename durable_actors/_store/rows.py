@@ -39,6 +39,11 @@ class Claim:
     trusted_until: float
     """On Trio's clock: the lease's end, counted from before the statement that set it was sent."""
 
+    def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
+        """The row is in this step now, still under this claim; a signal may have come while the last one ran."""
+        self.step, self.visit, self.state, self.inbox = step, visit, state, inbox
+        self.attempt = self.crashes = 0
+
     @property
     def plain(self) -> bool:
         """Nobody has signalled it, and it waited for nothing: its outcomes take the short way."""

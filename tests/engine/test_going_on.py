@@ -8,6 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
+from durable_actors._engine import step_task
 from durable_actors._engine.leases import Held
 from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
 from tests.engine.engine_kit import QUIET, Gate, Run, running, until
@@ -15,6 +16,12 @@ from tests.engine.test_left import held, locked
 from tests.engine.test_told import Picks
 
 pytestmark = pytest.mark.usefixtures("registry")
+
+
+@pytest.fixture(autouse=True)
+def _slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the machine takes: what stays, stays."""
+    monkeypatch.setattr(step_task, "AHEAD_SECONDS", 3600.0)
 
 
 def chain(
@@ -117,7 +124,7 @@ async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkey
             monkeypatch.setattr(before.claimed, "demand", bug)
             run.engine._node.poke("default")
             await until(lambda: run.engine._node.feeders["default"] is not before)
-            await until(lambda: claimed(run).slots.ending == 1)  # counted by the new one
+            await until(lambda: claimed(run).slots.running == 1)  # counted by the new one
             second.append(Gate())
         await second[0].wait_entered()
         assert (claimed(run).slots.running, claimed(run).slots.ending) == (1, 0)
@@ -126,6 +133,82 @@ async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkey
         await until(lambda: not held(run))
         assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+
+
+async def test_after_a_feeder_has_died_no_more_run_than_may(durable_dsn, monkeypatch):
+    """The slot of one whose outcome is on its way is not for others."""
+    gate, second, now, most = Gate(), Gate(), 0, 0
+
+    class Chain(da.Machine, name="chain"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Next(self.then)
+
+        @da.step
+        async def then(self, ctx):
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await second.wait()
+            now -= 1
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": 1}, **QUIET) as run:
+        number, one = await leave_first(run, gate, Chain)
+        before = run.engine._node.feeders["default"]
+        with locked(durable_dsn, number):
+            gate.open()
+            await until(lambda: one.left)
+
+            def bug() -> int:
+                raise RuntimeError("a bug of ours")
+
+            monkeypatch.setattr(before.claimed, "demand", bug)
+            run.engine._node.poke("default")
+            await until(lambda: run.engine._node.feeders["default"] is not before)
+            other = await run.insert(Chain, state={})
+            with trio.move_on_after(0.3):  # would begin now
+                await second.wait_entered()
+        await second.wait_entered()
+        second.open()
+        assert (await run.ended(number)).status == "done"
+        assert (await run.ended(other)).status == "done"
+    assert most == 1
+
+
+async def test_one_that_was_interrupted_at_its_end_does_not_stay(durable_dsn):
+    """It has an outcome all the same: its code was not to be stopped any more."""
+    gate, ran, claims = Gate(), list[tuple[int, int, int]](), list[str]()
+    async with running(durable_dsn, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran, claims=claims), partition_key="k")
+        gate.open()  # it is on its way to its end
+        assert run.engine._node.leases.interrupt(one, "the session with its key may be gone")
+        row = await run.ended(number)
+        assert (row.status, row.attempt) == ("done", 0)
+    assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
+    assert claims[0] != claims[1]
+
+
+async def test_it_can_be_interrupted_again(durable_dsn, monkeypatch):
+    """Interrupted in a step that has ended, then in the next one on the same claim."""
+    gate, ran, second = Gate(), list[tuple[int, int, int]](), [Gate()]
+    async with running(durable_dsn, **QUIET) as run:
+        number, one = await leave_first(run, gate, chain(gate, ran, then=second), partition_key="k")
+        leases = run.engine._node.leases
+        with locked(durable_dsn, number):
+            gate.open()
+            await until(lambda: one.left)
+            one.interrupted = "a moment ago, when its outcome was there"
+        await second[0].wait_entered()
+        assert held(run) == [one], "it went on, on the same claim"
+        assert leases.interrupt(one, "the session with its key is gone")
+        lost = await run.events.wait(ClaimLost, id=number)
+        assert lost.reason == "the session with its key is gone"
+        second[0].open()
+        row = await run.ended(number)
+        assert (row.status, row.attempt) == ("done", 0)
+    assert ran == [(number, 1, 0), (number, 2, 0), (number, 2, 1), (number, 3, 0)]
 
 
 async def test_between_two_feeders_it_goes_back_at_once(durable_dsn):

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import attrs
 import trio
 from durable_actors._engine import dead_nodes, feeder, leases, reaper, step_task, transition
-from durable_actors._store.rows import Committed, Transition
+from durable_actors._store.rows import Transition
 from tests.simulation.driver import Rates
 from tests.simulation.plan import Item, Plan, Strike, make_plan
 
@@ -39,8 +39,7 @@ async def _proceed(tasks: Any, change: Transition, held: leases.Held) -> None:
     """Go on as if it were committed, then commit it."""
     await trio.lowlevel.checkpoint()
     before, claim = attrs.evolve(change, claim=attrs.evolve(change.claim)), change.claim
-    verdict = Committed(claim.visit + change.advance, "executing", change.state or claim.state, inbox=False)
-    step_task._enter(claim, change.step, verdict)
+    claim.enter(change.step, claim.visit + change.advance, change.state or claim.state, inbox=False)
     tasks._node.feeders[claim.queue].claimed.goes_on(held)
     await tasks._commits.commit(before, held, trio.lowlevel.current_task())
 

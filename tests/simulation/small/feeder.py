@@ -60,7 +60,7 @@ class Feeder:
         self.slots.ended(held)
         self._freed()
 
-    def stays(self) -> None:
+    def stays(self, held: Held) -> None:
         """A step keeps its slot: no news."""
 
     def follow(self, turn: object) -> bool:
@@ -74,9 +74,7 @@ class Feeder:
 
     def goes_on(self, held: Held) -> None:
         held.left = held.waited = False
-        held.task = None
-        if held.ending:
-            self.slots.resumed(held)
+        held.interrupted = None
         if self._closed:
             self._give_back(held)
         else:
