@@ -56,11 +56,17 @@ async def delay(world: World) -> None:
         seconds = world.rng.choice((0.001, 0.005, 0.02, 0.06, 0.3, 1.3))
         proxy.latency(seconds)
         world.count("delay", f"{seconds * 1000:g} ms")
+        # Who reaps asks, hears and writes: three messages take four seconds, and no row can be taken back in time.
+        slow = 3 * seconds > LEASE
+        if slow:
+            world.outage()
         if world.rng.random() < 0.3:
             proxy.throttle(200_000)
             world.count("thin line")
         await world.pause(0.3, 1.0)
         proxy.heal()
+        if slow:
+            world.recovered()
 
 
 @nemesis("reset", proxy=True, outages=True)
