@@ -22,7 +22,7 @@ from durable_actors.otp import Address
 
 QUICK: Final = 0.1
 """Seconds: polls as frequent as this, or more, are the server's."""
-EAGER: Final = 0.75
+EAGER: Final = 0.7
 """So much of the interval lies between looks: to pick and start what was found takes some of it, too."""
 PATIENCE: Final = 1.0
 """Seconds per statement. Vacuum waits for its snapshot meanwhile."""
@@ -53,18 +53,23 @@ class Watch:
         return PATIENCE if self._looks else 0.0
 
     async def _run(self, feeder: Address[object]) -> None:
+        found = False
         try:
-            while not self._node.draining and not await self._look():
-                pass
+            while not (found or self._node.draining) and trio.current_time() >= self._not_before:
+                found = await self._look()
         except TROUBLE as exc:
             self._not_before = trio.current_time() + PAUSE
             logger.debug("queue %r: the server cannot watch it, so it is polled: %s", self._queue, exc)
         finally:
             self._on = False
-        feeder.cast(None)
+        if found:
+            # Seen on offer: the feeder picks, and need not look before that.
+            self._node.poke(self._queue)
+        else:
+            feeder.cast(None)
 
     async def _look(self) -> bool:
-        """One wait; tell whether it was the last one.
+        """One wait; tell whether there is work.
 
         The connection goes back after each: a client in line has it next, and one that is too old, or of a server that
         is the primary no more, is replaced.
@@ -74,7 +79,7 @@ class Watch:
             async with node.pool.acquire(node.lane("client"), within=PATIENCE + ANSWER) as conn:
                 if conn.pooled:  # it would keep one of the pooler's few server processes to itself
                     self._not_before = math.inf
-                    return True
+                    return False
                 self._looks = True
                 every = self._interval * EAGER
                 return await wait_for_work(

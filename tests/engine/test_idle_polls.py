@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import watch
+from durable_actors._engine import feeder, watch
 from durable_actors.machine import isolated_registry
 
 CALLS = """
@@ -102,6 +104,47 @@ async def test_the_server_watches_an_idle_queue(durable_dsn, monkeypatch, *, cut
                     await rests.wait()
                 connection.execute(INSERT)
                 await ran.wait()
+
+
+async def test_what_the_server_has_seen_is_picked_without_another_look(durable_dsn, monkeypatch):
+    """A round trip less for whoever waits."""
+    done: list[str] = []
+
+    def note(name: str) -> None:
+        real = getattr(feeder, name)
+
+        async def noted(*args: Any, **options: Any) -> Any:
+            done.append(name)
+            return await real(*args, **options)
+
+        monkeypatch.setattr(feeder, name, noted)
+
+    note("read_queue")
+    note("pick_instances")
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        ran = trio.Event()
+
+        @da.job(name="late")
+        async def late(args: dict) -> None:
+            ran.set()
+
+        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.05, max_poll_interval=0.05)
+        with trio.fail_after(60):
+            async with da.open_engine(quick) as engine:
+                await watched(connection)
+                rests = trio.Event()
+
+                def rest(*_: object) -> float:
+                    rests.set()
+                    return 3600.0
+
+                engine._node.feeders["default"]._watch.begin = rest
+                engine._node.wakes["default"].cast(None)
+                await rests.wait()
+                done.clear()
+                connection.execute(INSERT.replace("7", "0"))
+                await ran.wait()
+    assert done[0] == "pick_instances"
 
 
 async def test_an_idle_engine_with_quick_polls_sends_few_statements(durable_dsn):

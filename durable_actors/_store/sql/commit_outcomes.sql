@@ -1,6 +1,6 @@
 -- commit_outcomes: write the outcomes of many steps, each refused unless its claim is still current.
 -- params   arrays, one element per outcome: $1 id bigint[] · $2 claim uuid[] · $3 visit bigint[] · $4 key text[] (the claim's)
---          $5 status text[] · $6 ahead boolean[] (stay executing on this claim, unless a due sibling of the key waits)
+--          $5 status durable_status[] · $6 ahead boolean[] (stay executing on this claim, unless a due sibling of the key waits)
 --          $7 step text[] · $8 state text[] (null keeps it) · $9 result text[] · $10 attempt int[] · $11 advance int[] (visit += 0 or 1)
 --          $12 delay float8[] (seconds from now) · $13 last_error text[] · $14 rekey boolean[] · $15 new key text[]
 --          $16 accept late commits boolean. Of visit, status, ahead, step, attempt, advance and delay one element may stand for
@@ -14,7 +14,7 @@
 -- fence    (id, claim, visit), and locked_by for "executing": naming the status would let the planner drive the batch from
 --          the index of executing rows. Completion keeps claim_id, so that a repeated commit can be recognised.
 update durable.gen_durable g
-   set status = (case when o.stays then 'executing' else o.status end)::durable.durable_status,
+   set status = case when o.stays then 'executing' else o.status end,
        step = o.step,
        state = coalesce(o.state::jsonb, g.state),
        result = o.result::jsonb,
@@ -23,21 +23,22 @@ update durable.gen_durable g
        rev = least(g.rev, 9223372036854775806) + 1,
        crashes = case when o.advance > 0 then 0 else g.crashes end,
        -- Untouched when running ahead: no indexed column changes, the update is HOT (241 instead of 355 bytes of WAL).
-       eligible_at = case when o.stays then g.eligible_at else now() + make_interval(secs => o.delay) end,
+       eligible_at = case when o.stays then g.eligible_at when o.delay = 0 then now()
+                          else now() + make_interval(secs => o.delay) end,
        last_error = o.last_error,
        partition_key = case when o.rekey then o.new_key else g.partition_key end,
        locked_by = case when o.stays then g.locked_by end,
        lease_expires_at = case when o.stays then g.lease_expires_at end,
        finished_at = case when o.status in ('done', 'failed') then now() end,
        updated_at = now()
-  from (select u.id, u.claim, coalesce(u.visit, ($3::bigint[])[1]) as visit, coalesce(u.status, ($5::text[])[1]) as status,
+  from (select u.id, u.claim, coalesce(u.visit, ($3::bigint[])[1]) as visit, coalesce(u.status, ($5::durable.durable_status[])[1]) as status,
                coalesce(u.step, ($7::text[])[1]) as step, u.state, u.result, coalesce(u.attempt, ($10::int[])[1]) as attempt,
                coalesce(u.advance, ($11::int[])[1]) as advance, coalesce(u.delay, ($12::float8[])[1]) as delay,
                u.last_error, u.rekey, u.new_key,
                coalesce(u.ahead, ($6::boolean[])[1]) and (u.key is null or not exists (
                    select 1 from durable.gen_durable y
                     where y.partition_key = u.key and y.status = 'runnable' and y.eligible_at <= now())) as stays
-          from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::boolean[], $7::text[], $8::text[],
+          from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::durable.durable_status[], $6::boolean[], $7::text[], $8::text[],
                       $9::text[], $10::int[], $11::int[], $12::float8[], $13::text[], $14::boolean[], $15::text[])
                u(id, claim, visit, key, status, ahead, step, state, result, attempt, advance, delay, last_error, rekey, new_key)
        ) o
