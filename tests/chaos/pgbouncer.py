@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Generator
@@ -63,8 +64,14 @@ def open_pgbouncer(dsn: str, *, mode: str = "transaction", size: int = 8, more: 
 
 
 def _wait_listening(process: subprocess.Popen[bytes], place: Path) -> None:
+    """The socket is there a moment before anybody listens to it."""
     deadline = time.monotonic() + PATIENCE
-    while not (place / f".s.PGSQL.{PORT}").exists():
+    while not _listens(place / f".s.PGSQL.{PORT}"):
         assert process.poll() is None, (place / "log").read_text()
         assert time.monotonic() < deadline, (place / "log").read_text()
         time.sleep(0.005)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
