@@ -56,6 +56,18 @@ async def leave_first(run: Run, gate: Gate, machine: Any, **options: Any) -> tup
     return number, one
 
 
+async def end_feeder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies of a bug, and the next one is there."""
+    before = run.engine._node.feeders["default"]
+
+    def bug() -> int:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(before.claimed, "demand", bug)
+    run.engine._node.poke("default")
+    await until(lambda: run.engine._node.feeders["default"] is not before)
+
+
 def claimed(run: Run) -> Any:
     return run.engine._node.feeders["default"].claimed
 
@@ -113,17 +125,10 @@ async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkey
     gate, ran, second = Gate(), list[tuple[int, int, int]](), list[Gate]()
     async with running(durable_dsn, **QUIET) as run:
         number, one = await leave_first(run, gate, chain(gate, ran, then=second))
-        before = run.engine._node.feeders["default"]
         with locked(durable_dsn, number):
             gate.open()
             await until(lambda: one.left)
-
-            def bug() -> int:
-                raise RuntimeError("a bug of ours")
-
-            monkeypatch.setattr(before.claimed, "demand", bug)
-            run.engine._node.poke("default")
-            await until(lambda: run.engine._node.feeders["default"] is not before)
+            await end_feeder(run, monkeypatch)
             await until(lambda: claimed(run).slots.running == 1)  # counted by the new one
             second.append(Gate())
         await second[0].wait_entered()
@@ -156,17 +161,10 @@ async def test_after_a_feeder_has_died_no_more_run_than_may(durable_dsn, monkeyp
 
     async with running(durable_dsn, queues={"default": 1}, **QUIET) as run:
         number, one = await leave_first(run, gate, Chain)
-        before = run.engine._node.feeders["default"]
         with locked(durable_dsn, number):
             gate.open()
             await until(lambda: one.left)
-
-            def bug() -> int:
-                raise RuntimeError("a bug of ours")
-
-            monkeypatch.setattr(before.claimed, "demand", bug)
-            run.engine._node.poke("default")
-            await until(lambda: run.engine._node.feeders["default"] is not before)
+            await end_feeder(run, monkeypatch)
             other = await run.insert(Chain, state={})
             with trio.move_on_after(0.3):  # would begin now
                 await second.wait_entered()
