@@ -205,13 +205,13 @@ class Claimed:
             self._going.append(held)
             self._go_on()
 
-    def ended(self, held: Held, *, stays: bool) -> None:
+    def ended(self, held: Held, *, task_stays: bool) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed.
 
-        `stays`: its task waits for that.
+        `task_stays`: and waits for that.
         """
         self.slots.ended(held)
-        if stays:
+        if task_stays:
             self._go_on()
         self._wake()
 

@@ -7,7 +7,7 @@ outcome was refused, and that has run `handle`. Others leave their outcome and a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -129,16 +129,14 @@ class Commits:
         self.entries: deque[Entry] = deque()
         self.releases: dict[Release, list[Claim]] = {}
 
-    def commit(self, transition: Transition, held: Held, task: Task) -> Awaitable[Verdict]:
-        """Queue a transition of this task, which awaits what comes back for the verdict, at once.
-
-        Cancelled: one that is under way may be committed.
-        """
-        entry = Entry(transition, held, task)
+    async def commit(self, transition: Transition, held: Held) -> Verdict:
+        """Queue a transition and wait for its verdict. Cancelled: one that is under way may be committed."""
+        entry = Entry(transition, held, trio.lowlevel.current_task())
         if not self.entries:  # else the flusher is awake, or will be: it sleeps only when there is nothing
             self._wake.cast(None)
         self.entries.append(entry)
-        return trio.lowlevel.wait_task_rescheduled(entry.withdraw)  # noqa: ASYNC105 - by the caller, see above
+        verdict: Verdict = await trio.lowlevel.wait_task_rescheduled(entry.withdraw)
+        return verdict
 
     def leave(self, entry: Left) -> None:
         """Queue an outcome that no task waits for."""

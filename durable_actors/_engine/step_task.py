@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Final, cast
 
@@ -147,20 +147,14 @@ class StepTasks:
         feeder = self._node.feeders.get(held.claim.queue)
         return feeder is not None and not feeder.claimed.has_more_urgent(held.claim.priority)
 
-    def _send(self, ran: Ran, held: Held) -> Awaitable[Verdict]:
-        """Queue the outcome; await what comes back for its verdict.
-
-        No coroutine of its own: a task is woken through every frame that waits, tens of thousands of times a second.
-        """
-        # What a step has set in its context is for nobody else, also not for the next one of its instance, which may
-        # run elsewhere. Takes effect when this task has waited.
-        task = trio.lowlevel.current_task()
-        task.context = self._context.copy()
-        if not ran.transition.ahead:
-            self._ended(held, stays=True)
+    async def _send(self, ran: Ran, held: Held) -> Verdict:
+        """Commit an outcome with children, or one after a refusal, and wait for the verdict."""
+        # What a step has set in its context is for nobody else. Takes effect when this task has waited.
+        trio.lowlevel.current_task().context = self._context.copy()
+        self._ended(held, task_stays=True)
         if ran.spawn is None:
-            return self._commits.commit(ran.transition, held, task)
-        return spawn_children(self._node, ran.transition, ran.spawn)
+            return await self._commits.commit(ran.transition, held)
+        return await spawn_children(self._node, ran.transition, ran.spawn)
 
     async def _observed(self, run: StepRun, claim: Claim, ahead: Callable[[], bool]) -> Ran:
         emit = self._node.telemetry.emit
@@ -178,7 +172,7 @@ class StepTasks:
         if ran.transition.ahead:
             self._node.feeders[held.claim.queue].claimed.stays(held)
         else:
-            self._ended(held, stays=False)
+            self._ended(held, task_stays=False)
         held.left = True
         held.task = None  # it may run another claim in a moment
         self._commits.leave(Left(run, ran, held, self._settle))
@@ -268,10 +262,10 @@ class StepTasks:
             again = await self._send(ran, held)
         return ran, again
 
-    def _ended(self, held: Held, *, stays: bool) -> None:
+    def _ended(self, held: Held, *, task_stays: bool) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and not held.ending:
-            feeder.claimed.ended(held, stays=stays)
+            feeder.claimed.ended(held, task_stays=task_stays)
 
     def _may_resume(self, held: Held) -> bool:
         feeder = self._node.feeders.get(held.claim.queue)

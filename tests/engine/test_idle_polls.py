@@ -73,6 +73,19 @@ async def watched(connection: psycopg.Connection) -> int:
     return found[0][0]
 
 
+async def poll_no_more(engine: da.Engine) -> None:
+    """Until its feeder rests for an hour: only the server's watch can find anything."""
+    rests = trio.Event()
+
+    def rest(*_: object) -> float:
+        rests.set()
+        return 3600.0
+
+    engine._node.feeders["default"]._watch.begin = rest
+    engine._node.wakes["default"].cast(None)
+    await rests.wait()
+
+
 @pytest.mark.parametrize("cut", [False, True], ids=["", "after its session was cut"])
 async def test_the_server_watches_an_idle_queue(durable_dsn, monkeypatch, *, cut: bool):
     """No poll of ours would find the row: the fallback is an hour away. Nor when the watch fails: then we poll."""
@@ -93,15 +106,7 @@ async def test_the_server_watches_an_idle_queue(durable_dsn, monkeypatch, *, cut
                     while connection.execute(WATCHES).fetchall():
                         await trio.sleep(0.01)
                 else:
-                    rests = trio.Event()
-
-                    def rest(*_: object) -> float:
-                        rests.set()
-                        return 3600.0
-
-                    engine._node.feeders["default"]._watch.begin = rest
-                    engine._node.wakes["default"].cast(None)
-                    await rests.wait()
+                    await poll_no_more(engine)
                 connection.execute(INSERT)
                 await ran.wait()
 
@@ -132,15 +137,7 @@ async def test_what_the_server_has_seen_is_picked_without_another_look(durable_d
         with trio.fail_after(60):
             async with da.open_engine(quick) as engine:
                 await watched(connection)
-                rests = trio.Event()
-
-                def rest(*_: object) -> float:
-                    rests.set()
-                    return 3600.0
-
-                engine._node.feeders["default"]._watch.begin = rest
-                engine._node.wakes["default"].cast(None)
-                await rests.wait()
+                await poll_no_more(engine)
                 done.clear()
                 connection.execute(INSERT.replace("7", "0"))
                 await ran.wait()

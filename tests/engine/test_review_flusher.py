@@ -137,7 +137,7 @@ async def test_the_first_outcome_of_a_group_wakes_the_flusher(nursery):
     async def step(number: int) -> None:
         held = Held(claim(None, number))
         change = Transition(held.claim, "done", "s", attempt=0)
-        await queue.commit(change, held, trio.lowlevel.current_task())
+        await queue.commit(change, held)
 
     for number in (1, 2):
         nursery.start_soon(step, number)

@@ -41,7 +41,7 @@ async def _proceed(tasks: Any, change: Transition, held: leases.Held) -> None:
     before, claim = attrs.evolve(change, claim=attrs.evolve(change.claim)), change.claim
     claim.enter(change.step, claim.visit + change.advance, change.state or claim.state, inbox=False)
     tasks._node.feeders[claim.queue].claimed.goes_on(held)
-    await tasks._commits.commit(before, held, trio.lowlevel.current_task())
+    await tasks._commits.commit(before, held)
 
 
 def _leave_early(original: Any, self: Any, run: Any, ran: Any, held: leases.Held) -> None:

@@ -55,8 +55,8 @@ class Feeder:
     def look_for_deadlines(self) -> None:
         self._fresh = True
 
-    def ended(self, held: Held, *, stays: bool) -> None:
-        del stays
+    def ended(self, held: Held, *, task_stays: bool) -> None:
+        del task_stays
         self.slots.ended(held)
         self._freed()
 
