@@ -22,7 +22,7 @@ def relative(path: Path) -> str:
 @pytest.mark.parametrize("path", PACKAGE, ids=relative)
 def test_files_and_functions_stay_small(path: Path):
     source = path.read_text("utf-8")
-    assert len(source.splitlines()) <= 350, "split by verb or by actor"
+    assert len(source.splitlines()) <= 500, "split by verb or by actor"
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
@@ -31,7 +31,7 @@ def test_files_and_functions_stay_small(path: Path):
 
 @pytest.mark.parametrize("path", TESTS, ids=relative)
 def test_test_files_stay_small(path: Path):
-    assert len(path.read_text("utf-8").splitlines()) <= 400, "one test file per statement or actor"
+    assert len(path.read_text("utf-8").splitlines()) <= 600, "one test file per statement or actor"
 
 
 def test_every_module_is_on_the_map():

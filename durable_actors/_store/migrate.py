@@ -10,6 +10,7 @@ Crash        a migration and its record commit together; one that cannot run in 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -138,14 +139,23 @@ async def require_schema(conn: PgConn, *, schema: str) -> None:
 
 def migration_sql(schema: str = "durable") -> str:
     """Everything `migrate` does on an empty database, as SQL for a role with more rights, or for review."""
+    return "\n\n".join(migration_parts(schema)) + "\n"
+
+
+def migration_parts(schema: str = "durable") -> list[str]:
+    """The same in pieces, each to be sent on its own: what runs outside of a transaction is one statement."""
     check_schema_name(schema)
     parts = [_ensure_schema(schema).sql + ";", statement("ensure_migrations", schema).sql.strip() + ";"]
     for migration in migrations():
         body = in_schema(migration.sql, schema).strip()
         record = in_schema("insert into durable.migrations (version, name)", schema)
-        body += f"\n\n{record} values ({migration.version}, '{migration.name}');"
-        parts.append(f"begin;\n\n{body}\n\ncommit;" if migration.transactional else body)
-    return "\n\n".join(parts) + "\n"
+        record += f" values ({migration.version}, '{migration.name}');"
+        if migration.transactional:
+            parts.append(f"begin;\n\n{body}\n\n{record}\n\ncommit;")
+        else:
+            parts += [single + ";" for each in _STATEMENT_END.split(body) if (single := each.strip())]
+            parts.append(record)
+    return parts
 
 
 async def uninstall(dsn: str, *, schema: str = "durable") -> bool:
@@ -189,7 +199,8 @@ async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
                 await conn.script(sql)
                 await conn.run(record, params)
         else:
-            await conn.script(sql)
+            for single in _STATEMENT_END.split(sql):  # several in one message would be one transaction
+                await conn.script(single)
             await conn.run(record, params)
     except psycopg.Error as exc:
         exc.add_note(f'in migration {migration.version:04d}_{migration.name} of schema "{schema}"')
@@ -234,6 +245,8 @@ def _drop_schema(schema: str) -> str:
     return f"do $$ begin {drop}; exception when dependent_objects_still_exist then null; end $$"
 
 
+_STATEMENT_END: Final = re.compile(r";[ ]*$", re.MULTILINE)
+"""Ends a statement of a migration that runs outside of a transaction; such a file has no function bodies."""
 _TRY_LOCK: Final = Statement("try_migrate_lock", "select pg_try_advisory_lock(hashtextextended($1, 0))")
 _PRESENT: Final = Statement(
     "migrations_present",

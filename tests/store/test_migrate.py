@@ -17,6 +17,7 @@ CHECKSUMS = {
     2: "b0f796dcc71af44d086ee8a47e6f084487cdf51fdd8a59f72a361865805b1119",
     3: "14fd5e99f99114cad136399515157245a12ccd9566faeda098d97fbe3da51fc5",
     4: "d7f5dce90912d41a1ad4b454d220fb822499ca4cc73adde0098ac98492d108f2",
+    5: "914b0edf66bff87524162c3053619f99ba9db6d3414dd2fca3776eb6331e0f78",
 }
 
 
@@ -194,7 +195,10 @@ async def test_a_role_without_rights_is_told_what_to_do(empty_dsn: str):
 
 async def test_the_printed_sql_does_the_same(empty_dsn: str):
     conn = await PgConn.open(empty_dsn)
-    await conn.script(migrating.migration_sql("printed"))
+    parts = migrating.migration_parts("printed")
+    assert migrating.migration_sql("printed") == "\n\n".join(parts) + "\n"
+    for part in parts:  # as psql sends them
+        await conn.script(part)
     await migrating.require_schema(conn, schema="printed")
     conn.close()
 
