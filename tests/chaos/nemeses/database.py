@@ -13,7 +13,7 @@ import trio
 from durable_actors._postgres import embedded
 from psycopg import sql
 from tests.chaos.nemeses import nemesis
-from tests.chaos.world import World
+from tests.chaos.world import LEASE, World
 
 Conn = psycopg.Connection[tuple[Any, ...]]
 
@@ -221,3 +221,57 @@ async def row_locks(world: World) -> None:
             world.count("rows locked", number=len(rows))
             await trio.sleep(world.rng.choice((0.05, 0.2, 0.5, 1.8)))
             await execute("rollback")
+
+
+BACKENDS: Final[LiteralString] = """
+select pid from pg_stat_activity
+ where datname = current_database() and pid <> pg_backend_pid() and application_name <> 'chaos'
+"""
+HELPERS: Final[LiteralString] = """
+select pid, backend_type from pg_stat_activity where backend_type in ('checkpointer', 'walwriter', 'background writer')
+"""
+
+
+@nemesis("kill-backend", settings={"synchronous_commit": "on"}, outages=True, seconds=6.0)
+async def kill_backend(world: World) -> None:
+    """kill -9 of one backend: Postgres ends all the others, and recovers."""
+    while await world.pause(0.5, 1.5):
+        pids = [pid for (pid,) in await world.query(BACKENDS)]
+        if not pids:
+            continue
+        world.outage()
+        world.log.sessions_lost("kill -9 of a backend")
+        os.kill(world.rng.choice(pids), signal.SIGKILL)
+        world.count("backend SIGKILL")
+        await _until_it_answers(world)
+        world.recovered()
+
+
+async def _until_it_answers(world: World) -> None:
+    with trio.fail_after(30):
+        while True:
+            await trio.sleep(0.05)  # the postmaster must notice it first
+            try:
+                await world.query("select 1")
+            except psycopg.OperationalError:
+                continue
+            return
+
+
+@nemesis("stop-helpers", settings={"synchronous_commit": "on"}, outages=True, seconds=6.0)
+async def stop_helpers(world: World) -> None:
+    """SIGSTOP of checkpointer, WAL writer and background writer, which may hold what a commit needs."""
+    helpers = dict(await world.query(HELPERS))
+    async with connected(world) as execute:
+        while await world.pause(0.2, 0.8):
+            pid = world.rng.choice(sorted(helpers))
+            world.outage()
+            os.kill(pid, signal.SIGSTOP)
+            world.count("SIGSTOP", helpers[pid])
+            try:
+                with trio.move_on_after(world.rng.choice((0.2, 1.0, LEASE * 1.4))):
+                    await trio.sleep_forever()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await execute("select pg_switch_wal()")
+            world.recovered()
