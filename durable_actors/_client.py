@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, Protocol, Required, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Literal, Protocol, Required, TypedDict, TypeVar, Unpack, cast, overload
 
 import psycopg
 import trio
@@ -34,6 +34,8 @@ from durable_actors.machine import (
     InsertOptions,
     InsertPlan,
     MachineRef,
+    OnDuplicate,
+    RowOptions,
     current_registry,
     decode_json,
     plan_insert,
@@ -107,17 +109,37 @@ class Client:
         self.poke: Poke = _no_poke
         """Called when work was committed; an engine of this process starts it at once."""
 
+    @overload
+    async def insert(
+        self,
+        machine: MachineRef,
+        *,
+        conn: TrioConn | None = None,
+        on_duplicate: Literal["raise", "return"] = "raise",
+        **options: Unpack[RowOptions],
+    ) -> int: ...
+    @overload
+    async def insert(
+        self,
+        machine: MachineRef,
+        *,
+        conn: TrioConn | None = None,
+        on_duplicate: OnDuplicate = "raise",
+        **options: Unpack[RowOptions],
+    ) -> int | None: ...
     async def insert(
         self, machine: MachineRef, *, conn: TrioConn | None = None, **options: Unpack[InsertOptions]
     ) -> int | None:
         """Insert one instance; see `durable_actors.insert`."""
-        return (await self.insert_many(machine, [options], conn=conn))[0]
+        return (await self._insert(plan_rows(machine, [options], on_duplicate="raise"), conn))[0]
 
     async def insert_many(
         self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
     ) -> list[int | None]:
         """Insert many instances in one statement; see `durable_actors.insert_many`."""
-        plans = plan_rows(machine, rows)
+        return await self._insert(plan_rows(machine, rows), conn)
+
+    async def _insert(self, plans: list[InsertPlan], conn: TrioConn | None) -> list[int | None]:
         if conn is not None:
             ids = await insert_on(conn, plans, schema=self._schema) if plans else []
         else:
@@ -173,13 +195,18 @@ class Client:
         name: str,
         payload: object = None,
         dedup_key: str | None = None,
-        **options: Unpack[InsertOptions],
+        **options: Unpack[RowOptions],
     ) -> int:
         """Deliver to the key's live instance, or start it with the signal; see `durable_actors.signal_with_start`."""
         spec = current_registry().find(machine)
-        if "unique_key" in options:
-            raise ConfigError("signal_with_start takes key=, not unique_key=", option="unique_key")
-        plan = plan_insert(spec, {**options, "unique_key": key})
+        for option in ("unique_key", "on_duplicate"):
+            if option in options:
+                raise ConfigError(
+                    f"signal_with_start takes no {option}: its key= is the unique key, and whoever occupies it gets "
+                    "the signal",
+                    option=option,
+                )
+        plan = plan_insert(spec, cast("InsertOptions", {**options, "unique_key": key}))
         delivery = plan_signal(key, name, payload, dedup_key)
         sent, new = await self._run(lambda conn: start_with_signal(conn, self._schema, plan, delivery))
         if sent.target is None:
@@ -294,7 +321,7 @@ def _delivery_of(options: SignalOptions) -> Delivery:
 
 
 def _bad_target(target: object) -> ConfigError:
-    hint = " (insert returns None when the unique key is occupied)" if target is None else ""
+    hint = " (what an insert returns for a duplicate that it skips)" if target is None else ""
     return ConfigError(
         f"an instance is named by its id or unique key, not by {shown(target)}{hint}",
         option="target",

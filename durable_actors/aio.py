@@ -12,7 +12,7 @@ The instance exists when your transaction commits, and only then. Workers find i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import psycopg
 
@@ -21,11 +21,29 @@ from durable_actors._option_checks import check_schema_name
 from durable_actors._store.insert import plan_rows
 from durable_actors._store.signal import plan_signal
 from durable_actors.errors import NoTarget
-from durable_actors.machine import InsertOptions, MachineRef
+from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
 
 __all__ = ["insert", "insert_many", "signal"]
 
 
+@overload
+async def insert(
+    conn: psycopg.AsyncConnection[Any],
+    machine: MachineRef,
+    *,
+    schema: str = "durable",
+    on_duplicate: Literal["raise", "return"] = "raise",
+    **options: Unpack[RowOptions],
+) -> int: ...
+@overload
+async def insert(
+    conn: psycopg.AsyncConnection[Any],
+    machine: MachineRef,
+    *,
+    schema: str = "durable",
+    on_duplicate: OnDuplicate = "raise",
+    **options: Unpack[RowOptions],
+) -> int | None: ...
 async def insert(
     conn: psycopg.AsyncConnection[Any],
     machine: MachineRef,
@@ -33,8 +51,13 @@ async def insert(
     schema: str = "durable",
     **options: Unpack[InsertOptions],
 ) -> int | None:
-    """Insert an instance; return its id, or None when its unique key is occupied (see `on_duplicate`)."""
-    return (await insert_many(conn, machine, [options], schema=schema))[0]
+    """Insert an instance; return its id. Raises `Duplicate` when its unique key is occupied (see `on_duplicate`).
+
+    The `Duplicate` is raised after the statement: your transaction goes on if you catch it.
+    """
+    check_schema_name(schema)
+    plans = plan_rows(machine, [options], on_duplicate="raise")
+    return (await insert_on(conn, plans, schema=schema))[0]
 
 
 async def insert_many(
@@ -44,7 +67,7 @@ async def insert_many(
     *,
     schema: str = "durable",
 ) -> list[int | None]:
-    """Insert many instances in one statement; ids in input order, None where deduplicated."""
+    """Insert many instances in one statement; ids in input order, None where a unique key is occupied."""
     check_schema_name(schema)
     plans = plan_rows(machine, rows)
     return await insert_on(conn, plans, schema=schema) if plans else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
 from durable_actors._option_checks import Duration, count, shown
@@ -21,7 +21,7 @@ from durable_actors._store.migrate import require_schema
 from durable_actors._store.read import Instance
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, DurableError
-from durable_actors.machine import InsertOptions, MachineRef
+from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
 
 T = TypeVar("T")
 
@@ -109,6 +109,24 @@ async def open_client(
 # -- helpers
 
 
+@overload
+async def insert(
+    machine: MachineRef,
+    *,
+    engine: object = None,
+    conn: TrioConn | None = None,
+    on_duplicate: Literal["raise", "return"] = "raise",
+    **options: Unpack[RowOptions],
+) -> int: ...
+@overload
+async def insert(
+    machine: MachineRef,
+    *,
+    engine: object = None,
+    conn: TrioConn | None = None,
+    on_duplicate: OnDuplicate = "raise",
+    **options: Unpack[RowOptions],
+) -> int | None: ...
 async def insert(
     machine: MachineRef,
     *,
@@ -116,10 +134,10 @@ async def insert(
     conn: TrioConn | None = None,
     **options: Unpack[InsertOptions],
 ) -> int | None:
-    """Insert an instance of a machine or job; return its id, or None when its unique key is occupied.
+    """Insert an instance of a machine or job; return its id. Raises `Duplicate` when its unique key is occupied.
 
-    With `on_duplicate="raise"` an occupied key raises `Duplicate`, with `"return"` the existing id is returned. With
-    `conn` (a Trio connection) the row joins the caller's transaction.
+    With `on_duplicate="return"` the id of the instance that occupies the key is returned instead, with `"skip"` None.
+    With `conn` (a Trio connection) the row joins the caller's transaction.
 
     Cancelled or `CommitUnknown`: it may have been inserted; a `unique_key` makes repeating harmless.
     """
@@ -133,9 +151,10 @@ async def insert_many(
     engine: object = None,
     conn: TrioConn | None = None,
 ) -> list[int | None]:
-    """Insert many instances in one statement; ids in input order, None where deduplicated.
+    """Insert many instances in one statement; ids in input order, None where a unique key is occupied.
 
-    `rows` are options, one dict each: `insert_many(send_email, [dict(args=a), dict(args=b, priority=5)])`.
+    `rows` are options, one dict each: `insert_many(send_email, [dict(args=a), dict(args=b, priority=5)])`. A row with
+    `on_duplicate="return"` gives the existing id; one with `"raise"` raises `Duplicate` when all others are inserted.
     """
     return await find_client(engine).insert_many(machine, rows, conn=conn)
 
@@ -201,7 +220,7 @@ async def signal_with_start(
     payload: object = None,
     dedup_key: str | None = None,
     engine: object = None,
-    **options: Unpack[InsertOptions],
+    **options: Unpack[RowOptions],
 ) -> int:
     """Deliver a signal to the live instance of a unique key, or start one with the signal in its inbox; atomically.
 

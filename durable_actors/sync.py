@@ -12,7 +12,7 @@ The instance exists when your transaction commits, and only then. Workers find i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -22,11 +22,29 @@ from durable_actors._store.foreign import explained, foreign_rows, insert_call, 
 from durable_actors._store.insert import plan_rows, read_inserted
 from durable_actors._store.signal import plan_signal, read_sent
 from durable_actors.errors import NoTarget
-from durable_actors.machine import InsertOptions, MachineRef
+from durable_actors.machine import InsertOptions, InsertPlan, MachineRef, OnDuplicate, RowOptions
 
 __all__ = ["insert", "insert_many", "signal"]
 
 
+@overload
+def insert(
+    conn: psycopg.Connection[Any],
+    machine: MachineRef,
+    *,
+    schema: str = "durable",
+    on_duplicate: Literal["raise", "return"] = "raise",
+    **options: Unpack[RowOptions],
+) -> int: ...
+@overload
+def insert(
+    conn: psycopg.Connection[Any],
+    machine: MachineRef,
+    *,
+    schema: str = "durable",
+    on_duplicate: OnDuplicate = "raise",
+    **options: Unpack[RowOptions],
+) -> int | None: ...
 def insert(
     conn: psycopg.Connection[Any],
     machine: MachineRef,
@@ -34,8 +52,12 @@ def insert(
     schema: str = "durable",
     **options: Unpack[InsertOptions],
 ) -> int | None:
-    """Insert an instance; return its id, or None when its unique key is occupied (see `on_duplicate`)."""
-    return insert_many(conn, machine, [options], schema=schema)[0]
+    """Insert an instance; return its id. Raises `Duplicate` when its unique key is occupied (see `on_duplicate`).
+
+    The `Duplicate` is raised after the statement: your transaction goes on if you catch it.
+    """
+    check_schema_name(schema)
+    return _insert(conn, plan_rows(machine, [options], on_duplicate="raise"), schema)[0]
 
 
 def insert_many(
@@ -45,9 +67,12 @@ def insert_many(
     *,
     schema: str = "durable",
 ) -> list[int | None]:
-    """Insert many instances in one statement; ids in input order, None where deduplicated."""
+    """Insert many instances in one statement; ids in input order, None where a unique key is occupied."""
     check_schema_name(schema)
-    plans = plan_rows(machine, rows)
+    return _insert(conn, plan_rows(machine, rows), schema)
+
+
+def _insert(conn: psycopg.Connection[Any], plans: list[InsertPlan], schema: str) -> list[int | None]:
     if not plans:
         return []
     sql, params = insert_call(plans, schema)

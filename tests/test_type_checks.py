@@ -2,7 +2,8 @@
 
 Each tool runs once over all of them. A line marked `# E` must be an error of both, no other line of either; a line
 marked `# R: T` is a `reveal_type` that must say T, a regular expression. A check that is silently switched off (a
-generic outcome in the return union) shows up here as a missing error.
+generic outcome in the return union) shows up here as a missing error. README's first program and the tutorial's must
+pass as they are.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tests" / "type_tests").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "docs" / "tutorial" / "first-machine.md"]
 
 Findings = dict[tuple[str, int], str]
 """By file and line."""
@@ -32,9 +35,16 @@ def marked(mark: str) -> Findings:
     return found
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def first_program(page: Path) -> str:
+    """The first Python block of a page, each line where it is on the page."""
+    text = page.read_text("utf-8")
+    before, block = text.split("```python\n", 1)
+    return "\n" * (before.count("\n") + 1) + block.split("```", 1)[0]
+
+
+def run(*command: str, files: Sequence[Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *command, *map(str, FILES)],
+        [sys.executable, "-m", *command, *map(str, files)],
         cwd=ROOT,
         # Pyright's Python wrapper asks the index for news otherwise.
         env=os.environ | {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
@@ -44,13 +54,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def mypy() -> tuple[Findings, Findings]:
-    done = run("mypy", "--strict", "--output=json", "--no-error-summary")
+def mypy(files: Sequence[Path]) -> tuple[Findings, Findings]:
+    done = run("mypy", "--strict", "--output=json", "--no-error-summary", files=files)
     assert not done.stderr, done.stderr
     errors: Findings = {}
     types: Findings = {}
     for entry in map(json.loads, done.stdout.splitlines()):
-        if Path(entry["file"]).parent.name != "type_tests":
+        if Path(entry["file"]).name not in {path.name for path in files}:
             continue  # the package's own errors are `make check`'s
         where = Path(entry["file"]).name, entry["line"]
         if revealed := re.fullmatch(r'Revealed type is "(.*)"', entry["message"]):
@@ -60,8 +70,8 @@ def mypy() -> tuple[Findings, Findings]:
     return errors, types
 
 
-def pyright() -> tuple[Findings, Findings]:
-    done = run("pyright", "--outputjson", "--pythonpath", sys.executable)
+def pyright(files: Sequence[Path]) -> tuple[Findings, Findings]:
+    done = run("pyright", "--outputjson", "--pythonpath", sys.executable, files=files)
     errors: Findings = {}
     types: Findings = {}
     for entry in json.loads(done.stdout)["generalDiagnostics"]:
@@ -76,8 +86,12 @@ def pyright() -> tuple[Findings, Findings]:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("checker", [mypy, pyright])
-def test_exactly_the_marked_lines_are_errors(checker):
-    errors, types = checker()
+def test_exactly_the_marked_lines_are_errors(checker, tmp_path):
+    programs = []
+    for page in PAGES:
+        programs.append(tmp_path / f"page_{page.stem.replace('-', '_')}.py")
+        programs[-1].write_text(first_program(page), "utf-8")
+    errors, types = checker([*FILES, *programs])
     wanted, revealed = marked("E"), marked("R")
     assert {where: text for where, text in errors.items() if where not in wanted} == {}, "must type check"
     assert {where: text for where, text in wanted.items() if where not in errors} == {}, "must not type check"
@@ -97,5 +111,6 @@ def test_the_cases_are_there():
         "otp_calls.py",
         "postgres_connection.py",
     }
+    assert "da.insert(" in first_program(PAGES[0])
     assert len(marked("E")) > 40
     assert len(marked("R")) > 20

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -34,6 +34,7 @@ from durable_actors.machine import (
     InsertOptions,
     InsertPlan,
     MachineRef,
+    RowOptions,
     Signal,
     current_registry,
     plan_insert,
@@ -74,12 +75,18 @@ class EnginePort:
         return started.id
 
     async def start_child(
-        self, ctx: Context[Any], machine: MachineRef, key: str, options: InsertOptions, /
+        self, ctx: Context[Any], machine: MachineRef, key: str, options: RowOptions, /
     ) -> int:
         """Start a child, or find the one that an earlier run of this step started."""
         if not isinstance(key, str):
             raise ConfigError(f"start_child(key=...) must be a text, not {key!r}", option="key", value=key)
-        plan = plan_insert(current_registry().find(machine), options)
+        if "on_duplicate" in options:
+            raise ConfigError(
+                "start_child takes no on_duplicate: its key finds the child that an earlier run started, and an "
+                "occupied unique_key raises Duplicate",
+                option="on_duplicate",
+            )
+        plan = plan_insert(current_registry().find(machine), cast("InsertOptions", options))
         started = await self._start(ctx, plan, key, kind="child")
         if started.id is None:
             raise _duplicate(plan, started)

@@ -148,7 +148,7 @@ def plan_some(outcome: ScheduleChildren, first: int, last: int) -> list[InsertPl
     plans: list[InsertPlan] = []
     for index, child in enumerate(outcome.children[first:last], first):
         try:
-            plans.append(plan_insert(registry.find(child.machine), child.options))
+            plans.append(plan_insert(registry.find(child.machine), child.options, on_duplicate="skip"))
         except DurableError as exc:
             exc.add_note(f"in child {index} of ScheduleChildren")
             raise

@@ -11,7 +11,14 @@ from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Duplicate
-from durable_actors.machine import InsertOptions, InsertPlan, MachineRef, current_registry, plan_insert
+from durable_actors.machine import (
+    InsertOptions,
+    InsertPlan,
+    MachineRef,
+    OnDuplicate,
+    current_registry,
+    plan_insert,
+)
 
 MAX_ROWS = 50_000
 """Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
@@ -20,15 +27,20 @@ MAX_BYTES = 256_000_000
 """States of one statement. The server closes the connection on a message of 1 GB, and quoting may double the bytes."""
 
 
-def plan_rows(machine: MachineRef, rows: Iterable[InsertOptions]) -> list[InsertPlan]:
-    """What to insert, checked before any SQL. Raises `ConfigError`, `StateError`, `UnknownMachine`."""
+def plan_rows(
+    machine: MachineRef, rows: Iterable[InsertOptions], *, on_duplicate: OnDuplicate = "skip"
+) -> list[InsertPlan]:
+    """What to insert, checked before any SQL. Raises `ConfigError`, `StateError`, `UnknownMachine`.
+
+    `on_duplicate` is the default for rows that do not say.
+    """
     spec = current_registry().find(machine)
     given: object = rows
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise ConfigError(
             f"rows must be several dicts of insert options; it is {shown(rows)}", option="rows", value=rows
         )
-    plans = [plan_insert(spec, options) for options in rows]
+    plans = [plan_insert(spec, options, on_duplicate=on_duplicate) for options in rows]
     if len(plans) > MAX_ROWS:
         raise ConfigError(
             f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
@@ -127,7 +139,7 @@ def read_inserted(plans: Sequence[InsertPlan], rows: Sequence[Row]) -> list[int 
             first.setdefault(plan.unique_key, number)
     ids: list[int | None] = []
     for plan, number, row in zip(plans, inserted, rows, strict=True):
-        if number is None and plan.on_duplicate is not None:
+        if number is None and plan.on_duplicate != "skip":
             assert plan.unique_key is not None
             # The statement's snapshot does not see its own rows: an equal key earlier in the batch is ours.
             existing = int(row[1]) if row[1] is not None else first.get(plan.unique_key)

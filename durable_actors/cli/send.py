@@ -42,9 +42,9 @@ from durable_actors.machine import InsertOptions, MachineSpec, current_registry
 @click.option("--at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00+01:00.")
 @click.option(
     "--on-duplicate",
-    type=click.Choice(["raise", "return"]),
+    type=click.Choice(["raise", "return", "skip"]),
     default="raise",
-    help="When the unique key is occupied: fail (default), or print who has it.",
+    help="When the unique key is occupied: fail (default), print who has it, or print nothing.",
 )
 @database_options
 @json_option
@@ -80,12 +80,12 @@ def insert(
             except Duplicate as exc:
                 if on_duplicate == "raise":
                     raise
-                return exc.existing_id, False
+                return exc.existing_id if on_duplicate == "return" else None, False
 
     number, new = trio.run(main)
     if as_json:
         print_json({"id": number, "new": new})
-    else:
+    elif number is not None:
         click.echo(number)
 
 
@@ -106,7 +106,7 @@ def _find(machine: str, modules: tuple[str, ...], *, verbose: bool) -> MachineSp
 
 
 def _options(given: dict[str, Any]) -> InsertOptions:
-    options: InsertOptions = {"on_duplicate": "raise", "priority": given["priority"]}
+    options: InsertOptions = {"priority": given["priority"]}
     for name in ("step", "queue", "unique_key", "partition_key"):
         if given[name] is not None:
             options[name] = given[name]

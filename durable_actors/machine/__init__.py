@@ -22,7 +22,7 @@ from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._codec import StateCodec, decode_json, decode_or_text, encode_json
 from durable_actors.machine._context import ChildView, Context, ContextPort, Signal
-from durable_actors.machine._insert_options import InsertOptions, Status
+from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._insert_plan import InsertPlan, plan_insert
 from durable_actors.machine._job import Job, job
 from durable_actors.machine._machine import Machine
@@ -69,10 +69,12 @@ __all__ = [
     "MachineRef",
     "MachineSpec",
     "Next",
+    "OnDuplicate",
     "Outcome",
     "Registry",
     "Replay",
     "Retry",
+    "RowOptions",
     "ScheduleChildren",
     "Signal",
     "StateCodec",

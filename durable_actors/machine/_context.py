@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
 
 import attrs
 
 from durable_actors.errors import DurableError
-from durable_actors.machine._insert_options import InsertOptions, Status
+from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._spec import MachineRef
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ContextPort(Protocol):
     """The engine's side of `Context`: one object per engine, shared by all contexts, so a step costs none."""
 
     async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
-        """Insert an instance; None when it was deduplicated."""
+        """Insert an instance; None when its key is occupied and `on_duplicate` is "skip"."""
         ...
 
     async def signal(
@@ -70,7 +70,7 @@ class ContextPort(Protocol):
         ...
 
     async def start_child(
-        self, ctx: Context[Any], machine: MachineRef, key: str, options: InsertOptions, /
+        self, ctx: Context[Any], machine: MachineRef, key: str, options: RowOptions, /
     ) -> int:
         """Start a child, or find the one that an earlier run of this step started."""
         ...
@@ -129,9 +129,22 @@ class Context(Generic[S_co]):
         """
         return f"{self.id}/{self.visit}/{self.step}"
 
+    @overload
+    async def insert(
+        self,
+        machine: MachineRef,
+        *,
+        on_duplicate: Literal["raise", "return"] = "raise",
+        **options: Unpack[RowOptions],
+    ) -> int: ...
+    @overload
+    async def insert(
+        self, machine: MachineRef, *, on_duplicate: OnDuplicate = "raise", **options: Unpack[RowOptions]
+    ) -> int | None: ...
     async def insert(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> int | None:
-        """Insert another instance, fenced by this claim; None when its unique key is occupied.
+        """Insert another instance, fenced by this claim; raises `Duplicate` when its unique key is occupied.
 
+        `on_duplicate="return"` gives the existing id instead, `"skip"` None.
         It is committed at once, not with the step's outcome: give a `unique_key`, for the step may run again.
         """
         return await self._door("insert").insert(self, machine, options)
@@ -142,8 +155,11 @@ class Context(Generic[S_co]):
         """Send a signal to an instance, by id or unique key. Give a `dedup_key`: the step may run again."""
         await self._door("signal").signal(self, target, name, payload, dedup_key)
 
-    async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[InsertOptions]) -> int:
-        """Start a child, identified by (this instance, step, machine, `key`): a re-run finds the same one."""
+    async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
+        """Start a child, identified by (this instance, step, machine, `key`): a re-run finds the same one.
+
+        Raises `Duplicate` when another instance occupies its `unique_key`.
+        """
         return await self._door("start_child").start_child(self, machine, key, options)
 
     def iter_signals(self) -> AsyncIterator[Signal]:

@@ -16,8 +16,12 @@ Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children"
 """The statuses of an instance, as the database spells them."""
 
 
-class InsertOptions(TypedDict, total=False):
-    """Options of `insert`, `insert_many`, `Child`, `start_child`, `signal_with_start`. All are optional."""
+OnDuplicate = Literal["raise", "return", "skip"]
+"""What an insert does when its unique key is occupied: raise `Duplicate`, return the existing id, return None."""
+
+
+class RowOptions(TypedDict, total=False):
+    """What a new instance is: the options of `start_child` and `signal_with_start`. All are optional."""
 
     state: Any
     """The machine's first state: its type, or a dict of that shape. Default: `{}`."""
@@ -41,8 +45,14 @@ class InsertOptions(TypedDict, total=False):
     """Not before this instant (with time zone)."""
     schedule_in: Duration | None
     """Not before so many seconds from now, by the database's clock."""
-    on_duplicate: Literal["raise", "return"] | None
-    """What to do when the unique key is occupied."""
+
+
+class InsertOptions(RowOptions, total=False):
+    """Options of `insert`, `insert_many` and `Child`. All are optional."""
+
+    on_duplicate: OnDuplicate
+    """When the unique key is occupied: "raise" `Duplicate` (default of `insert`), "return" the existing id, or "skip":
+    insert nothing and return None (default of `insert_many` and of children)."""
 
 
 OPTION_NAMES = tuple(InsertOptions.__annotations__)

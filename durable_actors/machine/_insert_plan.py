@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, TypeGuard, get_args
 
 import attrs
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError
 from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, text, whole
-from durable_actors.machine._insert_options import InsertOptions, Status, check_option_names
+from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, Status, check_option_names
 from durable_actors.machine._spec import MachineSpec, identity_of
 from durable_actors.machine._step_ref import StepRef
 
 STATUSES: tuple[Status, ...] = get_args(Status)
+ON_DUPLICATE: tuple[OnDuplicate, ...] = get_args(OnDuplicate)
 LIVE: tuple[Status, ...] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
@@ -37,7 +38,7 @@ class InsertPlan:
     """The instant; None with `delay`."""
     delay: float
     """Seconds from the database's now, when there is no instant."""
-    on_duplicate: Literal["raise", "return"] | None
+    on_duplicate: OnDuplicate
 
     @property
     def plain(self) -> bool:
@@ -46,25 +47,41 @@ class InsertPlan:
         return not keyed and self.eligible_at is None and not self.delay
 
 
-def plan_insert(spec: MachineSpec, options: InsertOptions) -> InsertPlan:
-    """Return the row for these options; raise `ConfigError` for a bad option and `StateError` for a bad state."""
+def plan_insert(
+    spec: MachineSpec, options: InsertOptions, *, on_duplicate: OnDuplicate = "raise"
+) -> InsertPlan:
+    """Return the row for these options; raise `ConfigError` for a bad option and `StateError` for a bad state.
+
+    `on_duplicate` is the default of the call for which this is.
+    """
     check_option_names(options, error=ConfigError)
     if len(options) == 1 and ("args" in options or "state" in options):
         # Looking at everything that it does not say would double the cost of a row.
         state = options["args"] if "args" in options else options["state"]
         document = spec.codec.encode(state, step=spec.initial)
         return InsertPlan(
-            spec.name, spec.version, spec.initial, spec.queue, document, 0, None, None, (), None, 0.0, None
+            spec.name,
+            spec.version,
+            spec.initial,
+            spec.queue,
+            document,
+            0,
+            None,
+            None,
+            (),
+            None,
+            0.0,
+            on_duplicate,
         )
     step = _step(spec, options.get("step"))
     unique_key = _unique_key(options.get("unique_key"))
     partition_key = options.get("partition_key")
     if partition_key is not None:
         key_text(partition_key, what="partition_key", error=ConfigError)
-    on_duplicate = options.get("on_duplicate")
-    if on_duplicate not in (None, "raise", "return"):  # a set would refuse a list as unhashable
+    on_duplicate = options.get("on_duplicate", on_duplicate)
+    if on_duplicate not in ON_DUPLICATE:  # a set would refuse a list as unhashable
         raise ConfigError(
-            f'on_duplicate must be "raise" or "return"; it is {shown(on_duplicate)}',
+            f'on_duplicate must be "raise", "return" or "skip"; it is {shown(on_duplicate)}',
             option="on_duplicate",
             value=on_duplicate,
         )

@@ -201,7 +201,7 @@ class Child:
     machine: MachineRef
     """A machine class, a job, or a registered name."""
     options: InsertOptions
-    """As for `insert`."""
+    """As for `insert`; a child whose unique key is occupied is skipped, unless `on_duplicate="raise"`."""
 
     def __init__(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> None:
         if not is_machine_ref(machine):
@@ -210,6 +210,11 @@ class Child:
                 "decorate functions with @da.job and pass machine classes, not objects of them"
             )
         check_option_names(options, error=InvalidOutcome)
+        if options.get("on_duplicate") == "return":
+            raise InvalidOutcome(
+                'Child(on_duplicate="return"): the instance that occupies the key is no child of this barrier; give '
+                '"skip" (the default) or "raise"'
+            )
         _set(self, "machine", machine)
         _set(self, "options", options)
 

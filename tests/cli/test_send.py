@@ -40,6 +40,8 @@ def test_insert_a_duplicate(shell: Shell):
     first = int(shell.ok(*insert))
     assert shell.refused(*insert) == f"durable-actors: unique key 'k' is occupied by instance {first}\n"
     assert shell.json(*insert, "--on-duplicate", "return") == {"id": first, "new": False}
+    assert shell.json(*insert, "--on-duplicate", "skip") == {"id": None, "new": False}
+    assert shell.ok(*insert, "--on-duplicate", "skip") == ""
 
 
 @pytest.mark.usefixtures("shop")

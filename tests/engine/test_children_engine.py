@@ -267,14 +267,18 @@ async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):
                     await ctx.insert(double, args={"n": 2}),
                     await ctx.insert(double, args={"n": 2}),
                     await ctx.insert(double, args={"n": 3}, unique_key="u", on_duplicate="return"),
-                    await ctx.insert(double, args={"n": 3}, unique_key="u"),
+                    await ctx.insert(double, args={"n": 3}, unique_key="u", on_duplicate="skip"),
                 ]
             )
             if ctx.attempt < 2:
                 raise RuntimeError("again")
             with pytest.raises(da.Duplicate) as duplicate:
-                await ctx.insert(double, args={"n": 3}, unique_key="u", on_duplicate="raise")
+                await ctx.insert(double, args={"n": 3}, unique_key="u")
             assert duplicate.value.existing_id == ctx.state["held"]
+            with pytest.raises(da.Duplicate):
+                await ctx.start_child(double, key="c", args={"n": 3}, unique_key="u")
+            with pytest.raises(da.ConfigError, match="start_child takes no on_duplicate"):
+                await ctx.start_child(double, key="a", args={"n": 1}, on_duplicate="skip")  # type: ignore[call-arg]
             with pytest.raises(da.ConfigError, match="key"):
                 await ctx.start_child(double, key=5, args={"n": 1})  # type: ignore[arg-type]
             return da.Next(self.second)

@@ -99,17 +99,18 @@ async def test_a_bad_option_writes_nothing(client, machine, db, options):
 async def test_a_key_is_occupied_while_its_instance_lives(durable_dsn, machine):
     async with running(durable_dsn, queues={}) as run:
         first = await run.insert(machine, unique_key="order:1")
-        assert await run.engine.client.insert(machine, unique_key="order:1") is None
-        assert await run.engine.client.insert(machine, unique_key="order:1", on_duplicate="return") == first
-        with pytest.raises(da.Duplicate, match="order:1") as caught:
-            await run.engine.client.insert(machine, unique_key="order:1", on_duplicate="raise")
-        assert (caught.value.existing_id, caught.value.key) == (first, "order:1")
-        assert (
-            await run.engine.client.insert(machine, unique_key=b"order:1") is None
-        )  # text or bytes: one key
+        insert = run.engine.client.insert
+        for options in ({}, {"on_duplicate": "raise"}):
+            for key in ("order:1", b"order:1"):  # text or bytes: one key
+                with pytest.raises(da.Duplicate, match="order:1") as caught:
+                    await insert(machine, unique_key=key, **options)
+                assert (caught.value.existing_id, caught.value.key) == (first, "order:1")
+        assert await insert(machine, unique_key="order:1", on_duplicate="return") == first
+        assert await insert(machine, unique_key="order:1", on_duplicate="skip") is None
+        assert await run.engine.client.insert_many(machine, [{"unique_key": "order:1"}]) == [None]
     async with running(durable_dsn) as run:
         await run.ended(first)
-        again = await run.insert(machine, unique_key="order:1", on_duplicate="raise")  # free again
+        again = await run.insert(machine, unique_key="order:1")  # free again
         await run.ended(again)
         assert (await run.engine.client.inspect("order:1")).id == again  # the newest that had it
 
@@ -120,10 +121,9 @@ async def test_scopes(durable_dsn, machine):
         forever = [*LIVE, "done", "failed"]
         first = await run.insert(machine, unique_key="once", unique_scope=forever)
         assert (await run.ended(first)).status == "done"
-        assert (
-            await insert(machine, unique_key="once", unique_scope=forever) is None
-        )  # ended, and still taken
-        assert await insert(machine, unique_key="once") is None  # whoever asks
+        for options in ({"unique_scope": forever}, {}):  # ended, and still taken, whoever asks
+            with pytest.raises(da.Duplicate):
+                await insert(machine, unique_key="once", **options)
         for _ in range(2):  # an empty scope never occupies it
             assert await run.insert(machine, unique_key="never", unique_scope=[], schedule_in=600)
 
@@ -163,7 +163,7 @@ async def test_racing_for_a_key(durable_dsn, machine):
     async with da.open_client(durable_dsn) as client:
 
         async def one() -> None:
-            won.append(await client.insert(machine, unique_key="k"))
+            won.append(await client.insert(machine, unique_key="k", on_duplicate="skip"))
 
         async with trio.open_nursery() as nursery:
             for _ in range(20):
@@ -184,8 +184,13 @@ async def count(dsn: str) -> int:
 @pytest.mark.parametrize("commit", [True, False], ids=["committed", "rolled back"])
 async def test_sync(durable_dsn, machine, commit):
     with psycopg.connect(durable_dsn) as conn:
-        assert da.sync.insert(conn, machine, state=Order(1), unique_key="k")
-        assert da.sync.insert(conn, machine, unique_key="k") is None
+        first = da.sync.insert(conn, machine, state=Order(1), unique_key="k")
+        with pytest.raises(da.Duplicate) as caught:
+            da.sync.insert(conn, machine, unique_key="k")
+        assert caught.value.existing_id == first
+        assert da.sync.insert(conn, machine, unique_key="k", on_duplicate="return") == first
+        assert da.sync.insert(conn, machine, unique_key="k", on_duplicate="skip") is None
+        assert da.sync.insert_many(conn, machine, [{"unique_key": "k"}]) == [None]
         assert da.sync.insert_many(conn, machine, []) == []
         assert len(da.sync.insert_many(conn, machine, [{}, {"priority": 3}])) == 2
         with pytest.raises(da.ConfigError, match="schema"):
@@ -245,8 +250,14 @@ async def test_asyncio(durable_dsn, tmp_path):
             async with await psycopg.AsyncConnection.connect(dsn) as conn:
                 await da.aio.insert(conn, mail, args={"n": 1})
                 await conn.rollback()
-                assert await da.aio.insert(conn, mail, args={"n": 2}, unique_key="k")
-                assert await da.aio.insert(conn, mail, args={}, unique_key="k") is None
+                first = await da.aio.insert(conn, mail, args={"n": 2}, unique_key="k")
+                assert await da.aio.insert(conn, mail, args={}, unique_key="k", on_duplicate="skip") is None
+                try:
+                    await da.aio.insert(conn, mail, args={}, unique_key="k")
+                except da.Duplicate as exc:
+                    assert exc.existing_id == first
+                else:
+                    raise AssertionError
                 assert await da.aio.insert_many(conn, mail, []) == []
 
         asyncio.run(main(sys.argv[1]))
@@ -261,5 +272,4 @@ async def test_a_foreign_insert_is_found_by_polling(durable_dsn, machine):
     async with running(durable_dsn) as run:
         with psycopg.connect(durable_dsn) as conn:
             number = da.sync.insert(conn, machine, state=Order(9))
-        assert number is not None
         assert (await run.ended(number)).result == 9

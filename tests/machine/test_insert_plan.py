@@ -45,7 +45,7 @@ def test_the_defaults():
         unique_scope=(),
         eligible_at=None,
         delay=0.0,
-        on_duplicate=None,
+        on_duplicate="raise",
     )
 
 
@@ -71,6 +71,7 @@ def test_the_defaults():
         ({"schedule_in": dt.timedelta(hours=1)}, "delay", 3600.0),
         ({"schedule_in": None, "schedule_at": None, "eligible_at": None}, "delay", 0.0),
         ({"on_duplicate": "return"}, "on_duplicate", "return"),
+        ({"on_duplicate": "skip"}, "on_duplicate", "skip"),
     ],
 )
 def test_each_option(options, field, value):
@@ -118,7 +119,8 @@ def test_precedence_of_the_times():
         ({"eligible_at": NOON.replace(tzinfo=None)}, "eligible_at must be a datetime with a time zone"),
         ({"schedule_at": "tomorrow"}, "schedule_at must be a datetime"),
         ({"schedule_in": -1}, "schedule_in must be a finite number"),
-        ({"on_duplicate": "ignore"}, "on_duplicate must be"),
+        ({"on_duplicate": "ignore"}, 'on_duplicate must be "raise", "return" or "skip"; it is \'ignore\''),
+        ({"on_duplicate": None}, "on_duplicate must be"),
     ],
 )
 def test_bad_options(options, text):

@@ -253,6 +253,8 @@ def test_unknown_child_options_are_refused_with_a_guess():
         da.Child("x", zzz=1)
     with pytest.raises(InvalidOutcome, match="two names of the same thing"):
         da.Child("x", state=1, args=1)
+    with pytest.raises(InvalidOutcome, match="is no child of this barrier"):
+        da.Child("x", unique_key="k", on_duplicate="return")
 
 
 @pytest.mark.parametrize("join", ["all", "any_failed", 1, 2])

@@ -124,7 +124,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.add(draw(st.lists(st.sampled_from([None, None, "k", "l"]), min_size=1, max_size=3)))
 
     def add(self, keys: list[str | None]) -> None:
-        plans = [plan_insert(self.spec, {} if key is None else {"unique_key": key}) for key in keys]
+        plans = [
+            plan_insert(self.spec, {} if key is None else {"unique_key": key}, on_duplicate="skip")
+            for key in keys
+        ]
         ids = self.portal.call(insert_instances, SCHEMA, plans)
         for key, number in zip(keys, ids, strict=True):
             assert (number is None) == (self.world.occupant(key) is not None)

@@ -89,7 +89,7 @@ def plan(**columns: Any) -> InsertPlan:
         "unique_scope": (),
         "eligible_at": None,
         "delay": 0.0,
-        "on_duplicate": None,
+        "on_duplicate": "skip",
     }
     return InsertPlan(**(values | columns))
 

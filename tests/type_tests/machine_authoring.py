@@ -9,7 +9,9 @@ from datetime import timedelta
 from typing import Any, Generic, TypedDict, TypeVar, reveal_type
 
 import attrs
+import durable_actors
 import durable_actors.machine as da
+import psycopg
 
 
 @attrs.frozen
@@ -222,7 +224,11 @@ async def use(ctx: da.Context[Order]) -> None:
     await send(Order(1))  # E
     await Checkout().ship(3)  # E
     await ctx.insert(Checkout, state=Order(1), unique_key="order:1", schedule_in=timedelta(hours=1))
-    await ctx.insert(send, args=Order(1), on_duplicate="return")
+    reveal_type(await ctx.insert(send, args=Order(1)))  # R: int
+    reveal_type(await ctx.insert(send, args=Order(1), on_duplicate="return"))  # R: int
+    reveal_type(await ctx.insert(send, args=Order(1), on_duplicate="skip"))  # R: int \| None
+    await ctx.insert(send, args=Order(1), on_duplicate="ignore")  # E
+    await ctx.start_child(send, key="a", on_duplicate="skip")  # E
     await ctx.insert("shop:Checkout")
     await ctx.insert(plain_function)  # E
     await ctx.insert(Checkout, priority="high")  # E
@@ -232,6 +238,24 @@ async def use(ctx: da.Context[Order]) -> None:
     await ctx.start_child(send)  # E
     async for signal in ctx.iter_signals():
         reveal_type(signal.name)  # R: str
+
+
+async def insert(
+    client: durable_actors.Client, conn: psycopg.Connection, other: psycopg.AsyncConnection
+) -> None:
+    options: da.InsertOptions = {"unique_key": "k"}
+    reveal_type(await durable_actors.insert(send, args=Order(1)))  # R: int
+    reveal_type(await durable_actors.insert(send, on_duplicate="skip"))  # R: int \| None
+    reveal_type(await durable_actors.insert(send, **options))  # R: int \| None
+    reveal_type(await durable_actors.insert_many(send, [options]))  # R: list\[.*int \| None\]
+    reveal_type(await client.insert(send, on_duplicate="return"))  # R: int
+    reveal_type(await client.insert(send, on_duplicate="skip"))  # R: int \| None
+    reveal_type(durable_actors.sync.insert(conn, send))  # R: int
+    reveal_type(durable_actors.sync.insert(conn, send, on_duplicate="skip"))  # R: int \| None
+    reveal_type(await durable_actors.aio.insert(other, send, on_duplicate="raise"))  # R: int
+    reveal_type(await durable_actors.aio.insert(other, send, on_duplicate="skip"))  # R: int \| None
+    await durable_actors.insert(send, on_duplicate=None)  # E
+    await durable_actors.insert(send, nonsense=1)  # E
 
 
 def exhaustive(outcome: da.Outcome) -> str:
