@@ -1,6 +1,17 @@
-"""Sphinx: MyST Markdown, furo."""
+"""Sphinx: MyST Markdown, furo. The build fails when a public class loses the description of one of its fields."""
 
+from __future__ import annotations
+
+import ast
 from importlib.metadata import version as _version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import durable_actors
+from durable_actors import otp
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 project = "durable_actors"
 author = "the durable_actors authors"
@@ -15,5 +26,82 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
 suppress_warnings = ["myst.xref_missing"]
 default_role = "code"
+
+PACKAGES = {"durable_actors": durable_actors, "durable_actors.otp": otp}
+HIDDEN = {"Context": {"port"}}
+"""Fields that are the engine's own."""
+
+
+def _written_in() -> dict[str, str]:
+    """Class or function → the module whose source has it."""
+    package = Path(durable_actors.__file__).parent
+    found: dict[str, str] = {}
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join(["durable_actors", *path.relative_to(package).with_suffix("").parts])
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(f"{module}:{node.name}", module)
+    return found
+
+
+def _restore_modules() -> None:
+    """Public classes name the package as their module; autodoc reads descriptions of fields where they are written."""
+    written = _written_in()
+    for name, package in PACKAGES.items():
+        for public in package.__all__:
+            value = getattr(package, public)
+            if getattr(value, "__module__", None) == name:
+                places = [
+                    module
+                    for key, module in written.items()
+                    if key.endswith(f":{public}") and module.startswith(name + ".")
+                ]
+                near = [module for module in places if ".otp." not in module or name.endswith("otp")]
+                if near:
+                    value.__module__ = near[0].removesuffix(".__init__")
+
+
+def _fields(value: Any) -> set[str]:
+    if not isinstance(value, type):
+        return set()
+    if attrs.has(value):
+        found = {field.name for field in attrs.fields(value) if not field.inherited}
+    elif hasattr(value, "__total__"):  # a TypedDict
+        found = set(value.__annotations__)
+    else:
+        found = set()
+    return {name for name in found if not name.startswith("_")} - HIDDEN.get(value.__name__, set())
+
+
+def _check_fields(app: Sphinx, error: Exception | None) -> None:
+    if error is not None or app.builder.name != "html":
+        return
+    objects = app.env.get_domain("py").objects  # type: ignore[attr-defined]
+    missing = [
+        f"{name}.{public}.{field}"
+        for name, package in PACKAGES.items()
+        for public in package.__all__
+        for field in sorted(_fields(getattr(package, public)))
+        if getattr(package, public).__name__ == public and f"{name}.{public}.{field}" not in objects
+    ]
+    missing += [
+        f"{name}.{public}"
+        for name, package in PACKAGES.items()
+        for public in package.__all__
+        if isinstance(value := getattr(package, public), type)
+        and value.__name__ == public  # another name of the same class needs no place of its own
+        and f"{name}.{public}" not in objects
+        and not (name == "durable_actors" and f"durable_actors.errors.{public}" in objects)
+    ]
+    if missing:
+        raise ExtensionError("the reference does not describe: " + ", ".join(missing))
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    _restore_modules()
+    app.connect("build-finished", _check_fields)

@@ -23,7 +23,7 @@ from durable_actors._store.observe import Filters, count_statuses, list_instance
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts, Order, audit
 from durable_actors.cli.demo_workers import LOOK_EVERY, MACHINES, Worker, open_workers, wait_alive
-from durable_actors.cli.options import bare_errors, import_modules, json_option
+from durable_actors.cli.options import Whole, bare_errors, import_modules, json_option
 from durable_actors.cli.output import plain, print_json
 from durable_actors.client import open_client
 from durable_actors.config import EMBEDDED, Config
@@ -46,7 +46,7 @@ _PAYMENTS: Final = (
 
 
 @click.command(short_help="Watch orders survive the death of a worker.")
-@click.option("--orders", type=click.IntRange(20, 2000), default=80, help="How many. Default: 80.")
+@click.option("--orders", type=Whole(20, 2000), default=80, help="How many. Default: 80.")
 @click.option("--dsn", default=EMBEDDED, metavar="DSN", help="Postgres to use. Default: the embedded one.")
 @json_option
 def demo(*, orders: int, dsn: str, as_json: bool) -> None:

@@ -25,7 +25,14 @@ from durable_actors._store.observe import (
 )
 from durable_actors._store.read import Instance, find_by_key, read_by_ids
 from durable_actors._store.rows import Status
-from durable_actors.cli.options import database_options, json_option, key_bytes, open_store, read_target
+from durable_actors.cli.options import (
+    Whole,
+    database_options,
+    json_option,
+    key_bytes,
+    open_store,
+    read_target,
+)
 from durable_actors.cli.output import (
     ago,
     coloured,
@@ -40,7 +47,7 @@ from durable_actors.cli.output import (
 from durable_actors.cli.why import why
 from durable_actors.errors import DurableError, NoTarget
 
-_ids = click.IntRange(1, NEWEST)
+_ids = Whole(1, NEWEST)
 
 
 @click.command("list")
@@ -48,11 +55,11 @@ _ids = click.IntRange(1, NEWEST)
 @click.option("--machine", metavar="NAME", help="Only of this machine.")
 @click.option("--queue", metavar="NAME", help="Only of this queue.")
 @click.option("--key", metavar="KEY", help="Only those that have or had this unique key.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many. Default: 20.")
+@click.option("--limit", type=Whole(1, 10_000), default=20, help="At most so many. Default: 20.")
 @click.option("--before", type=_ids, default=NEWEST, metavar="ID", help="Only older ones: with lower ids.")
 @click.option(
     "--depth",
-    type=click.IntRange(1, 100_000_000),
+    type=Whole(1, 100_000_000),
     default=100_000,
     help="Rows to look at before giving up. Default: 100000.",
 )

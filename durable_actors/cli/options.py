@@ -87,6 +87,23 @@ def duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+class Whole(click.IntRange):
+    """A whole number within bounds. A `type=` of options."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Make a number of what was typed; say which numbers there are."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = None
+        if number is None or number < (self.min or 0) or (self.max is not None and number > self.max):
+            bounds = f"from {self.min}" + ("" if self.max is None else f" to {self.max}")
+            self.fail(f"{value!r} is not a whole number {bounds}", param, ctx)
+        return number
+
+
 def read_json(argument: str | None, *, option: str) -> Any:
     """The JSON of an argument; `-` reads it from standard input. None for a missing argument."""
     if argument is None:
@@ -96,7 +113,7 @@ def read_json(argument: str | None, *, option: str) -> Any:
         return decode_json(text.encode("utf-8", "surrogateescape"), what=option)
     except ValueError as exc:
         hint = "" if text.lstrip()[:1] in {"{", "[", '"'} else " (a text needs quotes: '\"like this\"')"
-        raise click.UsageError(f"{option}: {_one_line(exc)}{hint}") from None
+        raise click.UsageError(f"{_one_line(exc)}{hint}") from None
 
 
 def read_target(text: str, *, as_key: bool) -> int | str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.observe import NodeView, Rates, read_nodes, read_queues, read_rates
-from durable_actors.cli.options import database_options, duration, json_option, open_store
+from durable_actors.cli.options import Whole, database_options, duration, json_option, open_store
 from durable_actors.cli.output import make_console, plain, print_json
 from durable_actors.cli.overview import QueueView, make_views, node_table, queue_table
 
@@ -80,9 +80,7 @@ def draw(picture: Picture, schema: str, *, keys: bool) -> Group:
 @click.option(
     "--interval", type=duration, metavar="DURATION", default=1.0, help="Pause between looks. Default: 1."
 )
-@click.option(
-    "--count", type=click.IntRange(1), metavar="N", help="End after N looks. Default: never; piped: 1."
-)
+@click.option("--count", type=Whole(1), metavar="N", help="End after N looks. Default: never; piped: 1.")
 @database_options
 @json_option
 def top(*, interval: float, count: int | None, dsn: str | None, schema: str, as_json: bool) -> None:

@@ -143,7 +143,9 @@ def decode_json(data: bytes | str, *, what: str, type: Any = Any) -> Any:  # noq
     """Return a result or payload from JSON, as `type`; raise `StateError` that begins with `what`."""
     try:
         return _decode_any(data) if type is Any else msgspec.json.decode(data, type=type)
-    except Exception as error:  # noqa: BLE001 - __post_init__ and validators of the user's class run here
+    except Exception as error:
+        if type is Any:  # nothing to fit into: the text itself is wrong, and has no places yet
+            raise StateError(f"{what}: {_PLACE.sub('', _told(error))}") from error
         _Refused(error).explain(None, f"{what} does not fit {type_name(type)}")
 
 

@@ -89,16 +89,26 @@ class Registry:
         if have:
             return f"machine {shown(name)} has no version {version} here; registered are {', '.join(map(str, have))}"
         names = sorted({each.name for each in self._specs.values()})
-        # People type "Checkout" for "shop.machines:Checkout": compare with the last part, too.
-        near = [each for each in names if each.rpartition(":")[2] == name]
-        near += [each for each in get_close_matches(name, names, n=3, cutoff=0.5) if each not in near]
-        if near:
+        if near := _near(name, names):
             hint = f"did you mean {' or '.join(map(repr, near))}?"
         elif names:
             hint = f"registered are {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
         else:
             hint = "none is registered; import the module that defines it"
         return f"no machine is named {shown(name)} here: {hint}"
+
+
+def _near(name: str, names: list[str]) -> list[str]:
+    """The names that somebody who typed `name` may have meant, the likeliest first.
+
+    Only the parts behind the module are compared: those of one module have that in common with any mistake.
+    """
+    typed = name.rpartition(":")[2]
+    by_last: dict[str, list[str]] = {}
+    for each in names:
+        by_last.setdefault(each.rpartition(":")[2], []).append(each)
+    close = get_close_matches(typed, by_last, n=3, cutoff=0.7)
+    return [each for last in close for each in by_last[last]][:3]
 
 
 def _not_a_machine(value: object) -> str:

@@ -160,3 +160,9 @@ def test_a_retried_child_is_waited_for_again(shell: Shell):
     stray = shell.add(status="failed", parent_id=parent, barrier=2)  # of a barrier that has opened
     shell.ok("retry", stray)
     assert shell.row(parent, "children_pending") == (2,)
+
+
+@pytest.mark.parametrize("limit", ["x", "0", "10001", "1.5"])
+def test_a_number_that_is_none_is_told_with_its_bounds(shell: Shell, limit: str):
+    said = shell.refused("list", "--limit", limit, code=2)
+    assert f"'--limit': '{limit}' is not a whole number from 1 to 10000" in said

@@ -49,9 +49,9 @@ def test_insert_a_duplicate(shell: Shell):
     ("arguments", "code", "text"),
     [
         (["Checkout"], 1, "Give its module (--module shop.machines)"),
-        (["Checkout", "--module", "shop"], 1, "did you mean 'shop:Checkout'?"),
+        (["Checkout", "--module", "shop"], 1, "did you mean 'shop:Checkout'?\n"),
         (["shop:Checkout", "--state", '{"order": "x"}'], 1, "at $.order: Expected `int`, got `str`"),
-        (["shop:Checkout", "--state", "{order"], 2, "--state: "),
+        (["shop:Checkout", "--state", "{order"], 2, "Error: --state: JSON is malformed"),
         (["shop:Checkout", "--state", "hello"], 2, "a text needs quotes"),
         (["shop:Checkout", "--state", '{"order": 1}', "--step", "nope"], 1, "has no step 'nope'"),
         (["shop:Checkout", "--state", '{"order": 1}', "--priority", "99999"], 1, "priority"),

@@ -129,6 +129,7 @@ def test_threads_that_register_at_once(registry):
         ("shop:Chekout", r"did you mean 'shop:Checkout'\?"),
         ("Checkout", r"did you mean 'shop:Checkout'\?"),
         ("zzzzzz", "registered are shop:Checkout"),
+        ("shop:Refund", "registered are shop:Checkout"),  # the module alone is no likeness
     ],
 )
 def test_an_unknown_name_lists_near_ones(registry, name, text):
