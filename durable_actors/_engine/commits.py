@@ -117,6 +117,8 @@ class Release:
 
     attempts: int
     hold: bool
+    interruptions: int = 0
+    """1: a drain ended their runs."""
     tries: int = 0
     """How often their rows were found locked."""
 
@@ -144,9 +146,9 @@ class Commits:
             self._wake.cast(None)
         self.entries.append(entry)
 
-    def release(self, claim: Claim, *, attempts: int, hold: bool = False) -> None:
+    def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: bool = False) -> None:
         """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
-        self.releases.setdefault(Release(attempts, hold), []).append(claim)
+        self.releases.setdefault(Release(attempts, hold, interruptions), []).append(claim)
         self._wake.cast(None)
 
     def take(self, most: int = MAX_BATCH) -> list[Entry]:

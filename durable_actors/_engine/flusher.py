@@ -262,7 +262,12 @@ class Flusher(Actor[object]):
             try:
                 async with node.pool.acquire(node.lane("commit")) as conn:
                     released, promoted = await release_claims(
-                        conn, node.owner.schema, claims, attempts=how.attempts, hold=how.hold
+                        conn,
+                        node.owner.schema,
+                        claims,
+                        attempts=how.attempts,
+                        interruptions=how.interruptions,
+                        hold=how.hold,
                     )
                     missing = [claim for claim in claims if claim.id not in released]
                     rows = dict[int, ClaimState]()

@@ -70,7 +70,16 @@ class Settling:
         if reason is None and trio.current_time() >= claim.trusted_until:
             reason = "its lease could not be renewed in time"
         if held.lost is None:
-            self._commits.release(claim, attempts=1)
+            # A run that a drain ended is no attempt. One that lost its key or its lease counts, also while it drains.
+            drained = reason is None and node.draining
+            self._commits.release(claim, attempts=0 if drained else 1, interruptions=1 if drained else 0)
+            if drained:
+                logger.info(
+                    "instance %d: %s, step %s was interrupted by the drain; attempts unchanged",
+                    claim.id,
+                    claim.fsm,
+                    claim.step,
+                )
         if reason is not None:
             logger.warning("instance %d: step %s was cancelled: %s", claim.id, claim.step, reason)
             if node.telemetry.active:

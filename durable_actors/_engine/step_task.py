@@ -5,8 +5,8 @@ Receives   nothing; it is cancelled when its claim is lost, its lease can no lon
 Sends      transitions to the flusher. It waits for the verdict only when the instance has children; else it leaves the
            outcome. An instance that stays on its claim goes on when that is committed, in whichever task is free.
 Writes     nothing itself.
-If it dies (cancelled) its claim goes back, attempt + 1; the step runs again from its beginning. After a bug of ours its
-lease ends it. An outcome that it has left does not die with it.
+If it dies (cancelled) its claim goes back, attempt + 1 (unchanged when a drain cancels it); the step runs again from
+its beginning. After a bug of ours its lease ends it. An outcome that it has left does not die with it.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ class StepTasks:
                 fatal = _asked_to_exit(exc)
                 if fatal is None and not ends_run(exc):
                     raise  # a bug of ours. Given back it would run into it again at once; the reaper backs off
-                self._commits.release(held.claim, attempts=1)
                 if fatal is None:
+                    self._settling.given_up(held)
                     raise  # cancelled, and the step's own clean-up failed beside that
+                self._commits.release(held.claim, attempts=1)
                 # The node stops, and the row goes back. Raised here it would tear the tree down before that.
                 self._node.on_fatal(fatal)
                 return None

@@ -138,11 +138,18 @@ ISO, and where fractions differ in length `+` is before `.` and before every dig
 
 
 async def release_claims(
-    conn: PgConn, schema: str, claims: Sequence[Claim | Stray], *, attempts: int, hold: bool = False
+    conn: PgConn,
+    schema: str,
+    claims: Sequence[Claim | Stray],
+    *,
+    attempts: int,
+    interruptions: int = 0,
+    hold: bool = False,
 ) -> tuple[set[int], list[Promoted]]:
     """Give claims back. Returns the ids that were released, and siblings of their keys now offered.
 
     A claim that is not among the ids was lost already, or its row is locked: then its lease ends it.
+    `interruptions` is 1 for runs that a drain ended, which are no attempts.
     `hold`: the key is busy elsewhere; the rows keep their place and are offered again by `promote_siblings`.
     """
     keys = sorted({claim.partition_key for claim in claims if claim.partition_key is not None})
@@ -151,6 +158,7 @@ async def release_claims(
         encode.text_array([claim.claim_id for claim in claims]),
         encode.number(attempts),
         b"1" if hold else b"0",
+        encode.number(interruptions),
     ]
     calls = [(statement("release_claims", schema), params)]
     if keys and not hold:

@@ -30,12 +30,19 @@ class Instance:
     priority: int
     attempt: int
     crashes: int
+    interruptions: int = 0
+    """Runs that a drain ended; they are no attempts."""
     visit: int
     state: object
     """The stored JSON, not decoded to the machine's type; as its text when Python cannot hold it."""
     result: object
     """Of `Done(result)`; None before."""
     last_error: str | None
+    """Text of the last failure; None after a step that succeeded."""
+    error_type: str | None = None
+    """Class of the exception behind it, as `module.Class`; None when there was none."""
+    traceback: str | None = None
+    """Its traceback, cut in the middle; None in lists."""
     partition_key: str | None
     unique_key: bytes | None
     parent_id: int | None
@@ -91,6 +98,9 @@ def read_instance(row: Row) -> Instance:
         updated_at=updated,
         finished_at=read_instant(row[21]),
         hold=number(22),
+        interruptions=number(23),
+        error_type=None if row[24] is None else text(24),
+        traceback=None if row[25] is None else text(25),
     )
 
 

@@ -25,6 +25,7 @@ from durable_actors._store.observe import (
 )
 from durable_actors._store.read import Instance, find_by_key, read_by_ids
 from durable_actors._store.rows import Status
+from durable_actors._wording import counted
 from durable_actors.cli.options import (
     Whole,
     database_options,
@@ -44,7 +45,7 @@ from durable_actors.cli.output import (
     shown_key,
     table,
 )
-from durable_actors.cli.why import why
+from durable_actors.cli.why import runs, why
 from durable_actors.errors import DurableError, NoTarget
 
 _ids = Whole(1, NEWEST)
@@ -109,7 +110,7 @@ def list_(
 
 
 def _table(instances: tuple[Instance, ...]) -> Any:
-    headers = ("id", "machine", "step", "status", "queue", "att", "key", "updated", "error")
+    headers = ("id", "machine", "step", "status", "queue", "runs", "key", "updated", "error")
     rows = (
         (
             each.id,
@@ -117,14 +118,14 @@ def _table(instances: tuple[Instance, ...]) -> Any:
             one_line(each.step),
             coloured(each.status),
             one_line(each.queue),
-            each.attempt,
+            runs(each),
             one_line(shown_key(each.unique_key) or "", limit=30),
             ago(each.updated_at),
             one_line(each.last_error or "", limit=60),
         )
         for each in instances
     )
-    return table(headers, rows, right=("id", "att"))
+    return table(headers, rows, right=("id", "runs"))
 
 
 @click.command(short_help="Show one instance, and why it waits.")
@@ -174,8 +175,12 @@ def _facts(instance: Instance, around: Surroundings) -> list[tuple[str, Text]]:
     facts: list[tuple[str, object]] = [
         ("instance", f"{instance.id} of {one_line(instance.machine)}/{instance.version}"),
         ("status", coloured(instance.status)),
-        ("step", f"{one_line(instance.step)}, visit {instance.visit}, attempt {instance.attempt}"),
+        ("step", f"{one_line(instance.step)}, visit {instance.visit}, {counted(runs(instance), 'run')}"),
         ("crashes", instance.crashes or None),
+        (
+            "drained",
+            f"{counted(instance.interruptions, 'run')} ended by a drain" if instance.interruptions else None,
+        ),
         ("queue", f"{one_line(instance.queue)}, priority {instance.priority}"),
         ("key", shown_key(instance.unique_key)),
         ("partition", instance.partition_key),

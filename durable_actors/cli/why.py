@@ -9,6 +9,11 @@ from durable_actors._store.read import Instance
 from durable_actors.cli.output import seconds
 
 
+def runs(instance: Instance) -> int:
+    """How often the step has run in this visit, a run that goes on included; `attempt` counts from 0."""
+    return instance.attempt + (instance.status in {"executing", "done", "failed"})
+
+
 def why(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]) -> str:
     """Say what the instance waits for, as far as its row, its siblings and the nodes tell."""
     match instance.status:
@@ -71,7 +76,7 @@ def _waiting(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]
         named = ", ".join(each.incarnation for each in serving)
         nobody = f"no live node that serves queue {instance.queue!r} knows {machine} ({named} do not)"
     if around.eligible_in > 0:
-        after = f" (attempt {instance.attempt})" if instance.attempt else ""
+        after = f" (run {instance.attempt + 1})" if instance.attempt else ""
         text = f"it is scheduled: due in {seconds(around.eligible_in)}{after}"
         return f"{text}; and {nobody}" if nobody else text
     if nobody:

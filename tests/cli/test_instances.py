@@ -48,7 +48,7 @@ def test_list_for_people(shell: Shell):
     assert shell.ok("list") == "no instances\n"
     number = shell.add(status="failed", last_error="first\nsecond", unique_key=b"\xff\x00")
     head, line = shell.ok("list").splitlines()
-    assert head.split() == ["id", "machine", "step", "status", "queue", "att", "key", "updated", "error"]
+    assert head.split() == ["id", "machine", "step", "status", "queue", "runs", "key", "updated", "error"]
     assert line.split()[:5] == [str(number), "shop:Checkout/1", "charge", "failed", "default"]
     assert "\\xff00" in line
     assert "first\\nsecond" in line
@@ -100,6 +100,21 @@ def test_show_everything(shell: Shell):
         "why        it awaits a signal named 'a', 'b', then runs step 'charge'",
     ):
         assert line in text.splitlines()
+
+
+def test_runs_are_counted_as_people_count(shell: Shell):
+    """`attempt` counts from 0 and is what programs read; after three runs people read 3."""
+    failed = shell.add(status="failed", attempt=2, last_error="x", interruptions=1)
+    waiting = shell.add(attempt=2)
+    fresh = shell.add()
+    once = shell.add(status="done")
+    rows = {line.split()[0]: line.split()[5] for line in shell.ok("list").splitlines()[1:]}
+    assert rows == {str(failed): "3", str(waiting): "2", str(fresh): "0", str(once): "1"}
+    said = shell.ok("show", failed).splitlines()
+    assert "step       charge, visit 1, 3 runs" in said
+    assert "drained    1 run ended by a drain" in said
+    assert "step       charge, visit 1, 1 run" in shell.ok("show", once).splitlines()
+    assert (shell.json("show", failed)["attempt"], shell.json("show", failed)["interruptions"]) == (2, 1)
 
 
 def test_show_says_who_holds_the_key(shell: Shell):

@@ -124,7 +124,7 @@ async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str, tm
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=40)
     assert process.returncode == 0
-    assert await wait_status(durable_dsn, slow, "runnable") == ("runnable", None, 1, None)
+    assert await wait_status(durable_dsn, slow, "runnable") == ("runnable", None, 0, None)
 
 
 def test_it_ends_with_its_standard_input(start: Start):

@@ -118,7 +118,7 @@ CASES: dict[str, tuple[Instance, Surroundings, list[NodeView], str]] = {
     ),
     "scheduled": (
         *(instance(attempt=2), around(eligible_in=7200.0), [node()]),
-        "it is scheduled: due in 2 h (attempt 2)",
+        "it is scheduled: due in 2 h (run 3)",
     ),
     "scheduled for nobody": (
         *(instance(), around(eligible_in=50.0), []),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import durable_actors as da
 import pytest
 import trio
@@ -10,9 +12,10 @@ from tests.engine.engine_kit import PATIENCE, Gate, Recorder, running, until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
-COLUMNS = "status::text, attempt, crashes, locked_by, claim_id, lease_expires_at"
-BACK = ("runnable", 0, 0, None, None, None)
-CANCELLED = ("runnable", 1, 0, None, None, None)
+COLUMNS = "status::text, attempt, crashes, interruptions, locked_by, claim_id, lease_expires_at"
+BACK = ("runnable", 0, 0, 0, None, None, None)
+INTERRUPTED = ("runnable", 0, 0, 1, None, None, None)
+CRASHED = ("runnable", 1, 0, 0, None, None, None)
 
 
 def gated(gate: Gate, name: str = "gated", **options):
@@ -47,7 +50,7 @@ async def test_stop_lets_steps_finish_and_gives_buffers_back(durable_dsn, db):
 
 
 async def test_steps_that_take_too_long_are_cancelled_and_given_back(durable_dsn, db):
-    """Attempt + 1, for it has run; crashes unchanged, for it is not its fault."""
+    """A run that a drain ended is no attempt: it is not its fault. People see it in `interruptions`."""
     gate, ended = Gate(), []
 
     class M(da.Machine):
@@ -64,7 +67,36 @@ async def test_steps_that_take_too_long_are_cancelled_and_given_back(durable_dsn
         await gate.wait_entered()
         await run.engine.stop()
     assert ended == [("executing",)]
-    assert db.row(number, COLUMNS) == CANCELLED
+    assert db.row(number, COLUMNS) == INTERRUPTED
+
+
+async def test_drains_spend_no_attempts(durable_dsn, db, caplog):
+    """Three deploys in a row interrupt a job that may run once."""
+    gate, attempts = Gate(), []
+    caplog.set_level(logging.INFO, logger="durable_actors.engine")
+
+    @da.job(name="once", max_attempts=1)
+    async def once(args: dict, ctx: da.Context[dict]) -> str:
+        attempts.append(ctx.attempt)
+        if len(attempts) <= 3:
+            await gate.wait()
+        return "finished"
+
+    number = 0
+    for count in range(1, 4):
+        async with running(durable_dsn, drain_timeout=0) as run:
+            number = number or await run.insert(once)
+            await gate.wait_entered(count)
+        assert db.row(number, COLUMNS) == ("runnable", 0, 0, count, None, None, None)
+    async with running(durable_dsn) as run:
+        row = await run.ended(number)
+    assert (row.status, row.result, row.attempt, row.interruptions) == ("done", "finished", 0, 3)
+    assert attempts == [0, 0, 0, 0]
+    said = [text for text in caplog.messages if "interrupted by the drain" in text]
+    assert (
+        said
+        == [f"instance {number}: once, step perform was interrupted by the drain; attempts unchanged"] * 3
+    )
 
 
 async def test_leases_are_renewed_while_it_drains(durable_dsn, db):
@@ -191,7 +223,7 @@ async def test_hurry_cancels_what_still_runs(durable_dsn, db):
         await run.events.wait(DrainStarted)
         run.engine.hurry()
         await run.engine.stop()
-    assert db.row(number, COLUMNS) == CANCELLED
+    assert db.row(number, COLUMNS) == INTERRUPTED
 
 
 @pytest.mark.parametrize("fatal", [KeyboardInterrupt, SystemExit])
@@ -228,7 +260,7 @@ async def test_an_interrupt_in_a_step_stops_the_node(durable_dsn, db, fatal, whe
             await gate.wait_entered()
             numbers.append(await run.insert(M))
             await trio.sleep_forever()
-    assert [db.row(number, COLUMNS) for number in numbers] == [CANCELLED] * 2
+    assert [db.row(number, COLUMNS) for number in numbers] == [INTERRUPTED, CRASHED]
 
 
 async def test_stop_may_be_repeated(durable_dsn):

@@ -246,4 +246,4 @@ async def test_a_release_that_fails_is_repeated(durable_dsn, db, monkeypatch):
         number = await run.insert(gated(gate))
         await gate.wait_entered()
     assert failures == []
-    assert db.row(number, "status::text, attempt, crashes") == ("runnable", 1, 0)
+    assert db.row(number, "status::text, attempt, crashes, interruptions") == ("runnable", 0, 0, 1)

@@ -196,7 +196,7 @@ async def test_a_refusal_that_comes_in_a_drain_gives_the_row_back(durable_dsn, d
             run.engine.request_stop()
             claimed = run.engine._node.feeders["default"].claimed
             await until(lambda: not claimed._pool._accepting)
-    assert db.row(number, "status, attempt, crashes") == ("runnable", 1, 0)
+    assert db.row(number, "status, attempt, crashes, interruptions") == ("runnable", 0, 0, 1)
 
 
 async def test_a_stop_commits_what_is_left(durable_dsn, db):

@@ -181,7 +181,7 @@ async def test_a_stop_commits_beside_one_that_is_refused(durable_dsn, db):
             await until(lambda: flusher_state(run) == "stopping")
             await trio.sleep(0.3)
     assert [db.row(number, "status, attempt") for number in good] == [("done", 0)] * 3
-    assert db.row(bad, "status, attempt") == ("runnable", 1)
+    assert db.row(bad, "status, attempt, interruptions") == ("runnable", 0, 1)
 
 
 async def test_a_read_that_fails_after_the_commit_makes_nobody_stale(durable_dsn, monkeypatch):

@@ -175,6 +175,7 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
             continue
         new = tx.write(row, "release", claim)
         new.status, new.hold, new.attempt = "runnable", int(params[3] or 0), row.attempt + int(params[2] or 0)
+        new.interruptions = row.interruptions + int(params[4] or 0)
         new.unclaim()
         out.append(shown(number, row.queue, row.partition_key))
     return out

@@ -307,6 +307,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
+            r.interruptions, None, None,
         )
         for r in rows
     ]  # fmt: skip

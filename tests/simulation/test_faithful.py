@@ -29,7 +29,7 @@ HEAD = PickFrom([0, 1], ["-infinity"] * 2, [0, 0])
 COLUMNS = (
     "id, status, hold, step, attempt, crashes, visit, priority, partition_key, inbox, awaits, await_step, locked_by, "
     "claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, children_pending, "
-    "wake_on_failure, parent_id, barrier, last_error is not null, state::text, result::text"
+    "wake_on_failure, parent_id, barrier, last_error is not null, state::text, result::text, interruptions"
 )
 
 
@@ -102,7 +102,7 @@ def stored(row: Row) -> tuple[Any, ...]:
         row.inbox, None if row.awaits is None else list(row.awaits), row.await_step, row.locked_by,
         row.claim_id is not None, row.lease is not None, row.await_deadline is not None, row.children_total,
         row.children_pending, row.wake_on_failure, row.parent_id, row.barrier, row.last_error is not None,
-        row.state.decode(), None if row.result is None else row.result.decode(),
+        row.state.decode(), None if row.result is None else row.result.decode(), row.interruptions,
     )  # fmt: skip
 
 
@@ -251,7 +251,8 @@ class Pair:
     async def release(self) -> None:
         pairs = self._some()
         held = all(ours.partition_key is not None for ours, _ in pairs) and self.random.random() < 0.3
-        options = {"attempts": self.random.randint(0, 1), "hold": held}
+        attempts, interruptions = self.random.choice(((0, 0), (0, 1), (1, 0)))
+        options = {"attempts": attempts, "interruptions": interruptions, "hold": held}
         ours = await claims.release_claims(self.real, SCHEMA, [each for each, _ in pairs], **options)
         theirs = await claims.release_claims(self.model, SCHEMA, [each for _, each in pairs], **options)  # type: ignore[arg-type]
         assert ours[0] == theirs[0], self.said[-5:]

@@ -94,7 +94,12 @@ class Flusher:
             try:
                 async with node.pool.acquire("commit") as conn:
                     _, promoted = await release_claims(
-                        conn, node.owner.schema, claims, attempts=how.attempts, hold=how.hold
+                        conn,
+                        node.owner.schema,
+                        claims,
+                        attempts=how.attempts,
+                        interruptions=how.interruptions,
+                        hold=how.hold,
                     )
             except BaseException as exc:
                 releases.setdefault(how, []).extend(claims)
