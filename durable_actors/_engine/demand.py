@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
 
@@ -49,12 +51,36 @@ def shape_pause(took: float) -> float:
     return 0.0 if took < SHAPE_CHEAP else min(took * SHAPE_SHARE, SHAPE_MAX)
 
 
-def idle_wait(limits: QueueLimits, *, empty_picks: int, next_due: float | None) -> float:
-    """Seconds to sleep after so many picks in a row that found nothing.
+def poll_pause(limits: QueueLimits, *, empty_polls: int) -> float:
+    """Seconds from a poll to the next after so many polls in a row that found nothing.
 
-    Doubles from `poll_interval` up to `max_poll_interval`; never longer than to the next future row. A poke ends
-    it early.
+    Doubles from `poll_interval` up to `max_poll_interval`.
     """
-    doublings = min(max(empty_picks - 1, 0), 30)
-    wait = min(limits.poll_interval * 2.0**doublings, limits.max_poll_interval)
-    return wait if next_due is None else min(wait, max(next_due, 0.0))
+    doublings = min(max(empty_polls - 1, 0), 30)
+    return min(limits.poll_interval * 2.0**doublings, limits.max_poll_interval)
+
+
+class PollTimer:
+    """When a feeder polls its queue next. Time is an argument.
+
+    Only a poll that was due counts as an empty one. A feeder also looks when a slot becomes free; counted, fifty short
+    jobs a second would be fifty empty polls, and the next poll `max_poll_interval` away although there is work.
+    """
+
+    __slots__ = ("_due", "_empty", "_limits")
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._empty = 0
+        self._due = -math.inf
+
+    def looked(self, now: float, *, found_work: bool) -> float:
+        """The feeder has looked at its queue; return when to poll next. A poke ends the wait early."""
+        if found_work:
+            self._empty = 0
+        elif now < self._due:
+            return self._due
+        else:
+            self._empty += 1
+        self._due = now + poll_pause(self._limits, empty_polls=self._empty)
+        return self._due

@@ -18,7 +18,7 @@ import trio
 from durable_actors._engine.claimed import Claimed
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import QueueLimits, idle_wait
+from durable_actors._engine.demand import PollTimer, QueueLimits
 from durable_actors._engine.feeder_events import pick_event
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.looks import Looks
@@ -62,7 +62,8 @@ class Feeder(Actor[object]):
         self.claimed = Claimed(node, queue, limits=limits, pool=pool, commits=commits, keys=keys)
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._watch = Watch(node, queue, limits)
-        self._empty = 0
+        self._poll_timer = PollTimer(limits)
+        self._found_work = True  # by the last pick
         self._next_due: float | None = None
         self._deadline = math.inf
         self._soonest = SOONEST
@@ -98,13 +99,13 @@ class Feeder(Actor[object]):
             if wait <= trio.current_time() and not self.mailbox.stopping:
                 # What has begun takes its turn. To be cancelled in a receive would cost ten times that.
                 await trio.lowlevel.checkpoint()
-                self._polls = self._empty > 0
+                self._polls = not self._found_work
                 continue
             with trio.move_on_at(wait) as sleep:
                 await self.mailbox.receive()
-            # A slot that has become free tells of no work either, where the last look has seen none.
+            # A freed slot is no evidence of work either, if the last look found the queue empty.
             self._polls = (
-                self._empty > 0 if sleep.cancelled_caught else self._nothing and not self.cursor.hinted
+                not self._found_work if sleep.cancelled_caught else self._nothing and not self.cursor.hinted
             )
         while True:  # the gate is closed: nothing more to do until this actor is asked to stop
             await self.mailbox.receive()
@@ -130,15 +131,17 @@ class Feeder(Actor[object]):
         self._outage.over()
         now = trio.current_time()
         if picked.claims:
-            self._empty = 0
+            self._found_work = True
             if not begins:
                 await self._take_keys()
                 self.claimed.start()
         if picked.window >= wanted or self._missed:
             self._missed = False
             return now  # there may be more behind a full window, also when all of it was held or shelved
-        self._empty += not picked.claims
-        wait = now + idle_wait(self._limits, empty_picks=self._empty, next_due=self._next_due)
+        self._found_work = bool(picked.claims)
+        wait = self._poll_timer.looked(now, found_work=self._found_work)
+        if self._next_due is not None:
+            wait = min(wait, now + max(self._next_due, 0.0))
         if self.looks.old:
             wait = min(wait, self.looks.not_before)
         elif self._nothing and not picked.window:

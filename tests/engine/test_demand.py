@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from durable_actors._engine.demand import QueueLimits, demand, idle_wait, shape_pause
+from durable_actors._engine.demand import PollTimer, QueueLimits, demand, poll_pause, shape_pause
 from hypothesis import given, strategies as st
 
 
@@ -51,31 +51,37 @@ def test_demand_never_overfills_and_never_starves(of, running, buffered):
         assert wanted >= min(of.min_demand, room) or running + buffered == 0
 
 
-@pytest.mark.parametrize(
-    ("empty", "due", "wait"),
-    [
-        (0, None, 1.0),
-        (1, None, 1.0),
-        (2, None, 2.0),
-        (3, None, 4.0),
-        (4, None, 5.0),
-        (10**9, None, 5.0),
-        (9, 0.3, 0.3),
-        (1, 70.0, 1.0),
-        (1, -3.0, 0.0),
-    ],
-)
-def test_idle_wait(empty, due, wait):
-    assert idle_wait(limits(), empty_picks=empty, next_due=due) == wait
+@pytest.mark.parametrize(("empty", "pause"), [(0, 1.0), (1, 1.0), (2, 2.0), (3, 4.0), (4, 5.0), (10**9, 5.0)])
+def test_poll_pause(empty, pause):
+    assert poll_pause(limits(), empty_polls=empty) == pause
 
 
-@given(limits_, st.integers(0, 10**12), st.none() | st.floats(-10, 10**6))
-def test_idle_wait_is_bounded(of, empty, due):
-    wait = idle_wait(of, empty_picks=empty, next_due=due)
-    assert 0 <= wait <= of.max_poll_interval
-    if due is not None:
-        assert wait <= max(due, 0)
-    assert idle_wait(of, empty_picks=empty + 1, next_due=due) >= wait
+@given(limits_, st.integers(0, 10**12))
+def test_poll_pause_is_bounded_and_grows(of, empty):
+    pause = poll_pause(of, empty_polls=empty)
+    assert 0 <= pause <= of.max_poll_interval
+    assert poll_pause(of, empty_polls=empty + 1) >= pause
+
+
+def test_only_a_poll_that_was_due_counts():
+    timer = PollTimer(limits(most=8.0))
+    assert timer.looked(10.0, found_work=False) == 11.0
+    for step in range(1, 10):  # slots become free: looks, but no polls
+        assert timer.looked(10.0 + step / 10, found_work=False) == 11.0
+    assert timer.looked(11.0, found_work=False) == 13.0
+    assert timer.looked(13.5, found_work=False) == 17.5
+    assert timer.looked(17.5, found_work=False) == 25.5
+    assert timer.looked(20.0, found_work=False) == 25.5
+
+
+def test_work_snaps_the_polls_back():
+    timer = PollTimer(limits(most=8.0))
+    for now in (0.0, 1.0, 3.0, 7.0):
+        timer.looked(now, found_work=False)
+    assert timer.looked(8.0, found_work=True) == 9.0
+    assert timer.looked(8.5, found_work=False) == 9.0
+    assert timer.looked(9.0, found_work=False) == 10.0, "the first empty poll after work"
+    assert timer.looked(10.0, found_work=False) == 12.0
 
 
 def test_a_look_at_a_queue_full_of_dead_entries_costs_a_twentieth():

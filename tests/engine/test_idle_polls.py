@@ -8,8 +8,10 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
+import trio.testing
 from durable_actors._engine import feeder, watch
 from durable_actors.machine import isolated_registry
+from durable_actors.telemetry import StepCommitted
 
 CALLS = """
 select coalesce(sum(calls) filter (where query like '%recursive p(priority)%'), 0)::int,
@@ -173,3 +175,44 @@ async def test_a_watch_leaves_its_connection_to_whoever_waits_for_one(durable_ds
                         assert not engine._node.feeders["default"]._watch._looks
                     await watched(connection)
                 assert [lane.timeouts for lane in pool.statistics().lanes if lane.name == "client"] == [0]
+
+
+async def test_slots_that_become_free_do_not_put_the_next_poll_off(durable_dsn):
+    """Counted as empty polls, thirty of them would make the next pause a year, or `max_poll_interval`."""
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        gates = [trio.Event() for _ in range(30)]
+        ended = [trio.Event() for _ in range(30)]
+        late_ran = trio.Event()
+
+        @da.job(name="gated")
+        async def gated(args: dict) -> None:
+            await gates[args["number"]].wait()
+
+        @da.job(name="late")
+        async def late(args: dict) -> None:
+            late_ran.set()
+
+        def note(event: object) -> None:
+            if isinstance(event, StepCommitted) and event.id in numbers:
+                ended[numbers.index(event.id)].set()
+
+        numbers: list[int | None] = []
+        config = da.Config(
+            dsn=durable_dsn,
+            queues={"default": 31},
+            poll_interval=0.05,
+            max_poll_interval=3600,
+            pool_size=4,
+            observers=[note],
+        )
+        with trio.fail_after(60):
+            async with da.open_engine(config) as engine:
+                numbers += await engine.client.insert_many(
+                    gated, [{"args": {"number": each}} for each in range(30)]
+                )
+                for gate, end in zip(gates, ended, strict=True):  # one after the other: each frees a slot
+                    gate.set()
+                    await end.wait()
+                    await trio.testing.wait_all_tasks_blocked()
+                connection.execute(INSERT)
+                await late_ran.wait()

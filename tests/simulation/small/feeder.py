@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import idle_wait
+from durable_actors._engine.demand import PollTimer
 from durable_actors._engine.feeder import SOONEST
 from durable_actors._engine.leases import Held
 from durable_actors._engine.outage import TROUBLE, Outage
@@ -40,7 +40,8 @@ class Feeder:
         self._unsure = QUEUE in host.node.feeders
         self._fresh = True
         self._polls = self._nothing = self._full = False
-        self._empty = 0
+        self._poll_timer = PollTimer(host.limits)
+        self._found_work = True
         self._next_due: float | None = None
         self.deadline = math.inf
         self._expire_from = -math.inf
@@ -101,7 +102,7 @@ class Feeder:
                 wanted = self.slots.demand(len(self.buffer))
                 self._full = not wanted
                 wait = math.inf if not wanted else await self._refill(wanted)
-                self._polls = not await self.host.hunger.wait(wait) and self._empty > 0
+                self._polls = not await self.host.hunger.wait(wait) and not self._found_work
         finally:
             self._closed = True
             while self.going or self.buffer:
@@ -117,14 +118,16 @@ class Feeder:
             return self._outage.failed(exc)
         self._outage.over()
         if picked.claims:
-            self._empty = 0
+            self._found_work = True
             await self._take_keys()
             self._start()
         if picked.window >= wanted:
             return 0.0
-        self._empty += not picked.claims
+        self._found_work = bool(picked.claims)
         now = host.now()
-        wait = idle_wait(host.limits, empty_picks=self._empty, next_due=self._next_due)
+        wait = self._poll_timer.looked(now, found_work=self._found_work) - now
+        if self._next_due is not None:
+            wait = min(wait, self._next_due)
         look = self.cursor.next_look(now)
         return max(min(wait, self.deadline - now, math.inf if look is None else look), 0.0)
 

@@ -9,7 +9,7 @@ from tests.simulation.small.breakages import BREAKAGES, Breakage, first_noticed
 
 MOST = 300
 FIRST = {
-    "visit": 100, "no renewal": 22, "unknown failed": 40, "unknown done": 43, "lease": 1650,
+    "visit": 100, "no renewal": 22, "unknown failed": 40, "unknown done": 43, "lease": 3750,
     "consume": 15, "consume more": 60, "dedup": 58, "trust": 30, "no deadline": 130, "dead at once": 67,
     "restart proves": 67, "no kept": 170, "no reset": 650, "no restart": 100,
 }  # fmt: skip
