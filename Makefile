@@ -27,7 +27,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test chaos chaos-quick soak check format bench bench-quick docs clean test-postgres test-floor simulate
+.PHONY: help demo test chaos chaos-quick soak check format bench bench-quick bench-ab docs clean test-postgres test-floor simulate
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -123,6 +123,10 @@ bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done ## every figure a
 
 bench-quick: $(BENCH)/.done ## a minute: ratios to the ceiling and to the recorded run
 	@$(BENCH)/bin/python -m bench --quick $(BENCH_ARGS)
+
+BASE ?= HEAD~1
+bench-ab: $(BENCH)/.done ## this tree beside another commit, in turn: CPU per job and per step (BASE=ref, default the commit before)
+	@$(BENCH)/bin/python -m bench.ab $(BASE) $(BENCH_ARGS)
 
 # In the benchmarks' environment: it draws.
 SOAK_SECONDS ?= 1800
