@@ -1,9 +1,9 @@
 """The engine's side of `Context`: what a step may do to other instances while it runs.
 
 Everything here is fenced by the step's claim and idempotent by identity, for the step may run again. What has no key of
-its own is numbered: the n-th call of a kind in one visit is the same call in every run, as long as the oldest signal
-that the run was handed is the same; so a step that answers and awaits again answers every time. What `handle` does is
-numbered apart, per attempt: it tells of that failure.
+its own is numbered: the n-th call of a kind in one round of one visit is the same call in every run. Only committed
+outcomes count rounds, so a crash re-run finds what it sent, and the run after a Retry or a same-step Await sends anew.
+What `handle` does is numbered apart.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class EnginePort:
     async def signal(
         self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
     ) -> None:
-        """Send a signal, once per call and visit, however often the step runs."""
+        """Send a signal, once per call and round, however often crashes run the step again."""
         claim = self._claim(ctx)
         delivery = plan_signal(target, name, payload, dedup_key)
         if dedup_key is None:
@@ -214,13 +214,14 @@ class EnginePort:
         return held.claim
 
     def _ordinal(self, ctx: Context[Any], kind: str) -> str:
-        """Which call of its kind this is, in words that every run of the step which does the same would use."""
+        """Which call of its kind this is: the same text in every run of this round.
+
+        Neither the attempt nor what the run was handed is part of it: both differ between a run and its crash re-run.
+        """
         counts = self._calls.setdefault(ctx, {})
         counts[kind] = counts.get(kind, 0) + 1
-        # The oldest of what it was handed: a run after a crash may have been handed more, a run after a same-step await
-        # that has consumed its signals has been handed others.
-        oldest = min((signal.id for signal in ctx.awaited), default=0)
-        run = f"handle {ctx.attempt}" if ctx.in_handle else str(oldest)
+        done = self._claim(ctx).round
+        run = f"handle {done}" if ctx.in_handle else str(done)
         return f"{ctx.visit}/{run}/{counts[kind]}"
 
 

@@ -107,7 +107,22 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
         if what != "c":
             seen.append(Seen(number, priority, at, what))
             continue
-        claim, fsm, version, step, attempt, crashes, visit, state, key, parent, awaits, inbox, children = row
+        (
+            claim,
+            fsm,
+            version,
+            step,
+            attempt,
+            crashes,
+            visit,
+            state,
+            key,
+            parent,
+            awaits,
+            inbox,
+            children,
+            round_,
+        ) = row
         claims.append(
             Claim(
                 number,
@@ -126,6 +141,7 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
                 None if awaits is None else decode_text_array(awaits.encode()),
                 inbox,
                 children,
+                round_,
                 trusted_until,
             )
         )

@@ -36,13 +36,15 @@ class Claim:
     """A signal was sent to it at some time: its inbox is worth a look."""
     children_total: int
     """Children of the barrier that led here."""
+    round: int
+    """Committed outcomes of this visit; a crash re-run has the same."""
     trusted_until: float
     """On Trio's clock: the lease's end, counted from before the statement that set it was sent."""
 
     def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
         """The row is in this step now, still under this claim; a signal may have come while the last one ran."""
         self.step, self.visit, self.state, self.inbox = step, visit, state, inbox
-        self.attempt = self.crashes = 0
+        self.attempt = self.crashes = self.round = 0
 
     @property
     def plain(self) -> bool:

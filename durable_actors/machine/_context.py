@@ -145,14 +145,19 @@ class Context(Generic[S_co]):
         """Insert another instance, fenced by this claim; raises `Duplicate` when its unique key is occupied.
 
         `on_duplicate="return"` gives the existing id instead, `"skip"` None.
-        It is committed at once, not with the step's outcome: give a `unique_key`, for the step may run again.
+        It is committed at once, not with the step's outcome. A crash re-run finds what it inserted; the run after a
+        committed `Retry` or same-step `Await` inserts anew, unless a `unique_key` says that it is the same.
         """
         return await self._door("insert").insert(self, machine, options)
 
     async def signal(
         self, target: int | str, name: str, payload: object = None, *, dedup_key: str | None = None
     ) -> None:
-        """Send a signal to an instance, by id or unique key. Give a `dedup_key`: the step may run again."""
+        """Send a signal to an instance, by id or unique key.
+
+        It is committed at once, not with the step's outcome. A crash re-run does not send it twice; the run after a
+        committed `Retry` or same-step `Await` sends anew, unless a `dedup_key` says that it is the same.
+        """
         await self._door("signal").signal(self, target, name, payload, dedup_key)
 
     async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:

@@ -15,7 +15,7 @@
 create schema durable_audit;
 
 create type durable_audit.instance as (
-    id bigint, status durable.durable_status, visit bigint, rev bigint, step text, attempt int, crashes int, claim_id uuid,
+    id bigint, status durable.durable_status, visit bigint, round int, rev bigint, step text, attempt int, crashes int, claim_id uuid,
     locked_by text, lease_expires_at timestamptz, eligible_at timestamptz, await_deadline timestamptz, awaits text[],
     await_step text, hold smallint, priority smallint, queue text, fsm text, version int, partition_key text, unique_key bytea,
     unique_scope durable.durable_status[], parent_id bigint, barrier bigint, children_total int, children_pending int,
@@ -50,7 +50,7 @@ create table durable_audit.clock (
 -- PL/pgSQL, for it keeps its plan: as SQL functions, which a trigger cannot inline, they are planned anew for every row.
 create function durable_audit.told(g durable.gen_durable) returns durable_audit.instance language plpgsql stable as $$
 begin
-    return row(g.id, g.status, g.visit, g.rev, g.step, g.attempt, g.crashes, g.claim_id, g.locked_by, g.lease_expires_at,
+    return row(g.id, g.status, g.visit, g.round, g.rev, g.step, g.attempt, g.crashes, g.claim_id, g.locked_by, g.lease_expires_at,
                g.eligible_at, g.await_deadline, g.awaits, g.await_step, g.hold, g.priority, g.queue, g.fsm, g.fsm_version,
                g.partition_key, g.unique_key, g.unique_scope, g.parent_id, g.barrier, g.children_total, g.children_pending,
                g.wake_on_failure, g.inbox, left(g.last_error, 200), jsonb_hash_extended(g.state, 0),

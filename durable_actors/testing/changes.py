@@ -23,6 +23,7 @@ class InstanceState:
     id: int
     status: Status
     visit: int
+    round: int = 0
     rev: int = 0
     step: str = "start"
     attempt: int = 0

@@ -11,6 +11,7 @@ from durable_actors._engine import step_run
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running
 from tests.engine.kit import Db
+from tests.engine.test_fences import REAP
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -271,7 +272,9 @@ async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):
                 ]
             )
             if ctx.attempt < 2:
-                raise RuntimeError("again")
+                db.execute(REAP, ctx.id)
+                db.execute("update durable.gen_durable set eligible_at = now() where id = %s", ctx.id)
+                await trio.sleep_forever()
             with pytest.raises(da.Duplicate) as duplicate:
                 await ctx.insert(double, args={"n": 3}, unique_key="u")
             assert duplicate.value.existing_id == ctx.state["held"]
@@ -288,12 +291,7 @@ async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):
             found.append([await ctx.start_child(double, key="a", args={"n": 1})])
             return da.Done()
 
-        async def handle(self, error, ctx):
-            if isinstance(error, RuntimeError):
-                return da.Retry()
-            return da.Stop(error)
-
-    async with running(durable_dsn) as run:
+    async with running(durable_dsn, heartbeat_interval=0.05) as run:
         held = await run.insert(double, args={"n": 0}, unique_key="u", schedule_in=3600)
         row = await run.run(Starter, state={"held": held})
         assert row.status == "done", row.last_error

@@ -13,6 +13,7 @@ from durable_actors import aio, sync
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, Run, running
 from tests.engine.kit import Db
+from tests.engine.test_fences import REAP
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -229,7 +230,7 @@ async def test_a_full_inbox_is_paged_and_slows_nobody(durable_dsn):
         )
 
 
-async def test_a_step_signals_once_however_often_it_runs(durable_dsn):
+async def test_a_step_signals_once_however_often_a_crash_runs_it_again(durable_dsn, db: Db):
     machine = collector()
 
     class Sender(da.Machine[State]):
@@ -237,9 +238,11 @@ async def test_a_step_signals_once_however_often_it_runs(durable_dsn):
         async def start(self, ctx):
             await ctx.signal(ctx.state["to"], "n", "first")
             await ctx.signal("k", "n", "second")
-            if ctx.attempt < 3:
-                raise RuntimeError("again")
-            await ctx.signal("k", "n", "third")
+            if ctx.attempt < 2:
+                db.execute(REAP, ctx.id)
+                await trio.sleep_forever()
+            if ctx.attempt == 2:
+                raise RuntimeError("no more")
             return da.Next(self.second)
 
         @da.step
@@ -248,10 +251,10 @@ async def test_a_step_signals_once_however_often_it_runs(durable_dsn):
             return da.Done()
 
         async def handle(self, error, ctx):
-            await ctx.signal("k", "n", f"handle {ctx.attempt}")
-            return da.Retry()
+            await ctx.signal("k", "n", "handle")
+            return da.Next(self.second)
 
-    async with running(durable_dsn) as run:
+    async with running(durable_dsn, heartbeat_interval=0.05) as run:
         number = await run.insert(machine, unique_key="k")
         await parked(run, number)
         assert (await run.run(Sender, state={"to": number})).status == "done"
@@ -259,16 +262,13 @@ async def test_a_step_signals_once_however_often_it_runs(durable_dsn):
         assert await da.result(number, timeout=PATIENCE) == [
             "first",
             "second",
-            "handle 0",
-            "handle 1",
-            "handle 2",
-            "third",
+            "handle",
             "first",
         ]
 
 
-async def test_a_run_that_was_handed_more_sends_nothing_twice(durable_dsn):
-    """Its partner has answered what the first run, which failed, had sent: the second run is handed that, too."""
+async def test_a_run_that_was_handed_more_sends_nothing_twice(durable_dsn, db: Db):
+    """Its partner has answered what the first run, which crashed, had sent: the second run is handed that, too."""
 
     class Sender(da.Machine[State]):
         @da.step
@@ -281,13 +281,11 @@ async def test_a_run_that_was_handed_more_sends_nothing_twice(durable_dsn):
                 await ctx.signal("k", "n", received.payload)
             if ctx.attempt == 0:
                 await da.signal(ctx.id, "a", 2)
-                raise RuntimeError("again")
+                db.execute(REAP, ctx.id)
+                await trio.sleep_forever()
             return da.Done()
 
-        async def handle(self, error, ctx):
-            return da.Retry()
-
-    async with running(durable_dsn) as run:
+    async with running(durable_dsn, heartbeat_interval=0.05) as run:
         number = await run.insert(collector(), unique_key="k")
         sender = await run.insert(Sender)
         await parked(run, number)

@@ -39,7 +39,7 @@ STEPS = ("start", "a", "b")
 EXAMPLES = int(os.environ.get("DURABLE_MODEL_EXAMPLES", "15"))
 ROWS = (
     "select id, status::text, step, visit, attempt, crashes, eligible_at <= now(), awaits, await_step,"
-    " await_deadline is not null, children_pending, children_total, claim_id::text, parent_id, barrier, rev"
+    " await_deadline is not null, children_pending, children_total, claim_id::text, parent_id, barrier, rev, round"
     " from durable.gen_durable order by id"
 )
 EXPIRE = "update durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = any (%s)"
@@ -170,7 +170,9 @@ class StoreMachine(RuleBasedStateMachine):
             row = self.world.rows[claim.id]
             hold = Hold(len(self.claims), claim.id, claim.visit, claim.awaits)
             self.claims[hold.number] = claim.claim_id
-            assert (claim.step, claim.attempt, claim.visit) == (row.step, row.attempt, row.visit)
+            assert (claim.step, claim.attempt, claim.visit, claim.round) == (
+                row.step, row.attempt, row.visit, row.round,
+            )  # fmt: skip
             self.world.pick(hold)
             self.held.append(Held(hold, claim))
 
@@ -306,6 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
             expected = (model.status, model.step, model.visit, model.attempt, model.crashes)
             assert (status, step, visit, attempt, crashes) == expected, number
             assert kin[:2] == [model.parent, model.barrier]
+            assert kin[3] == model.round
             assert claim == (None if model.claim is None else self.claims[model.claim])
             if status == "runnable":
                 assert due == model.due
@@ -334,7 +337,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert signal in self.world.rows[target].kept
 
     def barriers_wait_for_living_children(self, found: list[tuple]) -> None:
-        for number, status, _, visit, *_, pending, total, _claim, _parent, _barrier, _rev in found:
+        for number, status, _, visit, *_, pending, total, _claim, _parent, _barrier, _rev, _round in found:
             if status == "awaiting_children":
                 mine = [row for row in found if row[13] == number and row[14] == visit]
                 alive = sum(row[1] not in {"done", "failed"} for row in mine)

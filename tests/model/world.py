@@ -18,6 +18,7 @@ class Row:
     status: str = "runnable"
     step: str = "start"
     visit: int = 1
+    round: int = 0
     attempt: int = 0
     crashes: int = 0
     claim: int | None = None
@@ -164,6 +165,7 @@ class World:
     def apply(self, row: Row, hold: Hold, outcome: Outcome) -> None:
         handed = set(hold.handed or ())
         row.due = True
+        row.round += 1
         match outcome:
             case Next():
                 self.consume(row, handed | set(outcome.consume))
@@ -184,6 +186,7 @@ class World:
     def enter(self, row: Row, step: str) -> None:
         row.step, row.attempt, row.crashes, row.awaits = step, 0, 0, None
         row.visit += 1
+        row.round = 0
         row.total = row.pending = 0
 
     def park(self, row: Row, handed: set[int], outcome: Await) -> None:

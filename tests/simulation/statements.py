@@ -101,7 +101,7 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             continue
         if what != "l":
             tx.write(row, "hold").hold = 1 if what == "h" else 2
-        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 13))
+        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 14))
     return out
 
 
@@ -127,7 +127,7 @@ def _claimed(row: Row) -> tuple[object, ...]:
     return (
         row.id, row.priority, lit.instant(row.eligible_at), "c", row.claim_id, row.fsm, row.version, row.step,
         row.attempt, row.crashes, row.visit, row.state.decode(), row.partition_key, row.parent_id,
-        None if awaits is None else awaits.decode(), row.inbox, row.children_total,
+        None if awaits is None else awaits.decode(), row.inbox, row.children_total, row.round,
     )  # fmt: skip
 
 
@@ -262,6 +262,7 @@ def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...
     new.result = None if result is None else jsonb(str(result))
     new.visit = row.visit + advance
     new.crashes = 0 if advance else row.crashes
+    new.round = 0 if advance else row.round + 1
     new.eligible_at = tx.now + round(delay * SECOND)
     if rekey:
         new.partition_key = key

@@ -207,7 +207,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     timeout = params[6]
     new.await_deadline = None if timeout is None or not needed else tx.now + round(float(timeout) * SECOND)
     new.state = row.state if params[2] is None else jsonb(params[2])
-    new.attempt = new.crashes = 0
+    new.attempt = new.crashes = new.round = 0
     new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
     new.children_total, new.children_pending, new.wake_on_failure = total, needed, params[5] == b"t"
     new.locked_by = new.lease = None

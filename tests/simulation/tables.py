@@ -19,12 +19,13 @@ class Row:
         "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
         "children_total", "claim_id", "crashes", "eligible_at", "fsm", "hold", "id", "inbox", "interruptions",
         "last_error", "lease", "locked_by", "parent_id", "partition_key", "priority", "queue", "result",
-        "scope", "state", "status", "step", "unique_key", "version", "visit", "wake_on_failure",
+        "round", "scope", "state", "status", "step", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
         defaults: dict[str, Any] = {
             "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "interruptions": 0, "visit": 1, "priority": 0,
+            "round": 0,
             "inbox": False, "children_total": 0, "children_pending": 0, "wake_on_failure": False, "scope": (),
             "version": 1,
         }  # fmt: skip

@@ -27,9 +27,10 @@ from tests.store.kit import connect, plan
 SCHEMA = "durable"
 HEAD = PickFrom([0, 1], ["-infinity"] * 2, [0, 0])
 COLUMNS = (
-    "id, status, hold, step, attempt, crashes, visit, priority, partition_key, inbox, awaits, await_step, locked_by, "
-    "claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, children_pending, "
-    "wake_on_failure, parent_id, barrier, last_error is not null, state::text, result::text, interruptions"
+    "id, status, hold, step, attempt, crashes, visit, round, priority, partition_key, inbox, awaits, await_step, "
+    "locked_by, claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, "
+    "children_pending, wake_on_failure, parent_id, barrier, last_error is not null, state::text, result::text, "
+    "interruptions"
 )
 
 
@@ -98,8 +99,8 @@ def unordered(values: Any) -> list[Any]:
 def stored(row: Row) -> tuple[Any, ...]:
     """As COLUMNS shows it."""
     return (
-        row.id, row.status, row.hold, row.step, row.attempt, row.crashes, row.visit, row.priority, row.partition_key,
-        row.inbox, None if row.awaits is None else list(row.awaits), row.await_step, row.locked_by,
+        row.id, row.status, row.hold, row.step, row.attempt, row.crashes, row.visit, row.round, row.priority,
+        row.partition_key, row.inbox, None if row.awaits is None else list(row.awaits), row.await_step, row.locked_by,
         row.claim_id is not None, row.lease is not None, row.await_deadline is not None, row.children_total,
         row.children_pending, row.wake_on_failure, row.parent_id, row.barrier, row.last_error is not None,
         row.state.decode(), None if row.result is None else row.result.decode(), row.interruptions,

@@ -85,7 +85,7 @@ def executing(db: psycopg.Connection, queue: str, count: int) -> list[Claim]:
     ).fetchall()
     assert len(found) == count
     return [
-        Claim(number, token, queue, 0, "m", 1, "s", 0, 0, visit, b"{}", key, None, None, False, 0, 0.0)
+        Claim(number, token, queue, 0, "m", 1, "s", 0, 0, visit, b"{}", key, None, None, False, 0, 0, 0.0)
         for number, token, visit, key in found
     ]
 

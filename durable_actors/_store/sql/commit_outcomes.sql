@@ -10,7 +10,9 @@
 --          it: of the committed ones. A missing id was stale: nothing of it was changed. An inbox whose instance ends is dropped.
 -- locks    the rows, in the planner's order: two flushes never share a row, for a claim has one holder
 -- index    gen_durable_pkey (driven from the arrays), gen_durable_key for the sibling probe
--- keeps    I1 commit before proceed · I3 the fence only grows · I4 a stale write changes nothing · I8 terminal rows never change
+-- keeps    I1 commit before proceed · I3 the fence only grows · I4 a stale write changes nothing · I8 terminal rows never change.
+--          round counts the committed outcomes of a visit, here and in commit_parks alone; a reap, a release and a wake leave it.
+--          So a crash re-run finds what it sent without a key, and a run that an outcome asked for sends anew
 -- fence    (id, claim, visit), and locked_by for "executing": naming the status would let the planner drive the batch from
 --          the index of executing rows. Completion keeps claim_id, so that a repeated commit can be recognised.
 update durable.gen_durable g
@@ -22,6 +24,7 @@ update durable.gen_durable g
        visit = g.visit + o.advance,
        rev = least(g.rev, 9223372036854775806) + 1,
        crashes = case when o.advance > 0 then 0 else g.crashes end,
+       round = case when o.advance > 0 then 0 else least(g.round, 2147483646) + 1 end,
        -- Untouched when running ahead: no indexed column changes, the update is HOT (241 instead of 355 bytes of WAL).
        eligible_at = case when o.stays then g.eligible_at when o.delay = 0 then now()
                           else now() + make_interval(secs => o.delay) end,

@@ -16,6 +16,7 @@ update durable.gen_durable g
        visit = g.visit + o.advance,
        rev = least(g.rev, 9223372036854775806) + 1,
        crashes = case when o.advance > 0 then 0 else g.crashes end,
+       round = case when o.advance > 0 then 0 else least(g.round, 2147483646) + 1 end,
        eligible_at = now() + make_interval(secs => o.delay),
        last_error = o.last_error,
        partition_key = case when o.rekey then o.new_key else g.partition_key end,

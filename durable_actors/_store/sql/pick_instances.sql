@@ -82,15 +82,15 @@ with extra as materialized (
            lease_expires_at = now() + make_interval(secs => $4::float8), updated_at = now()
      where g.id = any (array(select m.id from mine m where m.k is null) || (select j.claim from judged j)::bigint[])
     returning g.id, g.priority, g.eligible_at, g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
-              g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total
+              g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total, g.round
 )
 select id, priority, eligible_at, 'c', claim_id, fsm, fsm_version, step, attempt, crashes, visit, state, partition_key,
-       parent_id, awaits, inbox, children_total
+       parent_id, awaits, inbox, children_total, round
   from claimed
 union all
-select id, priority, eligible_at, 'h', null, null, null, null, null, null, null, null, null, null, null, null, null from held
+select id, priority, eligible_at, 'h', null, null, null, null, null, null, null, null, null, null, null, null, null, null from held
 union all
-select id, priority, eligible_at, 's', null, null, null, null, null, null, null, null, null, null, null, null, null from shelved
+select id, priority, eligible_at, 's', null, null, null, null, null, null, null, null, null, null, null, null, null, null from shelved
 union all
-select m.id, m.priority, m.eligible_at, 'l', null, null, null, null, null, null, null, null, null, null, null, null, null
+select m.id, m.priority, m.eligible_at, 'l', null, null, null, null, null, null, null, null, null, null, null, null, null, null
   from mine m where m.id = any ((select j.leave from judged j)::bigint[])

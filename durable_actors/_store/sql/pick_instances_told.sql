@@ -23,4 +23,4 @@ update durable.gen_durable g
        lease_expires_at = now() + make_interval(secs => $4::float8), updated_at = now()
  where g.id = any (array(select m.id from mine m))
 returning g.id, g.priority, g.eligible_at, 'c', g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
-          g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total
+          g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total, g.round
