@@ -53,6 +53,12 @@ class Entry:
         number, parent = self.transition.claim.id, self.transition.claim.parent_id
         return {number} if parent is None or not self.transition.ends else {number, parent}
 
+    @property
+    def writes_beside(self) -> bool:
+        """Whether its commit may write, or lock, anything but its own row: signals, a parent."""
+        transition = self.transition
+        return not transition.plain or (transition.ends and transition.claim.parent_id is not None)
+
     def wanted(self) -> bool:
         """Whether to commit it, still."""
         return self.open
@@ -121,6 +127,8 @@ class Release:
     """1: a drain ended their runs."""
     tries: int = 0
     """How often their rows were found locked."""
+    refused: bool = False
+    """Postgres refuses to take one of them back, alone."""
 
 
 class Commits:
@@ -150,6 +158,13 @@ class Commits:
         """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
         self.releases.setdefault(Release(attempts, hold, interruptions), []).append(claim)
         self._wake.cast(None)
+
+    def take_releases(self, most: int) -> tuple[Release, list[Claim]]:
+        """Claims to give back alike, at most so many. There must be some."""
+        how, claims = self.releases.popitem()
+        if len(claims) > most:
+            self.releases[how] = claims[most:]
+        return how, claims[:most]
 
     def take(self, most: int = MAX_BATCH) -> list[Entry]:
         """The next group: distinct instances, nobody who has gone, at most so many and about `MAX_BYTES`."""

@@ -9,7 +9,9 @@ If it dies the tasks that wait, and what was left, wait for its next incarnation
 Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
 
 A poison entry (data that Postgres refuses) is bisected out and fails alone. A group that is refused for another reason
-(a time-out, a broken trigger) is tried in halves; who is refused alone is set aside for a while. When the store is
+(a time-out, a broken trigger) is tried in halves; who is refused alone is set aside, and from then on tried alone,
+beside the others, on a client's connection. The same goes for a lock that somebody else holds, unless it is seen to be
+on a row of the group: then those instances wait until it is gone, and the others go on at once. When the store is
 away, tasks wait as long as their leases are trusted, and what was left until its claim is known to be lost. A commit of
 unknown fate is repeated as it was; if it then touches no row, the row is read: it tells whether the first one had
 happened.
@@ -41,6 +43,9 @@ OUTCOME_TIME: Final = 1.0
 LOCK_PAUSE: Final = 0.25
 LONGEST_ASIDE: Final = 5.0
 """Seconds between two attempts at an outcome that Postgres refuses alone, and not for its data."""
+APART: Final = 5.0
+"""Seconds for which, after a lock that is on none of our rows, outcomes that write beside their own row (they consume
+signals, or end a child) go alone: with `signals` locked, each would cost its group a search of 100 ms per halving."""
 AT_ONCE: Final = 5
 """So often a deadlock or a serialization failure is tried again without a pause."""
 LAST_TRIES: Final = 8
@@ -62,6 +67,12 @@ class Flusher(Actor[object]):
         self._ending = False
         self._most = MAX_BATCH
         self._tries = 0
+        self._most_released = MAX_BATCH
+        self._lone_refusals = 0  # since the last group that was committed
+        self._apart_until = 0.0
+        self._locked: list[Entry] = []  # set aside until their rows are free
+        self._more_locked = trio.Event()
+        self._alone = trio.Lock()  # of those that are set aside one at a time is tried
         # At a stop: refused in this turn, tried again when the others had theirs.
         self._late: list[Entry] = []
 
@@ -95,7 +106,8 @@ class Flusher(Actor[object]):
     async def _turn(self) -> None:
         batch = self._queue.take(self._most)
         try:
-            await self._flush(batch)
+            for group in self._groups(batch):
+                await self._flush(group)
         except BaseException:
             for entry in batch:
                 entry.unknown = True  # a commit may be under way, or done and not answered
@@ -111,14 +123,29 @@ class Flusher(Actor[object]):
 
     # -- outcomes
 
+    def _groups(self, batch: list[Entry]) -> list[list[Entry]]:
+        """Mostly one. At a stop who was refused alone goes alone, after the others."""
+        if self._ending:
+            fine = [entry for entry in batch if not entry.refusals]
+            return [fine, *([entry] for entry in batch if entry.refusals)]
+        if self._apart_until:
+            if trio.current_time() >= self._apart_until:
+                self._apart_until = 0.0
+            else:
+                self._try_apart(batch)
+        return [batch]
+
     async def _flush(self, batch: list[Entry]) -> None:
         """Bring every entry of the batch to its verdict, or until nobody waits for it, or back to the queue."""
         while batch := waiting(batch):
             try:
                 committed = await self._commit(batch)
                 await self._resolve(batch, committed)
-            except psycopg.errors.LockNotAvailable:
-                batch = await self._set_locked_aside(batch)
+            except psycopg.errors.LockNotAvailable as exc:
+                ready = await self._set_locked_aside(batch)
+                if len(ready) == len(batch) and not await self._refused(batch, exc):
+                    return
+                batch = ready
             except StoreUnavailable as exc:
                 for entry in batch:
                     entry.unknown = entry.unknown or isinstance(exc, CommitUnknown)
@@ -128,7 +155,7 @@ class Flusher(Actor[object]):
                     return
             else:
                 self._outage.over()
-                self._tries, self._most = 0, min(self._most * 2, MAX_BATCH)
+                self._tries, self._most, self._lone_refusals = 0, min(self._most * 2, MAX_BATCH), 0
                 for entry in batch:
                     entry.answer(committed.get(entry.transition.claim.id, STALE))
                 return
@@ -138,20 +165,43 @@ class Flusher(Actor[object]):
         if blames_data(error):
             await self._bisect(batch, error)
             return False
-        self._tries += 1
-        if error.sqlstate in RETRYABLE and self._tries <= AT_ONCE:
+        locked = isinstance(error, psycopg.errors.LockNotAvailable)
+        if locked and self._set_apart(batch):
             return True
-        pause = self._outage.failed(error)
+        self._tries += 1
+        if not locked and error.sqlstate in RETRYABLE and self._tries <= AT_ONCE:
+            return True
+        # Somebody's lock is no outage, and has been waited for already.
+        pause = LOCK_PAUSE * self._ending if locked else self._outage.failed(error)
         if len(batch) > 1:
             self._most = len(batch) // 2  # too much for a time-out, or one of them is the reason
             return False
-        await trio.sleep(pause)
+        if self._lone_refusals:  # one after the other: it is not them
+            await trio.sleep(pause)
+        self._lone_refusals += 1
         self._set_aside(batch[0], error)  # the last thing: it may be back in the queue at the next await
         return False
 
-    async def _commit(self, batch: list[Entry]) -> dict[int, Committed]:
+    def _set_apart(self, batch: list[Entry]) -> bool:
+        """A lock is in the way, and on none of our rows: those that write elsewhere, too, go alone. Tell if some do."""
+        if self._ending:
+            return False
+        if not self._try_apart(batch):
+            return False
+        self._apart_until = trio.current_time() + APART
+        return True
+
+    def _try_apart(self, batch: list[Entry]) -> bool:
+        beside = [entry for entry in batch if entry.writes_beside]
+        for entry in beside:
+            self._try_later(entry)
+        return bool(beside)
+
+    async def _commit(self, batch: list[Entry], role: str = "commit") -> dict[int, Committed]:
         node = self._node
-        async with node.pool.acquire(node.lane("commit")) as conn:
+        # The client lane has no end of its own.
+        within = None if role == "commit" else answer_patience(node.owner.lease_ttl)
+        async with node.pool.acquire(node.lane(role), within=within) as conn:
             flushed = await commit_outcomes(
                 conn,
                 node.owner.schema,
@@ -181,31 +231,50 @@ class Flusher(Actor[object]):
             if found is not None:
                 committed[each.claim.id] = found
 
-    async def _set_locked_aside(self, batch: list[Entry]) -> list[Entry]:
-        """Somebody holds a row of this batch (a signal in a caller's open transaction): only that instance waits.
+    # -- set aside
 
-        Returns what to go on with. At a stop nobody is left to wait beside us: the others go first.
+    async def _set_locked_aside(self, batch: list[Entry]) -> list[Entry]:
+        """Somebody holds a lock that this batch needs: if it is on a row of an instance, only that instance waits.
+
+        Returns what to go on with; all of it when none of these rows is seen locked. At a stop nobody is left to wait
+        beside us: the others go first.
         """
-        free = await self._probe(sorted(set[int]().union(*(entry.rows for entry in batch))))
+        free = await self._probe(batch, "commit")
+        if free is None:
+            return batch
         ready = [entry for entry in batch if entry.rows <= free]
+        if len(ready) == len(batch):
+            return batch
         if not self._ending:
+            if not self._locked:
+                self.nursery.start_soon(self._wait_unlocked)
             for entry in batch:
                 if not entry.rows <= free:
                     entry.aside = True
-                    self.nursery.start_soon(self._wait_unlocked, entry)
+                    self._locked.append(entry)
+            self._more_locked.set()
         elif not ready:
             await trio.sleep(LOCK_PAUSE)
         return ready
 
-    async def _wait_unlocked(self, entry: Entry) -> None:
-        """Queue an entry again when its rows are free; forget it when its task has gone."""
+    async def _wait_unlocked(self) -> None:
+        """Queue entries again when their rows are free; forget those whose task has gone."""
         pause = 0.01
         try:
-            while entry.wanted() and not entry.rows <= await self._probe(sorted(entry.rows)):
-                await trio.sleep(pause)
-                pause = min(pause * 2, LOCK_PAUSE)
+            while self._locked:
+                self._more_locked = trio.Event()
+                free = await self._probe(self._locked, "client") or set[int]()
+                for entry in [each for each in self._locked if not each.wanted() or each.rows <= free]:
+                    self._locked.remove(entry)
+                    self._bring_back(entry)
+                if not self._locked:
+                    return
+                with trio.move_on_after(pause):
+                    await self._more_locked.wait()
+                pause = 0.01 if self._more_locked.is_set() else min(pause * 2, LOCK_PAUSE)
         finally:
-            self._bring_back(entry)
+            while self._locked:
+                self._bring_back(self._locked.pop())
 
     def _bring_back(self, entry: Entry) -> None:
         entry.aside = False
@@ -218,30 +287,66 @@ class Flusher(Actor[object]):
             number = entry.transition.claim.id
             logger.warning("instance %d: Postgres refuses its outcome, trying again: %s", number, error)
         entry.refusals += 1
-        entry.aside = True
         if self._ending:
+            entry.aside = True
             self._late.append(entry)
         else:
-            self.nursery.start_soon(self._wait_aside, entry)
+            self._try_later(entry)
 
-    async def _wait_aside(self, entry: Entry) -> None:
+    def _try_later(self, entry: Entry) -> None:
+        if not entry.aside:
+            entry.aside = True
+            self.nursery.start_soon(self._try_alone, entry)
+
+    async def _try_alone(self, entry: Entry) -> None:
+        """Commit an entry that was set aside, alone and beside the groups, however often that takes.
+
+        On a client's connection, and one at a time: what waits for a lock waits 100 ms there, each time.
+        """
         try:
-            await trio.sleep(min(LOCK_PAUSE * 2.0 ** min(entry.refusals, 10), LONGEST_ASIDE))
+            while entry.wanted():
+                if entry.refusals:
+                    await trio.sleep(min(LOCK_PAUSE * 2.0 ** min(entry.refusals, 10), LONGEST_ASIDE))
+                async with self._alone:
+                    if entry.wanted():
+                        await self._try_once(entry)
         finally:
-            self._bring_back(entry)
+            entry.aside = False
+            if entry.open:
+                self._bring_back(entry)
 
-    async def _probe(self, rows: list[int]) -> set[int]:
-        node = self._node
+    async def _try_once(self, entry: Entry) -> None:
         try:
-            # Every outcome waits for this answer, and the client lane has no end of its own.
+            committed = await self._commit([entry], "client")
+            await self._resolve([entry], committed)
+        except StoreUnavailable as exc:
+            entry.unknown = entry.unknown or isinstance(exc, CommitUnknown)
+            await trio.sleep(self._outage.failed(exc))
+        except psycopg.Error as exc:
+            if blames_data(exc):
+                entry.answer(Refused(exc))
+            else:
+                self._set_aside(entry, exc)
+        except BaseException:
+            entry.unknown = True  # a commit may be under way, or done and not answered
+            raise
+        else:
+            self._outage.over()
+            if entry.writes_beside:
+                self._apart_until = 0.0
+            entry.answer(committed.get(entry.transition.claim.id, STALE))
+
+    async def _probe(self, entries: list[Entry], role: str) -> set[int] | None:
+        """Which of the rows that these write nobody has locked; None: that cannot be told."""
+        node = self._node
+        rows = sorted(set[int]().union(*(entry.rows for entry in entries)))
+        try:
+            # What was set aside waits for this answer, and the client lane has no end of its own.
             patience = answer_patience(node.owner.lease_ttl)
-            lane = node.lane(
-                "commit" if self._ending else "client"
-            )  # at a stop callers may hold all of theirs
-            async with node.pool.acquire(lane, within=patience) as conn:
+            async with node.pool.acquire(node.lane(role), within=patience) as conn:
                 return await probe_locks(conn, node.owner.schema, rows)
         except TROUBLE:
-            return set()
+            return None
 
     async def _bisect(self, batch: list[Entry], error: psycopg.Error) -> None:
         """Data that Postgres refuses: find the one entry that carries it; the others must not suffer."""
@@ -258,7 +363,7 @@ class Flusher(Actor[object]):
         """Give claims back. While the store is away they wait; at a drain's end their leases end them."""
         node, queue = self._node, self._queue
         while queue.releases:
-            how, claims = queue.releases.popitem()
+            how, claims = queue.take_releases(self._most_released)
             try:
                 async with node.pool.acquire(node.lane("commit")) as conn:
                     released, promoted = await release_claims(
@@ -274,14 +379,22 @@ class Flusher(Actor[object]):
                     if missing:
                         rows = await read_claims(conn, node.owner.schema, [claim.id for claim in missing])
             except BaseException as exc:
+                refused = isinstance(exc, psycopg.Error)
+                if refused and len(claims) == 1:
+                    await self._release_again(attrs.evolve(how, refused=True), claims)
+                    continue
                 # Fenced by the claim: giving back twice does no harm, forgetting one costs a lease.
                 queue.releases.setdefault(how, []).extend(claims)
-                if not isinstance(exc, TROUBLE):
+                if refused:
+                    self._most_released = len(claims) // 2  # one of them is the reason: a trigger, a lock
+                elif not isinstance(exc, TROUBLE):
                     raise
-                await trio.sleep(self._outage.failed(exc))
+                else:
+                    await trio.sleep(self._outage.failed(exc))
                 return  # outcomes first, and a look at whether we are to stop
             else:
                 self._outage.over()
+                self._most_released = min(self._most_released * 2, MAX_BATCH)
                 logger.debug("released %d claims", len(claims))
                 node.offer(promoted)
                 if not how.hold:
@@ -290,7 +403,7 @@ class Flusher(Actor[object]):
                 await self._release_again(how, [claim for claim in missing if _is_ours(claim, rows)])
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
-        """These are still ours, their rows were locked (a pick, a caller): forgetting them would cost a lease."""
+        """These are still ours, and were locked (a pick, a caller) or refused: forgetting them would cost a lease."""
         if not claims:
             return
         again = attrs.evolve(how, tries=how.tries + 1)
@@ -302,7 +415,8 @@ class Flusher(Actor[object]):
     async def _queue_later(self, how: Release, claims: list[Claim]) -> None:
         try:
             # A float power overflows at 1024, after four minutes.
-            await trio.sleep(min(0.005 * 2.0 ** min(how.tries, 10), LOCK_PAUSE))
+            longest = LONGEST_ASIDE if how.refused else LOCK_PAUSE
+            await trio.sleep(min(0.005 * 2.0 ** min(how.tries, 10), longest))
         finally:
             self._queue.releases.setdefault(how, []).extend(claims)
             self.address.cast(None)

@@ -20,6 +20,9 @@ from durable_actors.errors import CommitUnknown, Duplicate
 
 SLOWEST: Final = 500
 """Children per second that a server in trouble still inserts: ours did 30,000."""
+LONGEST_WAIT: Final = 2.0
+"""Seconds between two attempts at a lock. Each holds a connection of the clients' lane for 100 ms, which has few: many
+parents that wait for one lock must leave it to others for most of the time."""
 
 
 async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
@@ -28,7 +31,7 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
     Cancelled: all or nothing; if the commit was under way, the row tells later.
     """
     outage = Outage(node, f"spawning {len(spawn.plans)} children")
-    unknown = False
+    unknown, pause = False, LOCK_PAUSE
     accept_late = node.config.late_commit == "accept"
     # Its lease is renewed meanwhile: without an end, a silent connection would be waited for as long as TCP likes.
     patience = answer_patience(node.owner.lease_ttl) + len(spawn.plans) / SLOWEST
@@ -48,7 +51,8 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
             unknown = unknown or isinstance(exc, CommitUnknown)
             # A lock is waited for without the connection: others of the lane go on meanwhile.
             locked = isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE
-            await trio.sleep(LOCK_PAUSE if locked else outage.failed(exc))
+            await trio.sleep(pause if locked else outage.failed(exc))
+            pause = min(pause * 2, LONGEST_WAIT)
         except Duplicate as exc:  # a child with on_duplicate="raise"
             return Refused(exc)
         else:

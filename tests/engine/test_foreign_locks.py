@@ -1,0 +1,204 @@
+"""Locks that others hold on our tables: only the instance that needs what is locked waits, its neighbours go on."""
+
+from __future__ import annotations
+
+import durable_actors as da
+import psycopg
+import pytest
+import trio
+from durable_actors._engine import flusher
+from durable_actors._engine.commits import Commits
+from durable_actors._engine.flusher import Flusher
+from durable_actors._engine.leases import Held
+from durable_actors._store.rows import Committed, Transition
+from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
+from durable_actors.telemetry import StepCommitted
+from durable_actors.testing.interleave import open_sessions
+from tests.engine.engine_kit import Gate, running
+from tests.engine.kit import make_node, pick
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+TRIGGER = """
+create table public.till (id int primary key);
+insert into public.till values (1);
+create function public.book() returns trigger language plpgsql as $$
+begin
+    if new.result = '"bad"' and old.result is null then
+        perform 1 from public.till for update {};
+    end if;
+    return new;
+end $$;
+create trigger book before update on durable.gen_durable for each row execute function public.book();
+"""
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """What was set aside is tried again soon after the test has given the lock back."""
+    monkeypatch.setattr(flusher, "LONGEST_ASIDE", 0.3)
+
+
+def define(gate: Gate):
+    """A machine that awaits a signal and consumes it, and a job that touches its own row alone."""
+
+    class Paid(da.Machine, name="paid"):
+        @da.step
+        async def start(self, ctx):
+            return da.Await("go", then=self.pay)
+
+        @da.step
+        async def pay(self, ctx):
+            await gate.wait()
+            return da.Next(self.end) if ctx.state.get("next") else da.Done("paid")
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done("paid")
+
+    @da.job(name="plain")
+    async def plain(args):
+        await gate.wait()
+        return args["say"]
+
+    return Paid, plain
+
+
+async def parked(run, machine, count: int, **state) -> list[int]:
+    ids = [await run.insert(machine, state=state) for _ in range(count)]
+    for number in ids:
+        await run.events.wait(StepCommitted, id=number, status="awaiting_signal")
+        await run.engine.client.signal(number, "go", {})
+    return ids
+
+
+@pytest.mark.parametrize("how", ["next", "done"])
+@pytest.mark.parametrize("lock", ["row", "share", "exclusive"])
+async def test_a_lock_on_signals_holds_up_only_who_consumes_them(durable_dsn, lock, how):
+    gate = Gate()
+    paid, plain = define(gate)
+    async with running(durable_dsn, queues={"default": 50}) as run:
+        bad = await parked(run, paid, 3, next=how == "next")
+        good = [await run.insert(plain, args={"say": "good"}) for _ in range(20)]
+        await gate.wait_entered(23)
+        with open_sessions(durable_dsn, 1) as (other,):
+            other.run("begin")
+            if lock == "row":
+                other.run("select 1 from durable.signals for update")
+            else:
+                other.run(f"lock table durable.signals in {'access ' if lock != 'share' else ''}{lock} mode")
+            gate.open()
+            assert {(await run.ended(number)).result for number in good} == {"good"}
+            for _ in range(5):  # and those that come later
+                assert (await run.run(plain, args={"say": "later"})).result == "later"
+            for number in bad:
+                assert (await run.engine.client.inspect(number)).status == "executing"
+            other.run("rollback")
+        rows = [await run.ended(number) for number in bad]
+    assert {(row.status, row.result, row.attempt) for row in rows} == {("done", "paid", 0)}
+
+
+async def test_those_who_consume_signals_come_again_and_again(durable_dsn, monkeypatch):
+    """As long as `signals` is locked, each of them would cost its neighbours a search for the culprit: learned once."""
+    sizes: list[int] = []
+    real = flusher.commit_outcomes
+
+    async def count(conn, schema, transitions, **options):
+        try:
+            return await real(conn, schema, transitions, **options)
+        except psycopg.errors.LockNotAvailable:
+            sizes.append(len(transitions))
+            raise
+
+    gate = Gate()
+    paid, plain = define(gate)
+    async with running(durable_dsn, queues={"default": 60}) as run:
+        bad = await parked(run, paid, 20)
+        await gate.wait_entered(20)
+        monkeypatch.setattr(flusher, "commit_outcomes", count)
+        with open_sessions(durable_dsn, 1) as (other,):
+            other.run("begin")
+            other.run("lock table durable.signals in share mode")
+            gate.open()
+            good = [await run.insert(plain, args={"say": "good"}) for _ in range(40)]
+            assert {(await run.ended(number)).result for number in good} == {"good"}
+            assert len([size for size in sizes if size > 1]) <= 3, "one search, not one for each"
+            other.run("rollback")
+        assert {(await run.ended(number)).result for number in bad} == {"paid"}
+
+
+@pytest.mark.parametrize("nowait", ["nowait", ""], ids=["nowait", "waits"])
+async def test_a_trigger_that_meets_a_lock_holds_up_only_its_row(durable_dsn, db, nowait, caplog):
+    db.execute(TRIGGER.format(nowait))
+    gate = Gate()
+    _, plain = define(gate)
+    async with running(durable_dsn, queues={"default": 50}) as run:
+        bad = await run.insert(plain, args={"say": "bad"})
+        good = [await run.insert(plain, args={"say": "good"}) for _ in range(20)]
+        await gate.wait_entered(21)
+        with open_sessions(durable_dsn, 1) as (other,):
+            other.run("begin")
+            other.run("select 1 from public.till for update")
+            gate.open()
+            assert {(await run.ended(number)).result for number in good} == {"good"}
+            for _ in range(5):
+                assert (await run.run(plain, args={"say": "later"})).result == "later"
+            assert db.row(bad, "status, attempt") == ("executing", 0)
+            other.run("rollback")
+        row = await run.ended(bad)
+    assert (row.status, row.result, row.attempt) == ("done", "bad", 0)
+    assert sum(f"instance {bad}: Postgres refuses" in each.getMessage() for each in caplog.records) == 1
+
+
+@pytest.mark.parametrize("what", ["signals", "trigger"])
+async def test_a_stop_commits_beside_what_meets_a_lock(durable_dsn, db, what):
+    """Nobody is left to wait beside the flusher: what is held up is tried last, and goes back with the drain's end."""
+    db.execute(TRIGGER.format(""))
+    gate = Gate()
+    paid, plain = define(gate)
+    with open_sessions(durable_dsn, 1) as (other,):
+        async with running(durable_dsn, queues={"default": 50}, drain_timeout=3) as run:
+            if what == "signals":
+                [bad] = await parked(run, paid, 1)
+            else:
+                bad = await run.insert(plain, args={"say": "bad"})
+            good = [await run.insert(plain, args={"say": "good"}) for _ in range(20)]
+            await gate.wait_entered(21)
+            other.run("begin")
+            other.run("lock table durable.signals in share mode")
+            other.run("select 1 from public.till for update")
+            run.engine.request_stop()
+            gate.open()
+        assert {db.row(number, "status")[0] for number in good} == {"done"}
+        assert db.row(bad, "status") == ("runnable",)
+
+
+async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcomes(durable_dsn, db):
+    """A trigger of the user's waits for a lock as one claim goes back: one statement gives all of them back."""
+    db.execute(
+        TRIGGER.format("").replace("new.result = '\"bad\"' and old.result is null", "new.partition_key = 'bad'"
+                                   " and old.status = 'executing' and new.status = 'runnable'")
+    )  # fmt: skip
+    numbers = [db.insert(partition_key="bad" if i == 3 else None) for i in range(8)]
+    async with make_node(durable_dsn) as node:
+        wake: Address[object] = Address("flusher", capacity=1)
+        commits = Commits(wake)
+        claims = await pick(node)
+        with open_sessions(durable_dsn, 1) as (other,):
+            other.run("begin")
+            other.run("select 1 from public.till for update")
+            async with open_tree(Supervisor("test", [ActorChild(wake, lambda: Flusher(node, commits))])):
+                for claim in claims[:7]:
+                    commits.release(claim, attempts=1)
+                await db.wait(
+                    "select count(*) = 6 from durable.gen_durable where status = 'runnable' and id = any(%s)",
+                    numbers[:7],
+                )
+                held = Held(claims[7])
+                with trio.fail_after(10):
+                    verdict = await commits.commit(Transition(held.claim, "done", "s", attempt=0), held)
+                assert isinstance(verdict, Committed)
+                assert db.row(numbers[3], "status, attempt") == ("executing", 0)
+                other.run("rollback")
+                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", numbers[3])
+        assert [db.row(number, "attempt")[0] for number in numbers] == [1] * 7 + [0]
