@@ -17,6 +17,7 @@ from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._results import ResultWatch
+from durable_actors._store.connection_kinds import check_trio
 from durable_actors._store.foreign import explained, foreign_rows, insert_call, signal_call
 from durable_actors._store.insert import MAX_BYTES, insert_instances, plan_rows, read_inserted
 from durable_actors._store.read import Instance, find_by_key, read_by_ids
@@ -29,6 +30,7 @@ from durable_actors._store.signal import (
     send_signals,
     start_with_signal,
 )
+from durable_actors._trio_run import HomeRun, at_home
 from durable_actors.errors import ConfigError, InstanceFailed, NoTarget
 from durable_actors.machine import (
     InsertOptions,
@@ -96,11 +98,17 @@ def _no_poke(
 
 
 class Client:
-    """Calls on one schema of one database. `open_client` makes one; every engine has one."""
+    """Calls on one schema of one database. `open_client` makes one; every engine has one.
+
+    It belongs to the Trio run in which it was opened. Another run, or asyncio, gets a `DurableError` that says what to
+    use instead; inside a `def` step calls find their way by themselves.
+    """
 
     def __init__(self, name: str, pool: Pool, lane: str, schema: str) -> None:
         self.name = name
         """What `engine=` calls it."""
+        self.home: Final = HomeRun()
+        """The Trio run it belongs to."""
         self._pool = pool
         self._lane = lane
         self._schema = schema
@@ -141,6 +149,7 @@ class Client:
 
     async def _insert(self, plans: list[InsertPlan], conn: TrioConn | None) -> list[int | None]:
         if conn is not None:
+            check_trio(conn)
             ids = await insert_on(conn, plans, schema=self._schema) if plans else []
         else:
             ids = await self._run(lambda own: insert_instances(own, self._schema, plans))
@@ -162,9 +171,9 @@ class Client:
     def _after_commit(self, conn: TrioConn | None, poke: Callable[[], None]) -> None:
         """Poke when the rows can be seen. On a foreign kind of connection nobody can tell: polling finds them."""
         if conn is None:
-            poke()
+            self.home.soon(poke)
         elif isinstance(conn, TrioConnection):
-            conn.after_commit(poke)
+            conn.after_commit(partial(self.home.soon, poke))
 
     async def signal(
         self,
@@ -214,9 +223,8 @@ class Client:
                 f"unique key {key!r} is occupied by an instance that has ended (its unique_scope says so)"
             )
         if new or sent.woken:
-            self.poke(
-                plan.queue if new else sent.queue or plan.queue, priority=plan.priority, number=sent.target
-            )
+            queue = plan.queue if new else sent.queue or plan.queue
+            self.home.soon(partial(self.poke, queue, priority=plan.priority, number=sent.target))
         return sent.target
 
     async def _deliver(self, deliveries: list[Delivery], conn: TrioConn | None) -> list[Sent]:
@@ -228,12 +236,14 @@ class Client:
                 option="signals",
             )
         if conn is not None:
+            check_trio(conn)
             found = await signal_on(conn, deliveries, schema=self._schema)
         else:
             found = await self._run(lambda own: send_signals(own, self._schema, deliveries))
         self._after_commit(conn, partial(self._poke_woken, found))
         return found
 
+    @at_home
     async def _run(self, call: Callable[[PgConn], Awaitable[T]]) -> T:
         """Run a statement that may have to wait for a lock of somebody's transaction."""
         return await with_patience(self._pool, self._lane, call)
@@ -243,6 +253,7 @@ class Client:
             if sent.woken and sent.queue is not None:
                 self.poke(sent.queue, number=sent.target, woken=True)
 
+    @at_home
     async def result(
         self, target: int | str | bytes, *, timeout: Duration | None = None, type: Any = Any
     ) -> Any:
@@ -259,6 +270,7 @@ class Client:
             else decode_json(final.result, what=f"result of instance {number}", type=type)
         )
 
+    @at_home
     async def inspect(self, target: int | str | bytes) -> Instance:
         """Read an instance; see `durable_actors.inspect`."""
         number = await self._resolve(target)

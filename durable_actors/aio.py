@@ -18,6 +18,7 @@ import psycopg
 
 from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import check_schema_name
+from durable_actors._store.connection_kinds import check_aio
 from durable_actors._store.insert import plan_rows
 from durable_actors._store.signal import plan_signal
 from durable_actors.errors import NoTarget
@@ -55,6 +56,7 @@ async def insert(
 
     The `Duplicate` is raised after the statement: your transaction goes on if you catch it.
     """
+    check_aio(conn)
     check_schema_name(schema)
     plans = plan_rows(machine, [options], on_duplicate="raise")
     return (await insert_on(conn, plans, schema=schema))[0]
@@ -68,6 +70,7 @@ async def insert_many(
     schema: str = "durable",
 ) -> list[int | None]:
     """Insert many instances in one statement; ids in input order, None where a unique key is occupied."""
+    check_aio(conn)
     check_schema_name(schema)
     plans = plan_rows(machine, rows)
     return await insert_on(conn, plans, schema=schema) if plans else []
@@ -86,6 +89,7 @@ async def signal(
 
     Raises `NoTarget` when the instance has ended or does not exist. Its row stays locked until you commit.
     """
+    check_aio(conn)
     check_schema_name(schema)
     [sent] = await signal_on(conn, [plan_signal(target, name, payload, dedup_key)], schema=schema)
     if sent.outcome == "no_target":

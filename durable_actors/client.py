@@ -19,6 +19,7 @@ from durable_actors._postgres.pool import open_pool
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
 from durable_actors._store.read import Instance
+from durable_actors._trio_run import require_trio
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, DurableError
 from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
@@ -50,10 +51,15 @@ def opened(client: Client) -> Generator[None, None, None]:
 def use(client: Client) -> None:
     """Let helpers in this task, and in tasks started from it, mean this client."""
     _current.set(client)
+    client.home.adopt()
 
 
 def find_client(engine: object = None) -> Client:
-    """Return the client that a helper means. `engine` is a name, a client, or an engine."""
+    """Return the client that a helper means. `engine` is a name, a client, or an engine.
+
+    Those of this Trio run come before those of another run of the process.
+    """
+    require_trio()
     if isinstance(engine, Client):
         return engine
     inner = getattr(engine, "client", None)
@@ -69,11 +75,12 @@ def find_client(engine: object = None) -> Client:
     current = _current.get()
     if current is not None and _open.get(current.name) is current:
         return current
-    if len(_open) == 1:
-        return next(iter(_open.values()))
-    if "default" in _open:
-        return _open["default"]
-    if _open:
+    near = {name: client for name, client in _open.items() if client.home.is_here()} or _open
+    if len(near) == 1:
+        return next(iter(near.values()))
+    if "default" in near:
+        return near["default"]
+    if near:
         raise DurableError(
             f"several engines are open ({_names()}) and none is named 'default': say which, engine=..."
         )
@@ -94,6 +101,7 @@ async def open_client(
 
     The schema must exist (an engine or `durable-actors migrate` makes it).
     """
+    require_trio("open_client")
     count("pool_size", pool_size, least=1, most=1000)
     config = Config(dsn=dsn, schema=schema, name=name)
     async with open_target(config.dsn) as target:

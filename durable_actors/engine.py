@@ -25,6 +25,7 @@ from durable_actors._postgres.pool import Pool, PoolStatistics, open_pool
 from durable_actors._postgres.target import Target, open_target
 from durable_actors._store.migrate import migrate, require_schema
 from durable_actors._store.node import register_node, stop_node
+from durable_actors._trio_run import require_trio
 from durable_actors._version import __version__
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, StoreUnavailable
@@ -63,7 +64,10 @@ class Engine:
         return self._node.owner.name
 
     def request_stop(self) -> None:
-        """Begin to drain; `stop` does so and waits. While it still starts: as soon as it has."""
+        """Begin to drain; `stop` does so and waits. While it still starts: as soon as it has. From any thread."""
+        self.client.home.soon(self._request_stop)
+
+    def _request_stop(self) -> None:
         self._node.draining = True
         if self._tree is not None:
             self._tree.request_stop("asked to stop")
@@ -73,6 +77,7 @@ class Engine:
 
         Returns when all is done. Cancelled: the stop goes on.
         """
+        self.client.home.check()
         self.request_stop()
         await self.wait_stopped()
 
@@ -84,6 +89,7 @@ class Engine:
 
     async def wait_stopped(self) -> None:
         """Wait until the engine has stopped, for whatever reason: its connections are closed, its name is free."""
+        self.client.home.check()
         await self._ended.wait()
 
     def snapshot(self, *, tasks: int = 0) -> TreeNode:
@@ -140,6 +146,7 @@ async def run_engine(
 
     The body of `serve` and of the other ways to start one.
     """
+    require_trio("an engine")
     specs = load_machines(config)
     queues = plan_queues(config, specs)
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
@@ -287,6 +294,7 @@ async def open_engine(config: Config | None = None, **options: Any) -> AsyncGene
     An error raised in the block leaves it as it is. If the engine fails, the block is cancelled and the engine's error
     raised; if both fail, an ExceptionGroup of both.
     """
+    require_trio("open_engine")
     checked = _make_config(config, options)
     body: BaseException | None = None
     failure: BaseException | None = None

@@ -27,6 +27,7 @@ from durable_actors._store.children import Started, child_uid, read_children, st
 from durable_actors._store.read import find_by_key, read_by_ids
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import SHOWN, Delivery, Sent, plan_signal, read_signals, signal_from_step
+from durable_actors._trio_run import HomeRun, at_home
 from durable_actors.errors import CommitUnknown, ConfigError, Duplicate, LeaseLost, NoTarget, StoreUnavailable
 from durable_actors.machine import (
     ChildView,
@@ -60,10 +61,13 @@ class EnginePort:
         self._patience = patience
         self._schema = schema
         self._leases = leases
+        self.home: Final = HomeRun(anywhere=True)
+        """The engine's Trio run: a `def` step may have started one of its own."""
         self._calls: WeakKeyDictionary[Context[Any], dict[str, int]] = WeakKeyDictionary()
         self.poke: Callable[..., None] = _no_poke
         """Told of what was started or woken."""
 
+    @at_home
     async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
         """Insert an instance; committed at once, not with the step's outcome. A re-run finds the same one."""
         plan = plan_insert(current_registry().find(machine), options)
@@ -74,6 +78,7 @@ class EnginePort:
             return started.occupant
         return started.id
 
+    @at_home
     async def start_child(
         self, ctx: Context[Any], machine: MachineRef, key: str, options: RowOptions, /
     ) -> int:
@@ -92,6 +97,7 @@ class EnginePort:
             raise _duplicate(plan, started)
         return started.id
 
+    @at_home
     async def signal(
         self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
     ) -> None:
@@ -184,6 +190,7 @@ class EnginePort:
             self.poke(plan.queue, number=started.id, priority=plan.priority)
         return started
 
+    @at_home
     async def _bear(self, ctx: Context[Any], call: Callable[[PgConn], Awaitable[T]]) -> T:
         """Run a call of a step; while the store is away or refuses everything, wait: the lease decides for how long.
 

@@ -1,0 +1,93 @@
+"""Connections that callers hand to us: is it the right kind, and if not, which object is meant. Pure.
+
+Other libraries' classes are recognised by the module they come from; nothing of them is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
+from durable_actors._option_checks import shown
+from durable_actors.errors import ConfigError
+
+_SYNC: Final = "durable_actors.sync needs an open psycopg.Connection (psycopg 3)"
+_AIO: Final = "durable_actors.aio needs an open psycopg.AsyncConnection (psycopg 3)"
+_TRIO: Final = "conn= needs an open durable_actors.TrioConnection"
+
+_ELSEWHERE: Final = {
+    psycopg.Connection: "use durable_actors.sync with it",
+    psycopg.AsyncConnection: "use durable_actors.aio with it",
+}
+
+# (module, class) → what to hand over instead; an empty class means any of that package.
+_HINTS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("sqlalchemy", "AsyncSession", "(await (await session.connection()).get_raw_connection()).driver_connection"),
+    ("sqlalchemy", "async_scoped_session",
+     "(await (await session.connection()).get_raw_connection()).driver_connection"),
+    ("sqlalchemy", "AsyncConnection", "(await connection.get_raw_connection()).driver_connection"),
+    ("sqlalchemy", "AsyncEngine", "(await connection.get_raw_connection()).driver_connection, of a connection of it"),
+    ("sqlalchemy", "Session", "session.connection().connection.driver_connection"),
+    ("sqlalchemy", "scoped_session", "session.connection().connection.driver_connection"),
+    ("sqlalchemy", "Engine", "connection.connection.driver_connection, of a connection of it"),
+    ("sqlalchemy", "Connection", "connection.connection.driver_connection"),
+    ("sqlalchemy", "", "its driver_connection"),
+    ("flask_sqlalchemy", "", "db.session.connection().connection.driver_connection"),
+    ("django", "", "connection.connection (django.db.connection, after connection.ensure_connection())"),
+    ("psycopg_pool", "", "the connection of `with pool.connection() as conn`"),
+    ("psycopg", "Cursor", "cursor.connection"),
+    ("psycopg", "AsyncCursor", "cursor.connection"),
+)  # fmt: skip
+
+_DRIVERS: Final = ("psycopg2", "asyncpg", "aiopg", "pg8000", "pgdb", "psqlpy")
+
+
+def check_sync(conn: object) -> None:
+    """Raise `ConfigError` unless it is a plain psycopg connection."""
+    if not isinstance(conn, psycopg.Connection):
+        raise _wrong(conn, _SYNC)
+
+
+def check_aio(conn: object) -> None:
+    """Raise `ConfigError` unless it is an asynchronous psycopg connection."""
+    if not isinstance(conn, psycopg.AsyncConnection):
+        raise _wrong(conn, _AIO)
+
+
+def check_trio(conn: object) -> None:
+    """Raise `ConfigError` for what cannot be used on Trio: a plain connection, asyncio's, other libraries'."""
+    if not isinstance(conn, psycopg.AsyncConnection) or type(conn) is psycopg.AsyncConnection:
+        raise _wrong(conn, _TRIO)
+
+
+def _wrong(conn: object, needed: str) -> ConfigError:
+    text = f"{needed}, not {_described(conn)}"
+    hint = _hint(conn)
+    return ConfigError(f"{text}: {hint}" if hint else text, option="conn", value=conn)
+
+
+def _described(conn: object) -> str:
+    kind = type(conn)
+    if kind.__module__ == "builtins":
+        return shown(conn)
+    return f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _hint(conn: object) -> str | None:
+    if conn is None:
+        return (
+            "a connection that is not open yet has none (Django: call connection.ensure_connection() first)"
+        )
+    if isinstance(conn, str | bytes):
+        return "open a connection with it first"
+    for kind, advice in _ELSEWHERE.items():
+        if isinstance(conn, kind):
+            return advice
+    names = [(each.__module__.partition(".")[0], each.__name__) for each in type(conn).__mro__]
+    for package, name, instead in _HINTS:
+        if any(package == module and name in {"", its} for module, its in names):
+            return f"hand over {instead}"
+    if any(module in _DRIVERS for module, _ in names):
+        return "that is another driver; open one with psycopg.connect or psycopg.AsyncConnection.connect"
+    return None
