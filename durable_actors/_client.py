@@ -15,11 +15,12 @@ from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
+from durable_actors._postgres.statement import Params, Result, Statement
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._results import ResultWatch
 from durable_actors._store.connection_kinds import check_trio
-from durable_actors._store.foreign import explained, foreign_rows, insert_call, signal_call
-from durable_actors._store.insert import MAX_BYTES, insert_instances, plan_rows, read_inserted
+from durable_actors._store.foreign import explained, foreign_call, foreign_rows, signal_call
+from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows
 from durable_actors._store.read import Instance, find_by_key, read_by_ids
 from durable_actors._store.signal import (
     Delivery,
@@ -150,9 +151,14 @@ class Client:
     async def _insert(self, plans: list[InsertPlan], conn: TrioConn | None) -> list[int | None]:
         if conn is not None:
             check_trio(conn)
-            ids = await insert_on(conn, plans, schema=self._schema) if plans else []
+            ids = await insert_on(conn, plans, schema=self._schema)
         else:
-            ids = await self._run(lambda own: insert_instances(own, self._schema, plans))
+            insertion = Insertion(plans)
+            while insertion.pending:
+                # One statement a call: `_run` repeats what a lock has refused.
+                call = partial(_run_call, insert_call(insertion.pending, self._schema))
+                insertion.answered((await self._run(call)).rows)
+            ids = insertion.ids()
         self._after_commit(conn, partial(self._poke_inserted, plans, ids))
         return ids
 
@@ -299,13 +305,20 @@ class Client:
         return number
 
 
+async def _run_call(call: tuple[Statement, Params], conn: PgConn) -> Result:
+    return await conn.run(*call)
+
+
 async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> list[int | None]:
     """Insert in the caller's transaction, on the caller's connection."""
-    sql, params = insert_call(plans, schema)
-    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-        with explained(schema):
-            await cursor.execute(sql, params)
-        return read_inserted(plans, foreign_rows(await cursor.fetchall()))
+    insertion = Insertion(plans)
+    while insertion.pending:
+        sql, params = foreign_call(*insert_call(insertion.pending, schema))
+        async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
+            with explained(schema):
+                await cursor.execute(sql, params)
+            insertion.answered(foreign_rows(await cursor.fetchall()))
+    return insertion.ids()
 
 
 async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) -> list[Sent]:

@@ -73,7 +73,7 @@ async def insert_many(
     check_aio(conn)
     check_schema_name(schema)
     plans = plan_rows(machine, rows)
-    return await insert_on(conn, plans, schema=schema) if plans else []
+    return await insert_on(conn, plans, schema=schema)
 
 
 async def signal(

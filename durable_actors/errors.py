@@ -87,10 +87,10 @@ class Duplicate(DurableError):  # noqa: N818 - the contract's name
         self.key = key
         """The unique key as the caller gave it."""
         self.existing_id = existing_id
-        """The instance that occupies it; None when the snapshot could not see it."""
+        """The instance that occupies it; None when it cannot be seen (row security, a trigger that drops inserts)."""
 
     def __str__(self) -> str:
-        owner = "an instance not visible yet" if self.existing_id is None else f"instance {self.existing_id}"
+        owner = "an instance not visible here" if self.existing_id is None else f"instance {self.existing_id}"
         return f"unique key {self.key!r} is occupied by {owner}"
 
 

@@ -28,8 +28,8 @@ from psycopg.rows import tuple_row
 
 from durable_actors._option_checks import check_schema_name
 from durable_actors._store.connection_kinds import check_sync
-from durable_actors._store.foreign import explained, foreign_rows, insert_call, signal_call
-from durable_actors._store.insert import plan_rows, read_inserted
+from durable_actors._store.foreign import explained, foreign_call, foreign_rows, signal_call
+from durable_actors._store.insert import Insertion, insert_call, plan_rows
 from durable_actors._store.signal import plan_signal, read_sent
 from durable_actors._trio_run import HomeRun
 from durable_actors.errors import NoTarget
@@ -96,13 +96,14 @@ def insert_many(
 
 
 def _insert(conn: psycopg.Connection[Any], plans: list[InsertPlan], schema: str) -> list[int | None]:
-    if not plans:
-        return []
-    sql, params = insert_call(plans, schema)
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        with explained(schema):
-            cursor.execute(sql, params)
-        return read_inserted(plans, foreign_rows(cursor.fetchall()))
+    insertion = Insertion(plans)
+    while insertion.pending:
+        sql, params = foreign_call(*insert_call(insertion.pending, schema))
+        with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
+            with explained(schema):
+                cursor.execute(sql, params)
+            insertion.answered(foreign_rows(cursor.fetchall()))
+    return insertion.ids()
 
 
 def signal(

@@ -24,6 +24,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.children import Started, child_uid, read_children, start_child
+from durable_actors._store.insert import key_as_given
 from durable_actors._store.read import find_by_key, read_by_ids
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import SHOWN, Delivery, Sent, plan_signal, read_signals, signal_from_step
@@ -72,11 +73,11 @@ class EnginePort:
         """Insert an instance; committed at once, not with the step's outcome. A re-run finds the same one."""
         plan = plan_insert(current_registry().find(machine), options)
         started = await self._start(ctx, plan, self._ordinal(ctx, "insert " + plan.machine), kind="insert")
-        if started.id is None and plan.on_duplicate == "raise":
+        if started.id is not None or plan.on_duplicate == "skip":
+            return started.id
+        if plan.on_duplicate == "raise" or started.occupant is None:
             raise _duplicate(plan, started)
-        if started.id is None and plan.on_duplicate == "return":
-            return started.occupant
-        return started.id
+        return started.occupant
 
     @at_home
     async def start_child(
@@ -233,7 +234,7 @@ class EnginePort:
 
 
 def _duplicate(plan: InsertPlan, started: Started) -> Duplicate:
-    return Duplicate((plan.unique_key or b"").decode("utf-8", "backslashreplace"), started.occupant)
+    return Duplicate(key_as_given(plan.unique_key or b""), started.occupant)
 
 
 def _no_poke(queue: str, /, **hint: object) -> None:

@@ -14,7 +14,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import in_chunks, insert_call, read_inserted
+from durable_actors._store.insert import LOOKS, Insertion, in_chunks, insert_call
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
@@ -54,8 +54,11 @@ async def schedule_children(
         inserted = 0
         barrier = claim.visit + 1
         for chunk in in_chunks(spawn.plans, rows=CHUNK):
-            rows = (await conn.run(*insert_call(chunk, schema, parent_id=claim.id, barrier=barrier))).rows
-            inserted += sum(number is not None for number in read_inserted(chunk, rows))
+            insertion = Insertion(chunk)
+            while insertion.pending:
+                call = insert_call(insertion.pending, schema, parent_id=claim.id, barrier=barrier)
+                insertion.answered((await conn.run(*call)).rows)
+            inserted += sum(number is not None for number in insertion.ids())
         needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)
         result = await conn.run(
             statement("park_parent", schema),
@@ -92,16 +95,19 @@ class Started:
     new: bool
     """False: an earlier run, or a concurrent call, of the same step has started it."""
     occupant: int | None
-    """Who occupies its unique key."""
+    """Who occupies its unique key; None when that cannot be seen."""
 
 
 async def start_child(
     conn: PgConn, schema: str, claim: Claim, plan: InsertPlan, *, uid: uuid.UUID, as_child: bool
 ) -> Started | None:
-    """Insert an instance from inside a step, or find the one that an earlier run inserted; None: the claim is stale."""
+    """Insert an instance from inside a step, or find the one that an earlier run inserted; None: the claim is stale.
+
+    A look that finds neither an id nor an occupant has met a row that was committed after its snapshot: look again.
+    """
     params = _start_params(claim, plan, uid, as_child=as_child)
     found: Started | None = None
-    for _ in range(2):  # a second look, with a new snapshot, sees a concurrent call of the same identity
+    for look in range(LOOKS):
         rows = (await conn.run(statement("start_child", schema), params)).rows
         if not rows:
             return None
@@ -109,7 +115,8 @@ async def start_child(
         found = Started(
             None if number is None else int(number), new == b"t", None if occupant is None else int(occupant)
         )
-        if found.id is not None:
+        # The second look sees a concurrent call of the same identity, which the first may have missed.
+        if found.id is not None or (look > 0 and found.occupant is not None):
             break
     return found
 

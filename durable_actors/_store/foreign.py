@@ -11,12 +11,10 @@ from typing import Any, Final
 
 import psycopg
 
-from durable_actors._postgres.statement import Row
-from durable_actors._store import insert
+from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors._store.signal import Delivery, signal_params
 from durable_actors._store.sql import statement
 from durable_actors.errors import SchemaError
-from durable_actors.machine import InsertPlan
 
 _MISSING: Final = (
     psycopg.errors.UndefinedTable,
@@ -39,9 +37,8 @@ def explained(schema: str) -> Generator[None, None, None]:
         ) from exc
 
 
-def insert_call(plans: Sequence[InsertPlan], schema: str) -> tuple[bytes, list[str | None]]:
-    """The statement and parameters that insert these plans."""
-    call, params = insert.insert_call(plans, schema)
+def foreign_call(call: Statement, params: Params) -> tuple[bytes, list[str | None]]:
+    """A statement and its parameters, as psycopg takes them."""
     return call.sql.encode(), [None if param is None else param.decode() for param in params]
 
 
@@ -52,5 +49,4 @@ def foreign_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
 
 def signal_call(deliveries: Sequence[Delivery], schema: str) -> tuple[bytes, list[str | None]]:
     """The statement and parameters that send these signals."""
-    sql = statement("send_signals", schema).sql
-    return sql.encode(), [param.decode() for param in signal_params(deliveries)]
+    return foreign_call(statement("send_signals", schema), signal_params(deliveries))

@@ -11,7 +11,7 @@ from durable_actors._option_checks import shown
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Row
-from durable_actors._store.insert import insert_params
+from durable_actors._store.insert import LOOKS, insert_params
 from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
@@ -20,8 +20,6 @@ from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_js
 
 MAX_NAME: Final = 500
 MAX_PAYLOAD: Final = 1_000_000
-START_ATTEMPTS: Final = 5
-"""How often `start_with_signal` finds an instance that ends under its hands before it gives up."""
 SHOWN: Final = 1000
 """Signals that `ctx.signals` holds at most; `iter_signals` pages through the rest."""
 
@@ -143,17 +141,21 @@ async def start_with_signal(
     """Start the instance unless its key is occupied, then signal whoever occupies the key; one transaction.
 
     Returns what became of the signal, and whether the instance is new. Repeats when the occupant ended between the two:
-    nothing was written then, and the key is free now, unless its scope holds it beyond the end.
+    nothing was written then, and the key is free now, unless its scope holds it beyond the end: then the same occupant
+    is there again.
     """
     calls = [
         (statement("insert_instances", schema), insert_params([plan])),
         (statement("send_signals", schema), signal_params([delivery])),
     ]
-    for _ in range(START_ATTEMPTS - 1):
+    last: bytes | None = None
+    for _ in range(LOOKS - 1):
         inserted, sent = await conn.batch(calls)
         [outcome] = read_sent(sent.rows)
-        if outcome.target is not None:
-            return outcome, inserted.rows[0][0] is not None
+        [[number, occupant]] = inserted.rows
+        if outcome.target is not None or (occupant is not None and occupant == last):
+            return outcome, number is not None
+        last = occupant
     inserted, sent = await conn.batch(calls)
     return read_sent(sent.rows)[0], inserted.rows[0][0] is not None
 
