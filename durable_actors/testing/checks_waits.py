@@ -18,7 +18,7 @@ def i6_consumed_by_what_saw_it(history: History) -> list[Violation]:
     """A signal leaves the inbox in the very transaction that commits the step which was handed it (or named it).
 
     * Next and ScheduleChildren take all that was handed, Await what it does not await again, Retry nothing.
-    * An end drops the inbox, and nothing is left of it.
+    * `Done` drops the inbox, and nothing is left of it. A failure takes nothing: the instance may be retried.
     """
     found: list[Violation] = []
     commits = _by_transaction(history)
@@ -37,7 +37,7 @@ def i6_consumed_by_what_saw_it(history: History) -> list[Violation]:
     found.extend(_not_taken(history))
     for signal in history.signals.values():
         row = history.rows.get(signal.target_id)
-        if row is not None and row.ended:
+        if row is not None and row.status == "done":
             sentence = f"signal {signal.id} is left in the inbox of an instance that is {row.status}"
             events = [change for change in history.signal_changes[row.id] if change.signal.id == signal.id]
             end = [
@@ -60,7 +60,10 @@ def _by_transaction(history: History) -> Mapping[tuple[int, int], _Moves]:
 
 def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Violation]:
     """Whether this transaction may take this signal."""
-    if any(change.new is None or (change.new.ended and move is not Move.FOREIGN) for change, move in moves):
+    if any(
+        change.new is None or (change.new.status == "done" and move is not Move.FOREIGN)
+        for change, move in moves
+    ):
         return
     commit = next((change for change, move in moves if move is Move.COMMIT), None)
     if commit is None or commit.old is None or commit.new is None:
@@ -69,6 +72,8 @@ def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Vio
         return
     if _retries(commit):
         yield history.violation("I6", "a retry consumed a signal", commit, taken)
+    if commit.new.status == "failed":
+        yield history.violation("I6", "a failure consumed a signal", commit, taken)
     run = _run_of(history, commit)
     if run is None or run.began is None:
         return

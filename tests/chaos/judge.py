@@ -25,7 +25,10 @@ ROWS: Final[LiteralString] = """
 select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_id, last_error
   from durable.gen_durable order by id
 """
-UNREAD: Final[LiteralString] = "select count(*) from durable.signals where consumed_at is null"
+UNREAD: Final[LiteralString] = (
+    "select count(*) from durable.signals s join durable.gen_durable g on g.id = s.target_id"
+    " where s.consumed_at is null and g.status <> 'failed'"  # a failed one keeps its inbox
+)
 LEFT: Final[LiteralString] = """
 select format('%s of %s: %s, %s, last %s', backend_type, application_name, state, wait_event, left(query, 60))
   from pg_stat_activity

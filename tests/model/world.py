@@ -216,9 +216,9 @@ class World:
 
     def end(self, row: Row, status: str) -> None:
         row.status, row.deadline, row.await_step = status, False, None
-        if status == "done" or row.claim is not None:
+        if status == "done":
             row.awaits = None
-        self.letters = {number: each for number, each in self.letters.items() if each.target != row.id}
+            self.letters = {number: each for number, each in self.letters.items() if each.target != row.id}
 
     def consume(self, row: Row, numbers: set[int]) -> None:
         for number in numbers:

@@ -304,7 +304,7 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.status, new.eligible_at = "executing", row.eligible_at
         else:
             new.locked_by = new.lease = None
-        if new.terminal:
+        if new.status == "done":
             tx.drop_inbox(number)
         out.append((number, new.visit, new.status, new.state.decode() if stays else None, new.inbox))
     return out
@@ -325,13 +325,13 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
             continue
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         new.locked_by = new.lease = None
-        if not keeps:
+        if not keeps and status != "failed":
             new.awaits = None if awaits is None else tuple(lit.texts(str(awaits).encode()))
         new.await_step = then
         new.await_deadline = None if timeout is None else tx.now + round(timeout * SECOND)
         new.children_total = 0 if new.visit > row.visit else row.children_total
         new.children_pending, new.wake_on_failure = 0, False
-        if new.terminal:
+        if new.status == "done":
             tx.drop_inbox(number)
         out.append((number, new.visit, new.status, None, new.inbox))
     return out

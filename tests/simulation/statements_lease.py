@@ -48,7 +48,6 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         new.attempt, new.crashes, new.eligible_at = row.attempt + 1, row.crashes + 1, tx.now + pause * SECOND
         if gone:
             new.last_error = "quarantined"
-            tx.drop_inbox(row.id)
         if "reap keeps claim" not in scene.broken:
             new.unclaim()
         else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import psycopg
 import pytest
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.lease import reap_claims
+from durable_actors._store.observe import retry_instance
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import read_inboxes, send_signals
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
@@ -129,10 +131,35 @@ async def test_an_end_drops_the_inbox_also_when_the_claim_knew_of_none(
         assert not a.inbox
         await send_signals(conn, SCHEMA, [deliver(n, key=k) for n in numbers for k in ("1", None)])
         await commit(conn, outcome(a, "done"), outcome(b, "failed"))
-    assert db.execute("select count(*) from durable.signals").fetchone() == (0,)
+    assert db.execute("select target_id from durable.signals").fetchall() == [(b.id,)] * 2, (
+        "a failed one may be retried"
+    )
 
 
-async def test_a_quarantined_instance_drops_its_inbox(db: psycopg.Connection, durable_dsn: str):
+@pytest.mark.parametrize("inbox", [False, True])
+async def test_a_failed_instance_keeps_inbox_awaits_and_dedup_keys(
+    db: psycopg.Connection, durable_dsn: str, inbox: bool
+):
+    [number] = insert(db)
+    async with connect(durable_dsn) as conn:
+        [claim] = await claims(conn)
+        await commit(conn, outcome(claim, "awaiting_signal", awaits=("go",)))
+        await send_signals(conn, SCHEMA, [deliver(number, key="d"), deliver(number, "other")])
+        [claim] = await claims(conn)
+        await commit(conn, outcome(attrs.evolve(claim, inbox=inbox), "failed", keeps_awaits=True))
+        assert rows(db, "status, awaits") == [("failed", ["go"])]
+        [sent] = await send_signals(conn, SCHEMA, [deliver(number, key="d")])
+        assert sent.outcome == "no_target"
+        assert await retry_instance(conn, SCHEMA, number)
+        [sent] = await send_signals(conn, SCHEMA, [deliver(number, key="d")])
+        assert sent.outcome == "duplicate"
+        [claim] = await claims(conn)
+        assert (claim.awaits, claim.inbox) == (("go",), True)
+        found = (await read_inboxes(conn, SCHEMA, [number]))[number]
+        assert [signal.name for signal in found] == ["go", "other"]
+
+
+async def test_a_quarantined_instance_keeps_its_inbox(db: psycopg.Connection, durable_dsn: str):
     [number] = insert(db)
     async with connect(durable_dsn) as conn:
         await claims(conn)
@@ -140,7 +167,7 @@ async def test_a_quarantined_instance_drops_its_inbox(db: psycopg.Connection, du
         db.execute(EXPIRE)
         await reap_claims(conn, SCHEMA, limit=10, max_crashes=1)
     assert rows(db, "status") == [("failed",)]
-    assert db.execute("select count(*) from durable.signals").fetchone() == (0,)
+    assert db.execute("select count(*) from durable.signals").fetchone() == (1,)
 
 
 async def test_running_ahead_learns_of_a_signal(db: psycopg.Connection, durable_dsn: str):

@@ -104,6 +104,19 @@ def test_a_retry_consumes_nothing(tale):
     assert "a retry consumed a signal" in tale.sentences()
 
 
+def test_a_failure_consumes_nothing(tale):
+    """It may be retried, and is then handed the same."""
+    park(tale)
+    signalled(tale)
+    tale.pick(1, "b")
+    tale.begin(1, awaited=[7], signals=[7])
+    tale.end(1, outcome="Stop")
+    commit = tale.commit(1, "failed")
+    assert tale.sentences() == ""
+    tale.take(7, tx=commit)
+    assert "a failure consumed a signal" in tale.sentences()
+
+
 def test_an_await_keeps_what_it_awaits_again(tale):
     park(tale)
     signalled(tale)

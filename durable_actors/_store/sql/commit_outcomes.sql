@@ -7,7 +7,8 @@
 --          all; key, state, result, last_error, rekey and new key may be empty: null for all. To read and to unnest an array
 --          costs 0.1 µs a row, and a batch mostly says the same: 2.0 instead of 3.2 µs a row before the first row is touched.
 -- returns  id, visit, status, the state of those that stay, as the next step will see it, and whether a signal was sent to
---          it: of the committed ones. A missing id was stale: nothing of it was changed. An inbox whose instance ends is dropped.
+--          it: of the committed ones. A missing id was stale: nothing of it was changed. An inbox whose instance is done is dropped;
+--          one that failed keeps its inbox and its dedup keys, for it may be retried.
 -- locks    the rows, in the planner's order: two flushes never share a row, for a claim has one holder
 -- index    gen_durable_pkey (driven from the arrays), gen_durable_key for the sibling probe
 -- keeps    I1 commit before proceed · I3 the fence only grows · I4 a stale write changes nothing · I8 terminal rows never change.
@@ -48,4 +49,4 @@ update durable.gen_durable g
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
    and ($16::boolean or g.lease_expires_at > clock_timestamp())
 returning g.id, g.visit, g.status, case when o.stays then g.state end, g.inbox,
-          case when g.inbox and o.status in ('done', 'failed') then durable.drop_inbox(g.id) end
+          case when g.inbox and o.status = 'done' then durable.drop_inbox(g.id) end

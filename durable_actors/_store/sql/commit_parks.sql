@@ -3,7 +3,8 @@
 --          $6 state · $7 result · $8 attempt · $9 advance · $10 delay · $11 last_error · $12 rekey · $13 new key;
 --          $14 awaits text[] (each an array literal; null: none) · $15 keeps awaits boolean[] (a retry) · $16 await_step text[]
 --          $17 timeout float8[] (seconds) · $18 accept late commits boolean
--- returns  id, visit, status, null, inbox; an inbox whose instance ends is dropped
+-- returns  id, visit, status, null, inbox; an inbox whose instance is done is dropped. One that failed keeps its inbox, its dedup keys
+--          and its awaits: retried, it is handed what it was handed before
 -- locks    the rows
 -- index    gen_durable_pkey
 -- keeps    I1, I3, I4, I8
@@ -23,7 +24,7 @@ update durable.gen_durable g
        locked_by = null,
        lease_expires_at = null,
        finished_at = case when o.status in ('done', 'failed') then now() end,
-       awaits = case when o.keeps then g.awaits else o.awaits::text[] end,
+       awaits = case when o.keeps or o.status = 'failed' then g.awaits else o.awaits::text[] end,
        await_step = o.await_step,
        await_deadline = case when o.timeout is not null then now() + make_interval(secs => o.timeout) end,
        children_total = case when o.advance > 0 then 0 else g.children_total end,  -- the barrier is the visit's
@@ -37,4 +38,4 @@ update durable.gen_durable g
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
    and ($18::boolean or g.lease_expires_at > clock_timestamp())
 returning g.id, g.visit, g.status, null, g.inbox,
-          case when g.inbox and o.status in ('done', 'failed') then durable.drop_inbox(g.id) end
+          case when g.inbox and o.status = 'done' then durable.drop_inbox(g.id) end

@@ -1,7 +1,7 @@
 -- reap_claims: take back claims whose lease is over, or whose node was proved dead; the step runs again.
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
 --          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
--- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: its inbox is dropped)
+-- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox)
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting
 -- index    gen_durable_executing, gen_durable_pkey
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
@@ -43,5 +43,4 @@ update durable.gen_durable g
                 or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
          order by y.id limit $1::int for no key update skip locked) d
  where g.id = d.id
-returning g.id, g.queue, g.partition_key, g.status,
-          case when d.fault is not null and g.inbox then durable.drop_inbox(g.id) end
+returning g.id, g.queue, g.partition_key, g.status

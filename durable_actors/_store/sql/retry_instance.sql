@@ -3,7 +3,8 @@
 -- returns  id, when it was failed; nothing otherwise
 -- locks    its row, then its parent's: the order of every commit
 -- index    gen_durable_pkey
--- keeps    the visit, and with it the step's idempotency key. I11 barriers release exactly once: its end was counted; if
+-- keeps    the visit, and with it the step's idempotency key; inbox, awaits and dedup keys, so that the step is handed what it
+--          was handed when it failed; the round, which its failure has counted. I11 barriers release exactly once: its end was counted; if
 --          its parent still waits at that barrier, it is waited for again. A unique key that another instance occupies
 --          by now refuses it: gen_durable_unique.
 with again as (
