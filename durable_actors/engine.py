@@ -75,17 +75,21 @@ class Engine:
     async def stop(self) -> None:
         """Drain and stop: nothing new is claimed, buffered rows go back, running steps have `drain_timeout` seconds.
 
-        Returns when all is done. Cancelled: the stop goes on.
+        Returns when all is done. Cancelled: the stop goes on. A thread of a `def` step that runs longer is left behind:
+        it goes on in this process, without its partition key, and its row comes back when other nodes have seen this
+        engine gone for `dead_after`.
         """
         self.client.home.check()
         self.request_stop()
         await self.wait_stopped()
 
     def hurry(self) -> None:
-        """While it drains: cancel what still runs now. Threads of `def` steps cannot be cancelled."""
+        """While it drains: cancel what still runs now. Threads of `def` steps are left behind."""
         for held in self._node.leases.everything():
             if held.task is not None:
                 held.task.cancel("told to stop at once")
+        if self._node.draining:
+            self._node.threads.leave()
 
     async def wait_stopped(self) -> None:
         """Wait until the engine has stopped, for whatever reason: its connections are closed, its name is free."""
@@ -205,9 +209,13 @@ async def _run_tree(
                 node.telemetry.emit(NodeStarted(node=node.owner.name, queues=tuple(queues)))
             task_status.started(engine)
 
+    failed = False
     try:
         await run_tree(parts.root, drain_on_cancel=node.config.drain_on_cancel, task_status=Started())
-    except StartFailed as exc:
+    except BaseException as exc:
+        failed = not _is_cancelled(exc)
+        if not isinstance(exc, StartFailed):
+            raise
         # A mistake in the options that shows in use only, e.g. a pooler: told as it is, not as a failed tree.
         cause: BaseException | None = exc
         while cause is not None and not isinstance(cause, ConfigError):
@@ -216,7 +224,7 @@ async def _run_tree(
             raise
         raise cause from cause.__cause__
     finally:
-        await _farewell(node)
+        await _farewell(node, failed=failed)
 
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
@@ -232,9 +240,9 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
         )
 
 
-async def _farewell(node: Node) -> None:
-    """Note the stop, for people; the claims are back already."""
-    with trio.move_on_after(FAREWELL, shield=True):
+async def _farewell(node: Node, *, failed: bool) -> None:
+    """Note a stop in good order: claims that are not back (threads, locked rows) were interrupted, not crashed."""
+    with trio.move_on_after(0 if failed else FAREWELL, shield=True):
         try:
             async with node.pool.acquire(node.lane("client")) as conn:
                 await stop_node(conn, node.owner.schema, node.owner.name)

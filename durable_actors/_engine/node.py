@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
-import trio
 
 from durable_actors._engine.leases import Leases
 from durable_actors._engine.surroundings import Surveyor
+from durable_actors._engine.threads import Threads
 from durable_actors._postgres import encode
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.patience import CALLER, CALLERS, PATIENCE
@@ -137,15 +137,15 @@ class Node:
     draining: bool = False
     """Nothing is claimed any more, and no step runs ahead."""
     random: Callable[[], float] = random.random
-    threads: trio.CapacityLimiter = attrs.field(init=False)
-    """For `def` steps, apart from the default one, which belongs to the host application."""
+    threads: Threads = attrs.field(init=False)
+    """Those of `def` steps."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt or SystemExit: the node must stop."""
     on_final: Callable[[int], None] = attrs.field(default=lambda _: None)
     """An instance became terminal here: whoever waits for its result may look."""
 
     def __attrs_post_init__(self) -> None:
-        self.threads = trio.CapacityLimiter(self.config.thread_limit)
+        self.threads = Threads(self.config.thread_limit)
 
     def lane(self, role: str) -> str:
         """The name of the lane that a role uses."""

@@ -66,6 +66,9 @@ class Settling:
     def given_up(self, held: Held) -> None:
         """Lost, without its key, no longer trusted, or drained. What is ours still goes back, fenced."""
         node, claim = self._node, held.claim
+        if node.threads.is_left(claim):
+            held.left = True  # its key and its lease are not let go while this engine lives
+            return
         reason = held.lost or held.interrupted
         if reason is None and trio.current_time() >= claim.trusted_until:
             reason = "its lease could not be renewed in time"

@@ -178,9 +178,7 @@ class StepRun:
 
     async def _in_thread(self, call: Any, *args: object) -> object:
         """Run plain code in a thread. It cannot be cancelled: its slot and its lease stay until it returns."""
-        value = await trio.to_thread.run_sync(call, *args, limiter=self._node.threads)
-        await trio.lowlevel.checkpoint_if_cancelled()  # the claim was lost meanwhile: its outcome is dropped
-        return value
+        return await self._node.threads.run(self._claim, call, *args)
 
     def _context(self, state: Any) -> Context[Any]:
         claim, around = self._claim, self.around

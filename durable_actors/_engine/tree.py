@@ -79,7 +79,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         ActorChild(lock, partial(Keeper, node, keys)),
         # What steps leave is committed while leases and keys are still held.
         ActorChild(flush, partial(Flusher, node, commits), shutdown=last),
-        PoolChild(pool, shutdown=node.config.drain_timeout),
+        PoolChild(pool, shutdown=node.config.drain_timeout, on_kill=node.threads.leave),
         # Feeders last: they claim only when everything that a claim needs is there.
         *(feeder(queue, limits, pool) for queue, limits in queues.items()),
     ]  # fmt: skip

@@ -27,6 +27,8 @@ class PoolChild(ChildSpec):
     """The pool; also gives the child its name."""
     name: str = attrs.field(init=False, default=attrs.Factory(_name_of, takes_self=True))
     """The pool's name."""
+    on_kill: Callable[[], None] | None = None
+    """Called when its shutdown time is over and it will not start again, as its tasks are cancelled. Must not raise."""
 
     @property
     def kind(self) -> NodeKind:
@@ -35,7 +37,7 @@ class PoolChild(ChildSpec):
 
     def incarnate(self, place: Place) -> Incarnation:  # noqa: ARG002 - the protocol's
         """An empty pool behind the same object."""
-        return _PoolRun(self.pool)
+        return _PoolRun(self.pool, self.on_kill)
 
     def close(self) -> None:
         """Nobody waits for a pool that is down: `wait_free` has raised."""
@@ -44,10 +46,12 @@ class PoolChild(ChildSpec):
 class _PoolRun:
     """One incarnation of a pool."""
 
-    __slots__ = ("_pool", "_stop")
+    __slots__ = ("_on_kill", "_pool", "_restarts", "_stop")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, on_kill: Callable[[], None] | None) -> None:
         self._pool = pool
+        self._on_kill = on_kill
+        self._restarts = False
         self._stop = trio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -60,6 +64,11 @@ class _PoolRun:
                 try:
                     ready()
                     await self._stop.wait()
+                    await pool._wait_empty()
+                except trio.Cancelled:
+                    if self._on_kill is not None and not self._restarts:
+                        self._on_kill()
+                    raise
                 finally:
                     pool._shut()
         except BaseExceptionGroup as group:
@@ -70,6 +79,7 @@ class _PoolRun:
             raise failure  # outside the handler: the group shall not become its context
 
     def request_stop(self, why: str, *, restart: bool) -> bool:  # noqa: ARG002 - the protocol's
+        self._restarts = restart
         self._pool._shut()  # nothing is started from this moment on
         self._stop.set()
         return True

@@ -9,6 +9,7 @@ RENEW      executing, a later lease                        the heartbeat
 COMMIT     executing → anything, the claim kept            the outcome of the step, fenced
 RELEASE    executing → runnable, the claim cleared         its worker: a drain, a busy key, a cancelled step
 REAP       the same, crashes + 1; or failed: quarantined   a reaper
+           (unchanged: its node had stopped in order)
 WAKE       awaiting_signal → runnable                      a signal, the park's recheck, a deadline
 COUNT      awaiting_children, fewer (or more) pending      a child's end (or its retry)
 OPEN       awaiting_children → runnable                    the last child, or a deadline
@@ -72,8 +73,16 @@ def _from_executing(old: InstanceState, new: InstanceState) -> Move:
         return _quiet(old, new, Move.RENEW, "lease_expires_at")
     if new.claim_id is not None or new.locked_by is not None:
         return Move.FOREIGN
+    return _given_back(old, new)
+
+
+def _given_back(old: InstanceState, new: InstanceState) -> Move:
     given_back = (*_CLAIM, "status", "attempt", "rev", "hold")
     if new.crashes == old.crashes and new.status == "runnable" and new.attempt - old.attempt in {0, 1}:
+        if new.attempt == old.attempt and new.eligible_at != old.eligible_at:
+            return _only(
+                old, new, Move.REAP, *given_back, "eligible_at"
+            )  # its node had stopped in good order
         return _only(old, new, Move.RELEASE, *given_back)
     if new.crashes == old.crashes + 1 and new.status in {"runnable", "failed"}:
         return _only(old, new, Move.REAP, *given_back, "crashes", "eligible_at", "last_error")

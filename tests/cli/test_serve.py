@@ -21,6 +21,7 @@ from durable_actors.cli.serve import read_queues
 from durable_actors.config import Queue
 
 SHOP = """
+import time
 from pathlib import Path
 import trio
 import durable_actors as da
@@ -31,6 +32,11 @@ async def send(args: dict) -> dict:
     while "until" in args and not Path(args["until"]).exists():
         await trio.sleep(0.02)
     return {"sent": args["to"]}
+
+@da.job(queue="mail")
+def block(args: dict) -> None:
+    Path("blocks").touch()
+    time.sleep(args["seconds"])
 """
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -74,12 +80,12 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(said)
 
 
-def insert(dsn: str, state: str) -> int:
+def insert(dsn: str, state: str, machine: str = "served_shop:send") -> int:
     with psycopg.connect(dsn, autocommit=True) as conn:
         row = conn.execute(
             "insert into durable.gen_durable (fsm, step, queue, state)"
-            " values ('served_shop:send', 'perform', 'mail', %s) returning id",
-            [state],
+            " values (%s, 'perform', 'mail', %s) returning id",
+            [machine, state],
         ).fetchone()
     assert row is not None
     return row[0]
@@ -125,6 +131,21 @@ async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str, tm
     process.communicate(timeout=40)
     assert process.returncode == 0
     assert await wait_status(durable_dsn, slow, "runnable") == ("runnable", None, 0, None)
+
+
+async def test_a_thread_does_not_keep_the_process(start: Start, durable_dsn: str, tmp_path: Path):
+    """A `def` step that blocks for ten minutes: the process leaves after --drain, and says which thread it left."""
+    process = start("served_shop", "--drain", "100ms", "--poll", "50ms")
+    wait_for(process, "serves")
+    number = insert(durable_dsn, '{"seconds": 600}', machine="served_shop:block")
+    with trio.fail_after(40):
+        while not (tmp_path / "blocks").exists():
+            await trio.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert f"instance {number}: the thread of served_shop:block, step perform has run for" in said
+    assert (await wait_status(durable_dsn, number, "executing"))[2] == 0
 
 
 def test_it_ends_with_its_standard_input(start: Start):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import durable_actors as da
 import pytest
+import trio
 from durable_actors.telemetry import ClaimLost, DrainStarted, Picked, StepCommitted, StepStarted
 from tests.engine.engine_kit import Gate, running, until
 
@@ -70,26 +72,115 @@ async def test_a_thread_outlives_its_claim(durable_dsn, db):
     assert db.row(number, "status::text, last_error, result") == ("failed", "ended", None)
 
 
-async def test_a_drain_waits_for_a_thread(durable_dsn, db):
-    """Its row is never released early: another node would run it beside the thread."""
-    gate = Gate()
+def blocking(gate: Gate, returned: list, **options):
+    """A job whose first run blocks its thread until the gate opens."""
 
-    @da.job
-    def stuck(args: dict, ctx: da.Context[dict]):
-        if not ctx.attempt:
+    @da.job(name="blocking", **options)
+    def blocking(args: dict, ctx: da.Context[dict]) -> str:
+        if not gate.entered:
             gate.wait_in_thread()
+            returned.append(ctx.id)
         return "done"
 
-    async with running(durable_dsn, drain_timeout=0.05, **BEATS) as run:
-        number = await run.insert(stuck, args={})
+    return blocking
+
+
+async def test_a_thread_that_returns_while_it_drains_is_committed(durable_dsn, db):
+    gate, returned = Gate(), []
+    async with running(durable_dsn, drain_timeout=60) as run:
+        number = await run.insert(blocking(gate, returned), args={})
         await gate.wait_entered()
         run.engine.request_stop()
         await run.events.wait(DrainStarted)
-        for _ in range(6):  # three drain_timeouts later: still claimed, still renewed
-            [lease] = db.row(number, "lease_expires_at")
-            await db.wait(
-                "select lease_expires_at > %s from durable.gen_durable where id = %s", lease, number
-            )
-        assert db.row(number, "status::text, attempt") == ("executing", 0)
         gate.open()
-    assert db.row(number, "status::text, attempt, crashes") == ("runnable", 1, 0)
+    assert db.row(number, "status::text, result, attempt, interruptions") == ("done", "done", 0, 0)
+
+
+async def test_a_stop_leaves_on_time_while_a_thread_runs(durable_dsn, db, caplog):
+    """Its row is not released: the thread may still have effects. The log names it. Then a reaper brings it back."""
+    gate, returned = Gate(), []
+    caplog.set_level(logging.INFO, logger="durable_actors.engine")
+    once = blocking(gate, returned, max_attempts=1)
+    async with running(durable_dsn, drain_timeout=0.05, **BEATS) as run:
+        number = await run.insert(once, args={}, partition_key="k")
+        await gate.wait_entered()
+        began = db.row(number, "lease_expires_at")
+        await run.engine.stop()
+        assert returned == []
+    status, lease, attempt = db.row(number, "status::text, lease_expires_at, attempt")
+    assert (status, lease >= began[0], attempt) == ("executing", True, 0)
+    [said] = [record for record in caplog.records if "is left behind" in record.message]
+    assert said.levelname == "WARNING"
+    assert said.message.startswith(f"instance {number}: the thread of blocking, step perform has run for ")
+    # A job that may run once: a node that has stopped in good order has crashed nothing.
+    async with running(durable_dsn, dead_after=0.05, reap_interval=0.05) as run:
+        row = await run.ended(number)
+        assert (row.status, row.result) == ("done", "done")
+        assert (row.attempt, row.crashes, row.interruptions) == (0, 0, 1)
+        assert returned == []
+        gate.open()
+        await until(lambda: any("has returned after" in text for text in caplog.messages))
+    assert returned == [number]
+    assert db.row(number, "status::text, attempt") == ("done", 0)  # what the old thread returned is dropped
+
+
+async def test_a_second_signal_leaves_threads_at_once(durable_dsn, db):
+    gate, returned = Gate(), []
+    async with running(durable_dsn, drain_timeout=600) as run:
+        number = await run.insert(blocking(gate, returned), args={})
+        await gate.wait_entered()
+        run.engine.request_stop()
+        await run.events.wait(DrainStarted)
+        run.engine.hurry()
+        await run.engine.stop()
+    assert (returned, db.row(number, "status::text")) == ([], ("executing",))
+    gate.open()
+
+
+async def test_a_step_that_waits_for_a_thread_goes_back(durable_dsn, db):
+    """Only the one whose thread runs is left behind."""
+    gate, returned = Gate(), []
+    machine = blocking(gate, returned)
+    async with running(durable_dsn, drain_timeout=0.05, thread_limit=1) as run:
+        first = await run.insert(machine, args={})
+        await gate.wait_entered()
+        second = await run.insert(machine, args={})
+        await run.events.wait(StepStarted, id=second)
+    columns = "status::text, attempt, interruptions"
+    assert [db.row(each, columns) for each in (first, second)] == [("executing", 0, 0), ("runnable", 0, 1)]
+    gate.open()
+
+
+async def test_a_thread_may_ask_whether_it_is_cancelled(durable_dsn, db):
+    """Of its own accord, as in any thread of Trio's: its claim is lost, and so is its outcome."""
+    gate = Gate()
+
+    @da.job(name="polite")
+    def polite(args: dict) -> None:
+        trio.from_thread.run_sync(gate.arrive)
+        while True:
+            trio.from_thread.check_cancelled()
+            threading.Event().wait(0.01)
+
+    async with running(durable_dsn, **BEATS) as run:
+        number = await run.insert(polite, args={})
+        await gate.wait_entered()
+        db.execute(END, number)
+        await run.events.wait(ClaimLost, id=number)
+        await until(lambda: not run.engine._node.leases.everything())
+    assert db.row(number, "status::text, last_error") == ("failed", "ended")
+
+
+async def test_a_left_thread_keeps_its_key_while_the_engine_stops(durable_dsn, db):
+    """The heartbeat goes on, and the key's lock stays, until the session is closed: last of all."""
+    gate, returned = Gate(), []
+    async with running(durable_dsn, drain_timeout=0, **BEATS) as run:
+        number = await run.insert(blocking(gate, returned), args={}, partition_key="k")
+        await gate.wait_entered()
+        node = run.engine._node
+        [held] = node.leases.everything()
+        await run.engine.stop()
+        assert node.threads.is_left(held.claim)
+        assert node.leases.all() == [held]
+    assert db.row(number, "status::text") == ("executing",)
+    gate.open()

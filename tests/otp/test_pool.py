@@ -201,6 +201,48 @@ async def test_stop_drains_for_the_shutdown_time(pool, exits, autojump_clock):
     assert exits == [("short", "normal"), ("long", "shutdown: cancelled")]
 
 
+async def test_it_says_when_its_shutdown_time_is_over(pool, autojump_clock):
+    """Only then, and only when it stops for good: what waits in a shield may be told."""
+    kills = []
+    for seconds, killed in ((2, 0), (20, 1)):
+        async with otp.open_tree(
+            root(pool, shutdown=5, on_kill=lambda: kills.append(trio.current_time()))
+        ) as tree:
+            pool.start_nowait(trio.sleep, seconds)
+            begin = trio.current_time()
+            await tree.stop()
+        assert kills == [begin + 5] * killed
+
+
+async def test_a_restart_is_no_kill(pool, autojump_clock):
+    kills, starts, crash = [], [], trio.Event()
+
+    async def fragile(*, task_status):
+        task_status.started()
+        await crash.wait()
+        if not starts:
+            starts.append(1)
+            raise ValueError
+        await trio.sleep_forever()
+
+    tree = otp.Supervisor(
+        "root",
+        [
+            otp.TaskChild("fragile", fragile, handshake=True),
+            otp.PoolChild(pool, shutdown=1, on_kill=lambda: kills.append(1)),
+        ],
+        strategy="rest_for_one",
+        intensity=1,
+    )
+    async with otp.open_tree(tree, observe=lambda _: None):
+        pool.start_nowait(trio.sleep, 20)
+        crash.set()
+        await wait_all_tasks_blocked()
+        while not pool.free:
+            await trio.sleep(0.1)
+        assert kills == []
+
+
 async def test_each_task_has_its_starters_context(autojump_clock):
     var = contextvars.ContextVar("var", default="none")
     seen = []

@@ -325,6 +325,7 @@ def touch_node(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def stop_node(scene: Scene, tx: Tx, params: Params) -> Rows:
+    tx.tables.stopped.add((params[0] or b"").decode())
     return []
 
 

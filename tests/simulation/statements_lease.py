@@ -42,10 +42,13 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
             continue
         new = tx.write(row, "reap")
-        gone = most is not None and row.crashes + 1 >= most
-        pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
+        stopped = row.locked_by in tx.tables.stopped
+        gone = most is not None and row.crashes + 1 >= most and not stopped
+        pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
         new.status, new.hold = "failed" if gone else "runnable", 0
-        new.attempt, new.crashes, new.eligible_at = row.attempt + 1, row.crashes + 1, tx.now + pause * SECOND
+        new.eligible_at = tx.now + pause * SECOND
+        new.attempt, new.crashes = row.attempt + (not stopped), row.crashes + (not stopped)
+        new.interruptions = row.interruptions + stopped
         if gone:
             new.last_error = "quarantined"
         if "reap keeps claim" not in scene.broken:

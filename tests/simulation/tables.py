@@ -112,6 +112,8 @@ class Tables:
         self.rows: dict[int, Row] = {}
         self.letters: dict[int, Letter] = {}
         self.locks: dict[int, Tx] = {}
+        self.stopped: set[str] = set()
+        """Nodes that have stopped in good order."""
         self.serial = 0
         self.letter_serial = 0
         self.changed: Callable[[Tx, Row | None, Row], None] = lambda tx, old, new: None

@@ -13,7 +13,7 @@ import attrs
 import psycopg
 import pytest
 import trio
-from durable_actors._store import children, claim as claims, commit, insert, lease, signal
+from durable_actors._store import children, claim as claims, commit, insert, lease, node as nodes, signal
 from durable_actors._store.claim import Owner, PickFrom
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Claim, Transition
@@ -271,8 +271,14 @@ class Pair:
         assert results[0][0] == results[1][0], self.said[-5:]
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]
 
+    async def stop(self) -> None:
+        """A node stops in good order; what it has claimed is left behind."""
+        for conn in (self.real, self.model):
+            await nodes.register_node(conn, SCHEMA, incarnation="b", node="b", about={})
+            await nodes.stop_node(conn, SCHEMA, "b")
+
     async def reap(self) -> None:
-        dead = self.random.choice(({}, {"a": math.inf}, {"a": 0.0}))
+        dead = self.random.choice(({}, {"a": math.inf}, {"a": 0.0}, {"b": math.inf}))
         ours, theirs = await self.both(lease.reap_claims, SCHEMA, limit=2, dead=dead, max_crashes=3)
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         # Pauses of seconds: the server's clock runs, ours does not.
@@ -318,7 +324,7 @@ class Pair:
 @pytest.mark.parametrize("seed", range(2))
 async def test_the_model_does_what_the_sql_does(durable_dsn: str, seed: int):
     kinds = ("insert", "pick", "pick", "pick", "commit", "commit", "commit", "spawn", "signal", "signal", "renew",
-             "release", "strays", "reap", "maintain", "time", "time")  # fmt: skip
+             "release", "strays", "reap", "stop", "maintain", "time", "time")  # fmt: skip
     with psycopg.connect(durable_dsn, autocommit=True) as db:
         async with connect(durable_dsn) as conn:
             pair = Pair(conn, db, seed)

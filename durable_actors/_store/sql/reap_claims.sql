@@ -3,10 +3,12 @@
 --          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
 -- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox)
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting
--- index    gen_durable_executing, gen_durable_pkey
+-- index    gen_durable_executing, gen_durable_pkey, nodes_pkey
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
 -- backoff  the first crash runs again at once, then after 1, 2, 4 … at most 300 seconds, so that a step which kills its
 --          worker does not kill all of them
+--          A node that has stopped in good order leaves claims behind only where a thread runs on or a row was locked: they
+--          were interrupted, not crashed. attempt and crashes stay, interruptions counts.
 -- hostile  what a hand wrote must not stop the batch, for ever: counters stop at their ends; a lease longer than any engine
 --          asks for (Config: 10 years) is over; a partition key that only the index of executing rows could hold fails alone
 -- plan     first who, by the index of executing rows, then the locks by primary key: "order by id limit" on the executing
@@ -25,22 +27,27 @@ with dead as materialized (
 )
 update durable.gen_durable g
    set status = (case when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = least(g.attempt, 2147483646) + 1, crashes = least(g.crashes, 2147483646) + 1,
+       hold = 0, attempt = case when d.stopped then g.attempt else least(g.attempt, 2147483646) + 1 end,
+       crashes = case when d.stopped then g.crashes else least(g.crashes, 2147483646) + 1 end,
+       interruptions = case when d.stopped then least(g.interruptions, 2147483646) + 1 else g.interruptions end,
        rev = least(g.rev, 9223372036854775806) + 1,
-       eligible_at = now() + make_interval(secs => case when g.crashes = 0 then 0 else least(2 ^ least(g.crashes - 1, 9), 300) end),
+       eligible_at = now() + make_interval(secs => case when g.crashes = 0 or d.stopped then 0
+                                                       else least(2 ^ least(g.crashes - 1, 9), 300) end),
        last_error = coalesce(d.fault, g.last_error),
        finished_at = case when d.fault is not null then now() end,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
   from (select y.id,
                case when octet_length(y.partition_key) > 2000
                     then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
-                    when y.crashes >= $3::int - 1
+                    when y.crashes >= $3::int - 1 and not s.stopped
                     then format('quarantined: step %s ended %s times without an outcome (its worker died or lost it)',
-                                left(y.step, 255), y.crashes + 1::bigint) end as fault
+                                left(y.step, 255), y.crashes + 1::bigint) end as fault, s.stopped
           from durable.gen_durable y
+          cross join lateral (select exists (
+              select 1 from durable.nodes n where n.incarnation = y.locked_by and n.stopped_at is not null) as stopped) s
          where y.id = any (array(select o.id from over o))
            and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years'
                 or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
-         order by y.id limit $1::int for no key update skip locked) d
+         order by y.id limit $1::int for no key update of y skip locked) d
  where g.id = d.id
 returning g.id, g.queue, g.partition_key, g.status
