@@ -228,16 +228,22 @@ async def _run_tree(
 
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
-    about = {
+    """Tell people that this node is there. Somebody's lock must not keep it from working."""
+    node.about = {
         "queues": {name: limits.concurrency for name, limits in queues.items()},
         "machines": sorted(node.known.names),
         "pid": os.getpid(),
         "version": __version__,
     }
-    async with node.pool.acquire(node.lane("client")) as conn:
-        await register_node(
-            conn, node.owner.schema, incarnation=node.owner.name, node=node.config.node, about=about
-        )
+    owner = node.owner
+    try:
+        async with node.pool.acquire(node.lane("client")) as conn:
+            await register_node(
+                conn, owner.schema, incarnation=owner.name, node=node.config.node, about=node.about
+            )
+    except psycopg.errors.LockNotAvailable as exc:
+        node.registered = False
+        logger.info("%s will be listed among the nodes later: %s", owner.name, exc)
 
 
 async def _farewell(node: Node, *, failed: bool) -> None:

@@ -8,10 +8,12 @@ may be taken from its owner only when
   session, too;
 * the server has been up for longer than `dead_after`, so that everybody had the time to come back;
 * nothing of the owner moved in between: one that claims or renews lives, whatever became of its lock (its way to the
-  server for session locks may be cut);
+  server for session locks may be cut). A node that holds claims renews some of them every `dead_after` / 3 seconds
+  (`heartbeat.pulse_interval`), so that this is evidence also where heartbeats are further apart than `dead_after`;
 * it is not ourselves.
 
-In every other case the lease decides.
+In every other case the lease decides. `dead_after` should be the same on all nodes: whoever has a smaller one than the
+node that it looks at may look between two signs of life.
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
         "tcp_keepalives_interval": str(keep),
         "tcp_keepalives_count": "2",
     }
-    heartbeat = Lane("heartbeat", 1, settings=_PLANS, answer_within=max(keepalive / 2, SHORTEST_BEAT))
+    # Whoever waits for a lock here holds up the renewal of every lease: see the heartbeat.
+    beats = _PLANS | PATIENCE
+    heartbeat = Lane("heartbeat", 1, settings=beats, answer_within=max(keepalive / 2, SHORTEST_BEAT))
     found = {
         "session": Lane("session", 1, settings=session, dsn=session_dsn),
         "heartbeat": heartbeat,
@@ -134,6 +136,10 @@ class Node:
     leases: Leases
     feeders: dict[str, Feeder] = attrs.field(factory=dict[str, "Feeder"])
     wakes: dict[str, Address[object]] = attrs.field(factory=dict[str, Address[object]])
+    about: Mapping[str, object] = attrs.field(factory=dict[str, object])
+    """What its row in `nodes` tells people."""
+    registered: bool = True
+    """That row is there. Else it was locked when the engine started, and the heartbeat writes it."""
     draining: bool = False
     """Nothing is claimed any more, and no step runs ahead."""
     random: Callable[[], float] = random.random

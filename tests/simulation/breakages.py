@@ -184,12 +184,13 @@ def _unknown(plan: Plan) -> Plan:
 
 
 def _back_again(plan: Plan) -> Plan:
-    """Servers that restart, again and again, under leases that are long."""
+    """Servers that restart, again and again, under leases that are long, and a node that comes back later than others."""
     plan = _long_steps(attrs.evolve(plan, nodes=3, concurrency=2, lasts=9.0))
     options = {**plan.options, "lease_ttl": 8.0, "dead_after": 0.5, "reap_interval": 0.5}
-    strikes = tuple(Strike(1.0 + 2.0 * n, "restart", 0, 0.2) for n in range(4))
+    restarts = [Strike(1.0 + 2.0 * n, "restart", 0, 0.2) for n in range(4)]
+    cuts = [Strike(1.0 + 2.0 * n, "cut", n % 3, 0.8 + plan.seed % 10 * 0.1) for n in range(4)]
     rates = Rates(lag=0.15)
-    return attrs.evolve(plan, options=options, strikes=strikes, rates=rates)
+    return attrs.evolve(plan, options=options, strikes=(*restarts, *cuts), rates=rates)
 
 
 def _idle(plan: Plan) -> Plan:
