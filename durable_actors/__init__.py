@@ -43,6 +43,7 @@ from durable_actors.errors import (
     StateError,
     StepTimeout,
     StoreUnavailable,
+    TooManyChildren,
     UnknownMachine,
 )
 from durable_actors.machine import (
@@ -104,6 +105,7 @@ __all__ = [
     "StepTimeout",
     "Stop",
     "StoreUnavailable",
+    "TooManyChildren",
     "TrioConnection",
     "UnknownMachine",
     "__version__",

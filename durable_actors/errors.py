@@ -12,6 +12,7 @@
     ├── Duplicate               the caller: the unique key is occupied
     ├── NoTarget                the caller: the instance is terminal or does not exist
     ├── InstanceFailed          the caller: the awaited instance ended as failed
+    ├── TooManyChildren         the author: a step has more children than `ctx.children` holds
     ├── LeaseLost               the engine: this worker no longer owns the claim
     ├── SchemaError             the operator: the database's schema does not fit this version
     └── StoreUnavailable        nobody: Postgres cannot be reached now; nothing was done
@@ -110,6 +111,25 @@ class InstanceFailed(DurableError):  # noqa: N818 - the contract's name
 
     def __str__(self) -> str:
         return f"instance {self.id} failed: {self.reason}"
+
+
+class TooManyChildren(DurableError):  # noqa: N818 - the contract's name
+    """A step read `ctx.children`, and its barrier has more children than that holds: a short list would mislead."""
+
+    def __init__(self, id: int, count: int, most: int) -> None:  # noqa: A002 - as in `InstanceFailed`
+        super().__init__(id, count, most)
+        self.id = id
+        """The parent."""
+        self.count = count
+        """Its children at this barrier."""
+        self.most = most
+        """So many `ctx.children` holds at most."""
+
+    def __str__(self) -> str:
+        return (
+            f"instance {self.id} has {self.count:,} children at this barrier, and ctx.children holds up to "
+            f"{self.most:,}: use `async for child in ctx.iter_children()`, or ctx.children_counts"
+        )
 
 
 class LeaseLost(DurableError):  # noqa: N818 - the contract's name

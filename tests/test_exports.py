@@ -23,7 +23,7 @@ CONTRACT = {
     "sync aio",
     "running": "Config Queue serve start_engine open_engine Engine migrate",
     "errors": "DurableError ConfigError DefinitionError StateError InvalidOutcome StepTimeout UnknownMachine Duplicate "
-    "NoTarget InstanceFailed LeaseLost StoreUnavailable CommitUnknown",
+    "NoTarget InstanceFailed TooManyChildren LeaseLost StoreUnavailable CommitUnknown",
     "packages": "otp telemetry",
 }
 PUBLIC = {name: getattr(da, name) for name in da.__all__}
@@ -80,6 +80,7 @@ def test_errors_are_one_tree():
         "Duplicate": {"DurableError"},
         "NoTarget": {"DurableError", "LookupError"},
         "InstanceFailed": {"DurableError"},
+        "TooManyChildren": {"DurableError"},
         "LeaseLost": {"DurableError"},
         "SchemaError": {"DurableError"},
         "StoreUnavailable": {"DurableError"},

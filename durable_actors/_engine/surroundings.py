@@ -12,10 +12,10 @@ import attrs
 
 from durable_actors._engine.batched import Batched
 from durable_actors._postgres.pool import Pool
-from durable_actors._store.children import read_children
+from durable_actors._store.children import count_children, read_children
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import SHOWN, read_awaited, read_inboxes, read_matching
-from durable_actors.machine import ChildView, Signal
+from durable_actors.machine import MOST_CHILDREN, ChildView, Signal, Status
 
 
 @attrs.frozen
@@ -24,7 +24,12 @@ class Surroundings:
 
     signals: tuple[Signal, ...] = ()
     awaited: tuple[Signal, ...] = ()
-    children: tuple[ChildView, ...] = ()
+    more_signals: bool = False
+    """The inbox has more than `SHOWN`."""
+    children: tuple[ChildView, ...] | None = ()
+    """None: too many to be read, and counted instead."""
+    children_counts: Mapping[Status, int] | None = None
+    """By status; None: to be counted from `children`."""
     unseen: tuple[int, ...] = ()
     """Ids of further awaited signals, beyond the first `SHOWN`: they were there when the step began, so parking again
     must not wake for them; nothing consumes them, for nobody has seen them."""
@@ -46,27 +51,49 @@ class Surveyor:
         """What the claim's step is shown. Raises `StoreUnavailable`; `StateError` for a child's result."""
         signals: tuple[Signal, ...] = ()
         awaited: tuple[Signal, ...] = ()
-        children: tuple[ChildView, ...] = ()
         unseen: tuple[int, ...] = ()
+        more = False
         # The flag is as old as the claim: a signal may have come while it waited in a buffer, and one that awaited
         # must not take itself for timed out.
         if claim.inbox or claim.awaits is not None:
-            signals = tuple(await self._inboxes.get(claim.id))
+            found = await self._inboxes.get(claim.id)
+            more = len(found) > SHOWN
+            signals = tuple(found[:SHOWN])
         if claim.awaits is not None:
             names = claim.awaits
             awaited = tuple(signal for signal in signals if signal.name in names)
-            if len(signals) >= SHOWN:  # what it awaited may lie beyond what is shown
+            if more:  # what it awaited may lie beyond what is shown
                 async with self._pool.acquire(self._lane) as conn:
                     matching = await read_matching(conn, self._schema, claim.id, names)
                     awaited = tuple(await read_awaited(conn, self._schema, claim.id, names))
                 unseen = tuple(set(matching) - {signal.id for signal in awaited})
-        if claim.children_total:
+        children: tuple[ChildView, ...] | None = ()
+        counts: Mapping[Status, int] | None = None
+        if claim.children_total > MOST_CHILDREN:
+            children, counts = None, await self._count(claim)
+        elif claim.children_total:
+            children = await self._children(claim)
+        return Surroundings(signals, awaited, more, children, counts, unseen)
+
+    async def _children(self, claim: Claim) -> tuple[ChildView, ...]:
+        """All of them, page by page; others have the connection between two pages."""
+        found: list[ChildView] = []
+        while True:
+            after = found[-1].id if found else 0
             async with self._pool.acquire(self._lane) as conn:
-                children = tuple(
-                    await read_children(conn, self._schema, claim.id, claim.visit, after=0, limit=SHOWN)
+                page = await read_children(
+                    conn, self._schema, claim.id, claim.visit, after=after, limit=SHOWN
                 )
-        return Surroundings(signals, awaited, children, unseen)
+            found += page
+            if len(page) < SHOWN:
+                return tuple(found)
+
+    async def _count(self, claim: Claim) -> Mapping[Status, int]:
+        async with self._pool.acquire(self._lane) as conn:
+            return await count_children(conn, self._schema, claim.id, claim.visit)
 
     async def _fetch(self, ids: list[int]) -> Mapping[int, list[Signal]]:
         async with self._pool.acquire(self._lane) as conn:
-            return await read_inboxes(conn, self._schema, ids)
+            return await read_inboxes(
+                conn, self._schema, ids, limit=SHOWN + 1
+            )  # one more tells that there are

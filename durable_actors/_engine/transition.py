@@ -132,8 +132,9 @@ def _park(
         await_step=outcome.then,
         timeout=outcome.timeout,
         consumed=consumed,
-        # Consuming any of them lets the next run see some of the unseen; else it would see the very same, for ever.
-        kept=tuple(kept) if consumed else (*kept, *unseen),
+        # Consuming any of the handed lets the next run see some of the unseen; else it would see the same for ever.
+        # What `consume` names beside them (gone already, of another name, unseen itself) makes no room.
+        kept=tuple(kept) if len(kept) < len(handed) else (*kept, *unseen),
     )
 
 

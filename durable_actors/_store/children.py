@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, cast
 
@@ -140,6 +141,15 @@ def _start_params(claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: b
         encode.number(plan.delay),
         b"t" if as_child else b"f",
     ]
+
+
+async def count_children(conn: PgConn, schema: str, parent: int, barrier: int) -> Counter[MachineStatus]:
+    """How many of a barrier's children have which status."""
+    params = [encode.number(parent), encode.number(barrier)]
+    rows = (await conn.run(statement("count_children", schema, read_only=True), params)).rows
+    return Counter(
+        {cast("MachineStatus", (status or b"").decode()): int(count or 0) for status, count in rows}
+    )
 
 
 async def read_children(

@@ -21,7 +21,7 @@ from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_js
 MAX_NAME: Final = 500
 MAX_PAYLOAD: Final = 1_000_000
 SHOWN: Final = 1000
-"""Signals that `ctx.signals` holds at most; `iter_signals` pages through the rest."""
+"""Signals that `ctx.signals` holds at most; `iter_signals` pages through all, children are read in such pages, too."""
 
 
 @attrs.frozen
@@ -173,9 +173,11 @@ def read_signal(row: Row) -> tuple[int, Signal]:
     )
 
 
-async def read_inboxes(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, list[Signal]]:
-    """The unread signals of instances, the first `SHOWN` of each, oldest first."""
-    params = [encode.int_array(ids), encode.number(SHOWN)]
+async def read_inboxes(
+    conn: PgConn, schema: str, ids: Sequence[int], *, limit: int = SHOWN
+) -> dict[int, list[Signal]]:
+    """The unread signals of instances, the first `limit` of each, oldest first."""
+    params = [encode.int_array(ids), encode.number(limit)]
     rows = (await conn.run(statement("read_inboxes", schema, read_only=True), params)).rows
     found: dict[int, list[Signal]] = {number: [] for number in ids}
     for row in rows:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Unpack, overload
 
 import attrs
 
-from durable_actors.errors import DurableError
+from durable_actors.errors import DurableError, TooManyChildren
 from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._spec import MachineRef
 
@@ -22,6 +23,10 @@ else:
     from typing import TypeVar
 
     S_co = TypeVar("S_co", covariant=True)
+
+
+MOST_CHILDREN: Final = 10_000
+"""Children that `ctx.children` holds at most."""
 
 
 @attrs.frozen
@@ -107,11 +112,15 @@ class Context(Generic[S_co]):
     visit: int = 1
     """Counts up on every transition into a step."""
     signals: tuple[Signal, ...] = ()
-    """The inbox when the step began, oldest first; the first 1,000. `iter_signals()` gives all."""
+    """The inbox when the step began, oldest first: all of it up to 1,000, see `more_signals`."""
     awaited: tuple[Signal, ...] = ()
-    """The signals that matched the await which led to this run; empty on a first run and after a timeout."""
-    children: tuple[ChildView, ...] = ()
-    """This barrier's children in spawn order; the first 1,000. `iter_children()` gives all."""
+    """The signals that matched the await which led to this run: all up to 1,000, see `more_signals`. Empty on a first
+    run and after a timeout."""
+    more_signals: bool = False
+    """Whether the inbox has more than 1,000 signals, so that `signals` and perhaps `awaited` are its beginning only:
+    `iter_signals()` gives all."""
+    _children: tuple[ChildView, ...] | None = attrs.field(default=(), alias="children")
+    _children_counts: Mapping[Status, int] | None = attrs.field(default=None, alias="children_counts")
     parent_id: int | None = None
     """The instance that started this one as a child."""
     claim_id: object = None
@@ -120,6 +129,23 @@ class Context(Generic[S_co]):
     """Whether this is the context that `handle` was given."""
     port: ContextPort | None = attrs.field(default=None, repr=False)
     """The engine's door; None outside of an engine."""
+
+    @property
+    def children(self) -> tuple[ChildView, ...]:
+        """This barrier's children in spawn order: all of them, up to 10,000.
+
+        Beyond that it raises `TooManyChildren`; `iter_children()` gives all, `children_counts` counts them.
+        """
+        if self._children is None:
+            raise TooManyChildren(self.id, sum(self.children_counts.values()), MOST_CHILDREN)
+        return self._children
+
+    @property
+    def children_counts(self) -> Mapping[Status, int]:
+        """How many of this barrier's children have which status, however many they are; 0 for all others."""
+        if self._children_counts is not None:
+            return self._children_counts
+        return Counter(child.status for child in self._children or ())
 
     @property
     def idempotency_key(self) -> str:
@@ -172,7 +198,7 @@ class Context(Generic[S_co]):
         return self._door("iter_signals").iter_signals(self)
 
     def iter_children(self) -> AsyncIterator[ChildView]:
-        """All children of this barrier in spawn order, also beyond the first 1,000."""
+        """All children of this barrier in spawn order, however many, read in pages."""
         return self._door("iter_children").iter_children(self)
 
     @classmethod
@@ -186,7 +212,15 @@ class Context(Generic[S_co]):
         """Return the context that `handle` gets: the same, without signals, awaited and children."""
         if self.in_handle:
             return self
-        return attrs.evolve(self, signals=(), awaited=(), children=(), in_handle=True)
+        return attrs.evolve(
+            self,
+            signals=(),
+            awaited=(),
+            more_signals=False,
+            children=(),
+            children_counts=None,
+            in_handle=True,
+        )
 
     def _door(self, method: str) -> ContextPort:
         if self.port is None:

@@ -105,7 +105,7 @@ class EffectLog:
         told: dict[str, object] = {
             "awaited": [signal.id for signal in ctx.awaited],
             "signals": [signal.id for signal in ctx.signals],
-            "children": len(ctx.children),
+            "children": sum(ctx.children_counts.values()),
         }
         self._write("handle" if ctx.in_handle else BEGIN, ctx, told | more)
 

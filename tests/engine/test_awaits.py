@@ -362,6 +362,38 @@ async def test_an_end_drops_the_inbox(durable_dsn, db: Db):
     assert db.execute("select count(*) from durable.signals") == [(0,)]
 
 
+@pytest.mark.parametrize("gone", ["never there", "another name", "beyond the page"])
+async def test_consuming_what_was_not_handed_does_not_spin(durable_dsn, db: Db, gone: str):
+    """With more matches than a page, the next run would be shown the very same ones."""
+    runs: list[int] = []
+
+    class M(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            runs.append(len(ctx.awaited))
+            if len(runs) > 3:
+                return da.Stop("it spins")
+            if not ctx.awaited:
+                return da.Await(["x", "now"])
+            [[number]] = db.execute(NUMBERS[gone])
+            return da.Await(["x", "now"], consume=[number])
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(M)
+        await parked(run, number)
+        await da.signal(number, "other")
+        await da.signal_many([{"target": number, "name": "x"}] * 1100)
+        again = await run.events.wait(StepCommitted, id=number, count=2)
+        assert (again.status, runs) == ("awaiting_signal", [0, 1000]), "it sleeps until something new comes"
+
+
+NUMBERS = {
+    "never there": "select max(id) + 1000 from durable.signals",
+    "another name": "select id from durable.signals where name = 'other'",
+    "beyond the page": "select max(id) from durable.signals where name = 'x'",
+}
+
+
 async def test_more_matches_than_a_page_neither_spin_nor_stall(durable_dsn, db: Db):
     """Re-awaiting with 2,500 matches parks; consuming what was handed pages through all of them."""
     runs: list[int] = []

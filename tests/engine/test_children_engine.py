@@ -7,7 +7,8 @@ from typing import Any
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import step_run
+from durable_actors._engine import step_run, surroundings
+from durable_actors._store.children import read_children
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running
 from tests.engine.kit import Db
@@ -247,10 +248,82 @@ async def test_more_children_than_a_page(durable_dsn):
         @da.step
         async def then(self, ctx):
             everyone = [child.result async for child in ctx.iter_children()]
-            return da.Done([len(ctx.children), everyone == list(range(1200))])
+            assert everyone == [child.result for child in ctx.children]
+            return da.Done([len(ctx.children), everyone == list(range(1200)), dict(ctx.children_counts)])
 
     async with running(durable_dsn, queues={"default": da.Queue(50, prefetch=100)}) as run:
-        assert (await run.run(Parent)).result == [1000, True]
+        assert (await run.run(Parent)).result == [1200, True, {"done": 1200}]
+
+
+def parent_of(db: Db, count: int) -> int:
+    """A parent whose barrier has opened: a hundredth of its children has failed."""
+    number = db.insert(fsm="parent", step="then", visit=2, children_total=count, eligible_at="infinity")
+    db.execute(
+        "insert into durable.gen_durable (fsm, step, status, finished_at, parent_id, barrier, result, last_error)"
+        " select 'kid', 's', (case when n %% 100 = 0 then 'failed' else 'done' end)::durable.durable_status, now(), %s,"
+        " 2, case when n %% 100 > 0 then to_jsonb(n) end, case when n %% 100 = 0 then 'no' end"
+        " from generate_series(1, %s) n order by n",
+        number,
+        count,
+    )
+    return number
+
+
+@pytest.mark.parametrize("count", [10_000, 10_001])
+async def test_children_are_complete_or_refused(durable_dsn, db: Db, count: int, monkeypatch):
+    """Up to 10,000 all of them; beyond that a list that is short would give wrong sums."""
+    pages: list[int] = []
+
+    async def read(*args: Any, **options: Any) -> Any:
+        found = await read_children(*args, **options)
+        pages.append(len(found))
+        return found
+
+    monkeypatch.setattr(surroundings, "read_children", read)
+
+    class Parent(da.Machine[State], name="parent"):
+        @da.step(initial=True)
+        async def start(self, ctx): ...
+
+        @da.step
+        async def then(self, ctx):
+            counts = ctx.children_counts
+            assert (counts["failed"], counts["executing"]) == (count // 100, 0)
+            if count <= 10_000:
+                return da.Done([sum(child.result or 0 for child in ctx.children), sum(counts.values())])
+            with pytest.raises(
+                da.TooManyChildren, match=r"iter_children\(\)`, or ctx.children_counts"
+            ) as caught:
+                sum(child.result or 0 for child in ctx.children)
+            assert (caught.value.id, caught.value.count, caught.value.most) == (ctx.id, count, 10_000)
+            everyone = [child.result or 0 async for child in ctx.iter_children()]
+            return da.Done([sum(everyone), sum(counts.values())])
+
+    async with running(durable_dsn):
+        number = parent_of(db, count)
+        db.execute("update durable.gen_durable set eligible_at = now() where id = %s", number)
+        expected = sum(n for n in range(1, count + 1) if n % 100)
+        assert await da.result(number, timeout=PATIENCE) == [expected, count]
+    assert sum(pages) == (count if count == 10_000 else 0), "nothing is read in vain"
+
+
+async def test_handle_gets_no_children(durable_dsn, db: Db):
+    class Parent(da.Machine[State], name="parent"):
+        @da.step(initial=True)
+        async def start(self, ctx): ...
+
+        @da.step
+        async def then(self, ctx):
+            return da.Done(len(ctx.children))
+
+        async def handle(self, error, ctx):
+            assert isinstance(error, da.TooManyChildren)
+            return da.Done([list(ctx.children), dict(ctx.children_counts), ctx.more_signals])
+
+    async with running(durable_dsn):
+        number = parent_of(db, 10_001)
+        db.execute("update durable.gen_durable set eligible_at = now() where id = %s", number)
+        assert await da.result(number, timeout=PATIENCE) == [[], {}, False]
 
 
 async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):

@@ -213,7 +213,8 @@ async def test_a_full_inbox_is_paged_and_slows_nobody(durable_dsn):
             if not ctx.awaited:
                 return da.Await("stop")
             numbers = [s.payload async for s in ctx.iter_signals() if s.name == "n"]
-            return da.Done([len(ctx.signals), numbers == list(range(10_000)), len(ctx.awaited)])
+            more = [ctx.more_signals, len(ctx.signals), len(ctx.awaited)]
+            return da.Done([more, numbers == list(range(10_000))])
 
     machine = collector()
     async with running(durable_dsn) as run:
@@ -225,9 +226,22 @@ async def test_a_full_inbox_is_paged_and_slows_nobody(durable_dsn):
         await da.signal_many([{"target": each, "name": "stop"} for each in others])
         for each in others:
             assert await da.result(each, timeout=PATIENCE) == []
-        assert await da.result(full, timeout=PATIENCE) == [1000, True, 1], (
+        assert await da.result(full, timeout=PATIENCE) == [[True, 1000, 1], True], (
             "what it awaited lay beyond the page"
         )
+
+
+@pytest.mark.parametrize("count", [999, 1000, 1001])
+async def test_more_signals_tells_whether_the_list_is_whole(durable_dsn, count: int):
+    class Counts(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.Done([ctx.more_signals, len(ctx.signals)])
+
+    async with running(durable_dsn, **QUIET) as run:
+        number = await run.insert(Counts, schedule_in=1)
+        await da.signal_many([{"target": number, "name": "n"}] * count)
+        assert await da.result(number, timeout=PATIENCE) == [count > 1000, min(count, 1000)]
 
 
 async def test_a_step_signals_once_however_often_a_crash_runs_it_again(durable_dsn, db: Db):

@@ -1,7 +1,7 @@
 import attrs
 import durable_actors.machine as da
 import pytest
-from durable_actors.errors import DurableError
+from durable_actors.errors import DurableError, TooManyChildren
 
 
 def test_a_context_can_be_made_by_hand():
@@ -37,6 +37,19 @@ def test_the_context_of_handle_has_no_messages():
     assert (bare.signals, bare.awaited, bare.children) == ((), (), ())
     assert (bare.id, bare.attempt, bare.state) == (7, 2, {"a": 1})
     assert bare.for_handle() is bare
+
+
+def test_children_are_whole_or_refused():
+    child, other = da.ChildView(2, "m", "done", result=3), da.ChildView(3, "m", "failed")
+    context = da.Context(state={}, children=(child, other))
+    assert context.children == (child, other)
+    assert context.children_counts == {"done": 1, "failed": 1}
+    assert context.children_counts["runnable"] == 0
+    many = da.Context(state={}, id=7, children=None, children_counts={"done": 12_345})
+    assert many.children_counts == {"done": 12_345}
+    with pytest.raises(TooManyChildren, match=r"12,345 children.*10,000.*iter_children.*children_counts"):
+        _ = many.children
+    assert (many.for_handle().children, many.for_handle().children_counts) == ((), {})
 
 
 class Port:

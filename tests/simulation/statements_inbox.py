@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from durable_actors._postgres.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
@@ -237,6 +239,13 @@ def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.wake(tx.now)
             out.append(shown(parent, row.queue))
     return out
+
+
+@meaning
+def count_children(scene: Scene, tx: Tx, params: Params) -> Rows:
+    parent, barrier = (int(each or 0) for each in params)
+    found = Counter(r.status for r in tx.all() if r.parent_id == parent and r.barrier == barrier)
+    return [shown(status, count) for status, count in found.items()]
 
 
 @meaning

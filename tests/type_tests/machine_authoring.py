@@ -236,6 +236,11 @@ async def use(ctx: da.Context[Order]) -> None:
     await ctx.signal(1, "paid", {"amount": 100}, dedup_key="evt-7")
     await ctx.start_child(send, key="a", args=Order(1))
     await ctx.start_child(send)  # E
+    reveal_type(ctx.children[0].result)  # R: Any
+    reveal_type(ctx.children_counts["done"])  # R: int
+    ctx.children_counts["lost"]  # E
+    reveal_type(ctx.more_signals)  # R: bool
+    da.Context(state=Order(1), children=(da.ChildView(1, "m", "done"),), children_counts={"done": 1})
     async for signal in ctx.iter_signals():
         reveal_type(signal.name)  # R: str
 
