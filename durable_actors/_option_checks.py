@@ -66,6 +66,22 @@ def duration(option: str, value: Any, *, positive: bool = True) -> float:
     return float(number)
 
 
+_LONGEST_LONG_POLL: Final = 1.0
+"""Seconds. A server that looks less often than that saves nothing: `poll_interval` does it."""
+
+
+def long_poll(option: str, value: Any) -> float:
+    """Seconds between two looks of the server's; 0 or None is off, as 0."""
+    found = 0.0 if value is None else duration(option, value, positive=False)
+    if not (found == 0.0 or _SHORTEST <= found <= _LONGEST_LONG_POLL):
+        raise ConfigError(
+            f"{option}={shown(value)} must be seconds or a timedelta from 0.001 to 1, or 0 or None for no long poll",
+            option=option,
+            value=value,
+        )
+    return found
+
+
 def count(option: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> int:
     """A whole number within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

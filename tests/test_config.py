@@ -28,6 +28,7 @@ DEFAULTS = {
     "heartbeat_interval": 20,
     "poll_interval": 1,
     "max_poll_interval": 5,
+    "long_poll": 0.1,
     "reap_interval": 30,
     "dead_after": 10,
     "prefetch": 0,
@@ -177,6 +178,23 @@ def test_three_heartbeats_fit_into_a_lease(lease, beat):
         assert beat * 3 > lease
     else:
         assert config.heartbeat_interval * 3 <= config.lease_ttl * 1.00001
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(None, 0.0), (0, 0.0), (0.02, 0.02), (1, 1.0), (timedelta(0), 0.0)]
+)
+def test_long_poll_may_be_off(given, kept):
+    assert da.Config(long_poll=given, **DSN).long_poll == kept
+    assert da.Queue(1, long_poll=given).long_poll == (None if given is None else kept)
+
+
+@pytest.mark.parametrize("value", [-1, 0.0001, 1.5, True, "x", float("nan"), timedelta(minutes=1)])
+def test_a_long_poll_that_cannot_work(value):
+    with pytest.raises(da.ConfigError, match="long_poll=") as caught:
+        da.Config(long_poll=value, **DSN)
+    assert caught.value.option == "long_poll"
+    with pytest.raises(da.ConfigError, match="long_poll="):
+        da.Queue(1, long_poll=value)
 
 
 def test_polls_in_order():

@@ -19,6 +19,8 @@ class QueueLimits:
     """So many free places make a pick worth its round trip."""
     poll_interval: float
     max_poll_interval: float
+    long_poll: float = 0.0
+    """Seconds between two looks of the server's while the queue is idle; 0: the feeder's own polls only."""
 
 
 def demand(limits: QueueLimits, *, running: int, buffered: int) -> int:

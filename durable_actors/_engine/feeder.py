@@ -24,7 +24,6 @@ from durable_actors._engine.keeper import Keys
 from durable_actors._engine.looks import Looks
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
-from durable_actors._engine.watch import Watch
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_strays
@@ -40,6 +39,9 @@ SOONEST: Final = 0.01
 """Seconds until a deadline is looked at at the soonest: its row may be locked by whoever signals it."""
 LATEST: Final = 0.3
 """The same, when it was found locked several times."""
+
+WATCHED_REST: Final = 1.0
+"""Seconds that a feeder sleeps at least while the server watches its queue: quick polls would be for nothing."""
 
 
 class Feeder(Actor[object]):
@@ -61,9 +63,10 @@ class Feeder(Actor[object]):
         self._keys = keys
         self.claimed = Claimed(node, queue, limits=limits, pool=pool, commits=commits, keys=keys)
         self._outage = Outage(node, f"feeder of {queue!r}")
-        self._watch = Watch(node, queue, limits)
+        self._idle = node.idle_queues.of(queue)
         self._poll_timer = PollTimer(limits)
         self._found_work = True  # by the last pick
+        self._has_room = False  # more than there was to pick
         self._next_due: float | None = None
         self._deadline = math.inf
         self._soonest = SOONEST
@@ -82,9 +85,16 @@ class Feeder(Actor[object]):
         """A deadline was set here: read when the next one is before sleeping again."""
         self.looks.ask()
 
+    def seen_due(self, priority: int) -> None:
+        """The long poll has seen a due row: pick from the head, without another look before that."""
+        self.cursor.rewind()
+        self.cursor.hint(priority=priority)
+        self.address.cast(None)
+
     async def init(self) -> None:
         """Become the queue's feeder: pokes come here from now on."""
         self.claimed.recount()
+        self._idle.wake()
         self._unsure = self._queue in self._node.feeders  # the last incarnation may have died in a pick
         self._node.feeders[self._queue] = self
 
@@ -94,6 +104,7 @@ class Feeder(Actor[object]):
             await self._take_keys()
             self.claimed.start()
             wanted = min(self.claimed.demand(), MAX_PICK)
+            self._has_room = False
             self._tell_saturation(wanted)
             wait = self.claimed.until if not wanted else min(await self._refill(wanted), self.claimed.until)
             if wait <= trio.current_time() and not self.mailbox.stopping:
@@ -101,8 +112,11 @@ class Feeder(Actor[object]):
                 await trio.lowlevel.checkpoint()
                 self._polls = not self._found_work
                 continue
+            if self._has_room:
+                self._idle.rest(trio.current_time())
             with trio.move_on_at(wait) as sleep:
                 await self.mailbox.receive()
+            self._idle.wake()
             # A freed slot is no evidence of work either, if the last look found the queue empty.
             self._polls = (
                 not self._found_work if sleep.cancelled_caught else self._nothing and not self.cursor.hinted
@@ -112,6 +126,7 @@ class Feeder(Actor[object]):
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """Give the buffer back at once, attempt unchanged: nothing of it has run."""
+        self._idle.wake()
         self.claimed.close()
 
     # -- picking
@@ -132,6 +147,7 @@ class Feeder(Actor[object]):
         now = trio.current_time()
         if picked.claims:
             self._found_work = True
+            self._idle.claimed()
             if not begins:
                 await self._take_keys()
                 self.claimed.start()
@@ -139,13 +155,14 @@ class Feeder(Actor[object]):
             self._missed = False
             return now  # there may be more behind a full window, also when all of it was held or shelved
         self._found_work = bool(picked.claims)
+        self._has_room = True
         wait = self._poll_timer.looked(now, found_work=self._found_work)
+        if self._idle.watched:
+            wait = max(wait, now + WATCHED_REST)
         if self._next_due is not None:
             wait = min(wait, now + max(self._next_due, 0.0))
         if self.looks.old:
             wait = min(wait, self.looks.not_before)
-        elif self._nothing and not picked.window:
-            wait = max(wait, now + self._watch.begin(self.nursery, self.address))
         later = self.cursor.next_look(now)
         return min(wait, self._deadline, math.inf if later is None else now + later)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from durable_actors._engine.idle_queues import IdleQueues
 from durable_actors._engine.leases import Leases
 from durable_actors._engine.surroundings import Surveyor
 from durable_actors._engine.threads import Threads
@@ -135,6 +136,8 @@ class Node:
     surveyor: Surveyor
     leases: Leases
     feeders: dict[str, Feeder] = attrs.field(factory=dict[str, "Feeder"])
+    idle_queues: IdleQueues = attrs.field(factory=IdleQueues)
+    """Which feeders sleep and have room: the long poll watches their queues."""
     wakes: dict[str, Address[object]] = attrs.field(factory=dict[str, Address[object]])
     about: Mapping[str, object] = attrs.field(factory=dict[str, object])
     """What its row in `nodes` tells people."""

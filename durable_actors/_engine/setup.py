@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from typing import Final
 
 from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.leases import Leases
@@ -21,6 +22,10 @@ from durable_actors.config import Config, Queue
 from durable_actors.errors import ConfigError, UnknownMachine
 from durable_actors.machine import MachineSpec, current_registry
 from durable_actors.telemetry import Telemetry
+
+EAGER: Final = 0.7
+"""Where polls are quicker than `long_poll`, the server looks after this share of the interval: to pick and start what
+it has found takes some of it, too."""
 
 
 def load_machines(config: Config) -> dict[tuple[str, int], MachineSpec]:
@@ -59,12 +64,14 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
     for name, queue in wanted.items():
         poll = config.poll_interval if queue.poll_interval is None else queue.poll_interval
         most = config.max_poll_interval if queue.max_poll_interval is None else queue.max_poll_interval
+        long_poll = config.long_poll if queue.long_poll is None else queue.long_poll
         found[name] = QueueLimits(
             concurrency=queue.concurrency,
             prefetch=config.prefetch if queue.prefetch is None else queue.prefetch,
             min_demand=config.min_demand if queue.min_demand is None else queue.min_demand,
             poll_interval=poll,
             max_poll_interval=max(most, poll),
+            long_poll=min(long_poll, max(most, poll) * EAGER),
         )
     return found
 

@@ -20,8 +20,10 @@ from durable_actors._engine.demand import QueueLimits
 from durable_actors._engine.feeder import Feeder
 from durable_actors._engine.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.heartbeat import Heartbeat
+from durable_actors._engine.idle_queues import IdleQueues
 from durable_actors._engine.keeper import Keeper, Keys
 from durable_actors._engine.leases import Turn
+from durable_actors._engine.long_poll import LongPoll, can_long_poll
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.reaper import Reaper
 from durable_actors._engine.slots import most_in_hand
@@ -69,6 +71,10 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
     node.wakes = {queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()}
 
+    watch: Address[object] = Address("long poll", capacity=1)
+    long_polls = can_long_poll(node, queues)
+    node.idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
+
     def feeder(queue: str, limits: QueueLimits, steps: Pool) -> ActorChild[object]:
         make = partial(Feeder, node, queue, limits=limits, pool=steps, commits=commits, keys=keys)
         return ActorChild(node.wakes[queue], make)
@@ -83,9 +89,10 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         # Feeders last: they claim only when everything that a claim needs is there.
         *(feeder(queue, limits, pool) for queue, limits in queues.items()),
     ]  # fmt: skip
-    maintenance = (
-        [] if pool is None else [ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node))]
-    )
+    maintenance = [] if pool is None else [
+        ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
+        *([ActorChild(watch, partial(LongPoll, node))] if long_polls else []),
+    ]  # fmt: skip
     root = Supervisor(
         f"engine {node.config.name}".replace("/", "_"),
         [

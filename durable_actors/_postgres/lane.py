@@ -9,7 +9,7 @@ a task that Trio has rescheduled can no longer be cancelled before it has taken 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -107,6 +107,8 @@ class Desk:
         self._opening = 0
         self._line: OrderedDict[Waiter, None] = OrderedDict()
         self._closed = False
+        self.on_line: set[Callable[[], object]] = set()
+        """Called when a task begins to wait in line: by whoever holds a connection that it can do without."""
         self._opened = self._discarded = self._failed = self._timeouts = 0
         self._longest_wait = 0.0
 
@@ -126,6 +128,11 @@ class Desk:
             self._discard(held)
         return None
 
+    @property
+    def has_free(self) -> bool:
+        """Whether a task could have a connection now, or open one, without being in anybody's way."""
+        return not self._closed and not self._line and (bool(self._idle) or self._has_room())
+
     def take_place(self) -> bool:
         """Take an empty place in order to connect. The caller ends it with `fill` or `vacate`."""
         if self._closed:
@@ -142,6 +149,8 @@ class Desk:
         """
         if len(self._line) >= self.lane.max_waiting:
             raise self.timed_out(f"{len(self._line)} callers wait already")
+        for give_way in tuple(self.on_line):
+            give_way()
         waiter = Waiter(trio.lowlevel.current_task())
         self._line[waiter] = None
         since = trio.current_time()

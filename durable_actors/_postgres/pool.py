@@ -52,12 +52,15 @@ class PoolStatistics:
 class Lease:
     """`async with pool.acquire(lane) as conn:`. A class because a generator would cost 2 µs more."""
 
-    __slots__ = ("_desk", "_held", "_pool", "_scope", "_within")
+    __slots__ = ("_desk", "_held", "_on_line", "_pool", "_scope", "_within")
 
-    def __init__(self, pool: Pool, desk: Desk, within: float | None) -> None:
+    def __init__(
+        self, pool: Pool, desk: Desk, within: float | None, on_line: Callable[[], object] | None
+    ) -> None:
         self._pool = pool
         self._desk = desk
         self._within = within
+        self._on_line = on_line
         self._held: Held | None = None
         self._scope: trio.CancelScope | None = None
 
@@ -72,6 +75,8 @@ class Lease:
         if self._within is not None:
             self._scope = trio.CancelScope(deadline=trio.current_time() + self._within)
             self._scope.__enter__()
+        if self._on_line is not None:
+            self._desk.on_line.add(self._on_line)
         return held.conn
 
     async def __aexit__(
@@ -80,6 +85,8 @@ class Lease:
         held, self._held = self._held, None
         scope, self._scope = self._scope, None
         assert held is not None
+        if self._on_line is not None:
+            self._desk.on_line.discard(self._on_line)
         try:
             if scope is not None:
                 scope.__exit__(kind, error, trace)  # raises the rest of a group that its Cancelled is in
@@ -117,8 +124,12 @@ class Pool:
             gate = self._gates.setdefault(lane.dsn or dsn, Gate(jitter))
             self._desks[lane.name] = Desk(lane, gate)
 
-    def acquire(self, lane: str, *, within: float | None = None) -> Lease:
+    def acquire(
+        self, lane: str, *, within: float | None = None, on_line: Callable[[], object] | None = None
+    ) -> Lease:
         """Lend a connection of the lane for an `async with` block, which may take `within` seconds (else the lane's).
+
+        `on_line` is called, maybe more than once, when somebody has to wait for a connection meanwhile.
 
         Entering raises `PoolTimeout` when none became free in `acquire_timeout` seconds or too many tasks
         wait already, and `StoreUnavailable` when Postgres cannot be reached: at once at the first failure,
@@ -126,9 +137,13 @@ class Pool:
         """
         try:
             desk = self._desks[lane]
-            return Lease(self, desk, desk.lane.answer_within if within is None else within)
         except KeyError:
             raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
+        return Lease(self, desk, desk.lane.answer_within if within is None else within, on_line)
+
+    def has_free(self, lane: str) -> bool:
+        """Whether a connection of the lane is to be had now without being in anybody's way."""
+        return self._desks[lane].has_free
 
     @property
     def closed(self) -> bool:

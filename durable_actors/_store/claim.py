@@ -251,8 +251,13 @@ async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
     )
 
 
-async def wait_for_work(conn: PgConn, schema: str, queue: str, *, every: float, patience: float) -> bool:
-    """Have the server look every so many seconds; tell whether a row is on offer, which may take `patience` seconds."""
-    params = [queue.encode(), encode.number(every), encode.number(patience)]
+async def wait_for_work(
+    conn: PgConn, schema: str, queues: Sequence[str], *, every: float, patience: float
+) -> dict[str, int]:
+    """Have the server look every so many seconds, for `patience` seconds at most.
+
+    Returns the queues that have a due row, each with the most urgent priority that has one.
+    """
+    params = [encode.text_array(queues), encode.number(every), encode.number(patience)]
     result = await conn.run(statement("wait_for_work", schema, read_only=True), params)
-    return result.rows[0][0] == b"t"
+    return {(row[0] or b"").decode(): int(row[1] or 0) for row in result.rows}

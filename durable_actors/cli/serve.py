@@ -67,6 +67,20 @@ def _digits(text: str) -> bool:
     help="First pause between looks at an idle queue. Default: 1.",
 )
 @click.option(
+    "--max-poll",
+    type=duration,
+    metavar="DURATION",
+    default=None,
+    help="Longest pause between looks at an idle queue. Default: 5, or --poll when that is more.",
+)
+@click.option(
+    "--long-poll",
+    type=duration,
+    metavar="DURATION",
+    default=0.1,
+    help="How often the server itself looks at idle queues; 0: not at all. Default: 0.1.",
+)
+@click.option(
     "--reap",
     type=duration,
     metavar="DURATION",
@@ -113,6 +127,8 @@ def serve(
     node: str | None,
     lease: float,
     poll: float,
+    max_poll: float | None,
+    long_poll: float,
     reap: float,
     dead_after: float,
     drain: float,
@@ -138,6 +154,8 @@ def serve(
         queues=wanted,
         lease_ttl=lease,
         poll_interval=poll,
+        max_poll_interval=max_poll,
+        long_poll=long_poll,
         reap_interval=reap,
         dead_after=dead_after,
         drain_timeout=drain,

@@ -18,7 +18,7 @@ PATIENCE = 30.0
 """Seconds until a test gives up waiting; the machine may be slow."""
 QUICK: dict[str, Any] = {"poll_interval": 0.05, "max_poll_interval": 0.05, "node": "test"}
 """Polls often. The leases are long unless a test says otherwise."""
-QUIET: dict[str, Any] = {"poll_interval": 60, "max_poll_interval": 60, "node": "test"}
+QUIET: dict[str, Any] = {"poll_interval": 60, "max_poll_interval": 60, "long_poll": 0, "node": "test"}
 """Polls never, as far as a test can tell: only hints and due times start anything."""
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine import feeder, watch
+from durable_actors._engine import cursor, feeder, long_poll
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import StepCommitted
 
@@ -75,46 +75,59 @@ async def watched(connection: psycopg.Connection) -> int:
     return found[0][0]
 
 
-async def poll_no_more(engine: da.Engine) -> None:
-    """Until its feeder rests for an hour: only the server's watch can find anything."""
-    rests = trio.Event()
+def never_polled(dsn: str, **options: Any) -> da.Config:
+    """Only the server's watch can find anything: a poll is an hour away."""
+    return da.Config(
+        **{
+            "dsn": dsn,
+            "queues": {"default": 2},
+            "poll_interval": 3600,
+            "max_poll_interval": 3600,
+            "long_poll": 0.02,
+            **options,
+        }
+    )
 
-    def rest(*_: object) -> float:
-        rests.set()
-        return 3600.0
 
-    engine._node.feeders["default"]._watch.begin = rest
-    engine._node.wakes["default"].cast(None)
-    await rests.wait()
+def late_job(queue: str = "default") -> trio.Event:
+    ran = trio.Event()
+
+    @da.job(name="late", queue=queue)
+    async def late(args: dict) -> None:
+        ran.set()
+
+    return ran
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["", "after its session was cut"])
-async def test_the_server_watches_an_idle_queue(durable_dsn, monkeypatch, *, cut: bool):
-    """No poll of ours would find the row: the fallback is an hour away. Nor when the watch fails: then we poll."""
-    monkeypatch.setattr(watch, "PAUSE", 3600.0)
+async def test_the_server_watches_an_idle_queue(durable_dsn, *, cut: bool):
     with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
-        ran = trio.Event()
-
-        @da.job(name="late")
-        async def late(args: dict) -> None:
-            ran.set()
-
-        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.05, max_poll_interval=0.05)
+        ran = late_job()
         with trio.fail_after(60):
-            async with da.open_engine(quick) as engine:
+            async with da.open_engine(never_polled(durable_dsn)):
                 pid = await watched(connection)
                 if cut:
                     connection.execute("select pg_terminate_backend(%s)", [pid])
-                    while connection.execute(WATCHES).fetchall():
+                    while await watched(connection) == pid:
                         await trio.sleep(0.01)
-                else:
-                    await poll_no_more(engine)
+                connection.execute(INSERT)
+                await ran.wait()
+
+
+async def test_a_watch_that_the_server_refuses_leaves_the_polls(durable_dsn):
+    """A role's statement_timeout, say: the floor is there."""
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        ran = late_job()
+        connection.execute("alter function durable.wait_for_work(text[], float8, float8) rename to gone")
+        config = never_polled(durable_dsn, poll_interval=0.05, max_poll_interval=0.05)
+        with trio.fail_after(60):
+            async with da.open_engine(config):
                 connection.execute(INSERT)
                 await ran.wait()
 
 
 async def test_what_the_server_has_seen_is_picked_without_another_look(durable_dsn, monkeypatch):
-    """A round trip less for whoever waits."""
+    """A round trip less for whoever waits, also where nobody here has heard of the priority."""
     done: list[str] = []
 
     def note(name: str) -> None:
@@ -129,21 +142,100 @@ async def test_what_the_server_has_seen_is_picked_without_another_look(durable_d
     note("read_queue")
     note("pick_instances")
     with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
-        ran = trio.Event()
+        ran = late_job()
+        with trio.fail_after(60):
+            async with da.open_engine(never_polled(durable_dsn)):
+                await watched(connection)
+                done.clear()
+                connection.execute(INSERT)
+                await ran.wait()
+    assert done[0] == "pick_instances"
+    assert "read_queue" not in done[: done.index("pick_instances") + 1]
+
+
+async def test_one_statement_watches_all_queues_of_a_node(durable_dsn):
+    """With the default pool, too; each start goes on being found."""
+    names = [f"queue {number}" for number in range(5)]
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        runs = trio.open_memory_channel[str](100)
 
         @da.job(name="late")
         async def late(args: dict) -> None:
-            ran.set()
+            await runs[0].send(args["queue"])
 
-        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.05, max_poll_interval=0.05)
         with trio.fail_after(60):
-            async with da.open_engine(quick) as engine:
-                await watched(connection)
-                await poll_no_more(engine)
-                done.clear()
-                connection.execute(INSERT.replace("7", "0"))
+            async with da.open_engine(never_polled(durable_dsn, queues=dict.fromkeys(names, 1))):
+                for name in (*names, *names):
+                    await watched(connection)
+                    assert len(connection.execute(WATCHES).fetchall()) <= 1
+                    connection.execute(
+                        "insert into durable.gen_durable (fsm, step, queue, state)"
+                        " values ('late', 'perform', %s, jsonb_build_object('queue', %s::text))",
+                        [name, name],
+                    )
+                    assert await runs[1].receive() == name
+
+
+async def test_future_and_locked_rows_do_not_turn_the_watch_off(durable_dsn):
+    with (
+        isolated_registry(),
+        psycopg.connect(durable_dsn, autocommit=True) as connection,
+        psycopg.connect(durable_dsn) as stranger,
+    ):
+        ran = late_job()
+        connection.execute(
+            "insert into durable.gen_durable (fsm, step, eligible_at)"
+            " values ('late', 'perform', now() + interval '1 day')"
+        )
+        connection.execute(
+            "insert into durable.gen_durable (fsm, step, priority) values ('late', 'perform', 1)"
+        )
+        stranger.execute("select from durable.gen_durable where priority = 1 for update")
+        with trio.fail_after(60):
+            async with da.open_engine(never_polled(durable_dsn)) as engine:
+                queue = engine._node.idle_queues.of("default")
+                while queue._misses < 3:  # seen, not claimed, and watched again, ever later
+                    await trio.sleep(0.01)
+                assert not ran.is_set()
+                connection.execute(INSERT)
                 await ran.wait()
-    assert done[0] == "pick_instances"
+
+
+async def test_a_row_behind_the_cursor_is_picked_when_the_server_has_seen_it(durable_dsn, monkeypatch):
+    """Another process's transaction began before the last claimed row's, and committed after that was claimed."""
+    monkeypatch.setattr(cursor, "RESET_MIN", 3600.0)
+    monkeypatch.setattr(cursor, "RESET_MAX", 3600.0)
+    with (
+        isolated_registry(),
+        psycopg.connect(durable_dsn, autocommit=True) as connection,
+        psycopg.connect(durable_dsn) as slow,
+    ):
+        runs = trio.open_memory_channel[int](10)
+
+        @da.job(name="late")
+        async def late(args: dict) -> None:
+            await runs[0].send(args["number"])
+
+        insert = (
+            "insert into durable.gen_durable (fsm, step, state)"
+            " values ('late', 'perform', jsonb_build_object('number', %s::int))"
+        )
+        with trio.fail_after(60):
+            async with da.open_engine(never_polled(durable_dsn)):
+                slow.execute(insert, [1])
+                connection.execute(insert, [2])
+                assert await runs[1].receive() == 2
+                slow.commit()
+                assert await runs[1].receive() == 1
+
+
+async def test_a_stop_leaves_no_statement_behind(durable_dsn, monkeypatch):
+    monkeypatch.setattr(long_poll, "PATIENCE", 300.0)
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        with trio.fail_after(60):
+            async with da.open_engine(never_polled(durable_dsn)):
+                await watched(connection)
+        assert not connection.execute(WATCHES).fetchall()
 
 
 async def test_an_idle_engine_with_quick_polls_sends_few_statements(durable_dsn):
@@ -161,20 +253,30 @@ async def test_an_idle_engine_with_quick_polls_sends_few_statements(durable_dsn)
                 assert after - before < 20  # in three seconds
 
 
-async def test_a_watch_leaves_its_connection_to_whoever_waits_for_one(durable_dsn, monkeypatch):
-    """Two are for clients. One is held for long, the other watches: a call has that one next; then it watches on."""
-    monkeypatch.setattr(watch, "PATIENCE", 0.05)
+async def test_a_watch_gives_its_connection_to_whoever_waits_for_one(durable_dsn, monkeypatch):
+    """Two are for clients. One is held for long, the other watches: a call has that one at once; then it watches on."""
+    monkeypatch.setattr(long_poll, "PATIENCE", 300.0)
+    monkeypatch.setattr(long_poll, "ANSWER", 300.0)
     with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
-        quick = da.Config(dsn=durable_dsn, queues={"default": 2}, poll_interval=0.05, max_poll_interval=0.05)
         with trio.fail_after(60):
-            async with da.open_engine(quick) as engine:
+            async with da.open_engine(never_polled(durable_dsn)) as engine:
                 await watched(connection)
                 pool = engine._node.pool
                 async with pool.acquire("client"):
                     async with pool.acquire("client"):
-                        assert not engine._node.feeders["default"]._watch._looks
+                        assert not connection.execute(WATCHES).fetchall()
                     await watched(connection)
                 assert [lane.timeouts for lane in pool.statistics().lanes if lane.name == "client"] == [0]
+
+
+async def test_a_small_pool_is_polled(durable_dsn):
+    with isolated_registry():
+        async with da.open_engine(never_polled(durable_dsn)) as engine:
+            assert "long poll" in engine.snapshot().render()
+        async with da.open_engine(never_polled(durable_dsn, pool_size=5)) as engine:
+            assert "long poll" not in engine.snapshot().render()
+        async with da.open_engine(never_polled(durable_dsn, long_poll=0)) as engine:
+            assert "long poll" not in engine.snapshot().render()
 
 
 async def test_slots_that_become_free_do_not_put_the_next_poll_off(durable_dsn):

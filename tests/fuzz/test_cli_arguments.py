@@ -41,8 +41,8 @@ INSERT = [
     "--on-duplicate",
 ]
 SERVE = [
-    "--queue", "--node", "--lease", "--poll", "--reap", "--dead-after", "--drain", "--max-crashes", "--pool-size",
-    "--threads", "--session-dsn",
+    "--queue", "--node", "--lease", "--poll", "--max-poll", "--long-poll", "--reap", "--dead-after", "--drain",
+    "--max-crashes", "--pool-size", "--threads", "--session-dsn",
 ]  # fmt: skip
 # (what stands before the option, its names). A schema that is not there ends `serve` before it runs.
 VERBS: dict[str, tuple[list[str], list[str]]] = {

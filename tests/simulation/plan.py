@@ -110,7 +110,8 @@ def make_plan(seed: int) -> Plan:
         "lease_ttl": lease,
         "reap_interval": draw.choice((0.5, 2.0)),
         "dead_after": draw.choice((0.5, 2.0)),
-        # Quick polls are the server's, where there are connections enough.
+        # The server watches idle queues, where there are connections enough; and quick ones.
+        "long_poll": 0.1 if seed % 5 in {2, 3} else 0.0,
         "poll_interval": 0.05 if seed % 5 == 3 else 0.2,
         "max_poll_interval": 0.05 if seed % 5 == 3 else 1.0,
         "drain_timeout": draw.choice((0.5, 3.0)),

@@ -9,6 +9,8 @@ from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
 from tests.simulation.tables import Letter, NotYet, Row, Tx
 
+MICRO = 1e-6
+
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode()
@@ -286,11 +288,15 @@ def find_by_key(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
-    queue, every, patience = _text(params[0]), float(params[1] or 0), float(params[2] or 0)
-    found = any(r.status == "runnable" and r.hold == 0 and r.queue == queue for r in tx.all())
-    if not found and tx.clock < tx.now + patience * SECOND:
-        raise NotYet(every)
-    return [shown(found)]
+    queues, every, patience = lit.texts(params[0]), float(params[1] or 0), float(params[2] or 0)
+    waited = (tx.clock - tx.now) / SECOND
+    if (left := min(every, patience) - waited) > MICRO:
+        raise NotYet(left)
+    due = [r for r in tx.all() if r.status == "runnable" and r.hold == 0 and r.eligible_at <= tx.clock]
+    found = {queue: [r.priority for r in due if r.queue == queue] for queue in queues}
+    if not any(found.values()) and (left := patience - waited) > MICRO:
+        raise NotYet(min(every, left))
+    return [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
 
 
 @meaning

@@ -303,6 +303,7 @@ class Pair:
         assert [shape.next_due is None, shape.next_deadline is None] == [
             model.next_due is None, model.next_deadline is None,
         ]  # fmt: skip
+        await self.same(claims.wait_for_work, SCHEMA, ["default", "other"], every=0.0, patience=0.0)
 
     async def time(self) -> None:
         """A lease ends, a deadline passes, a future row is due: in both."""

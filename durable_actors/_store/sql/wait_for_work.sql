@@ -1,6 +1,6 @@
--- wait_for_work: wait on the server until a queue has a row on offer.
--- params   $1 queue text · $2 seconds between two looks float8 · $3 patience in seconds float8
--- returns  whether there is one; false after so many seconds without
+-- wait_for_work: wait on the server until one of several queues has a due row.
+-- params   $1 queues text[] · $2 seconds between two looks float8 · $3 patience in seconds float8
+-- returns  per queue with a due row: its name, the priority of that row; no row after so many seconds without
 -- locks    none
--- index    gen_durable_pick: one probe per look
-select durable.wait_for_work($1::text, $2::float8, $3::float8)
+-- index    gen_durable_pick: one probe per look, queue and priority on offer
+select found_queue, found_priority from durable.wait_for_work($1::text[], $2::float8, $3::float8)

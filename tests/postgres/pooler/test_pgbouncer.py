@@ -8,7 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import key_session
+from durable_actors._engine import key_session, long_poll
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Statement
 from psycopg import sql
@@ -132,7 +132,7 @@ async def test_a_pooler_that_keeps_sessions_does_no_harm(durable_dsn):
 
 
 @pytest.mark.usefixtures("registry")
-async def test_no_server_process_of_the_pooler_is_kept_for_a_watch(durable_dsn):
+async def test_no_server_process_of_the_pooler_is_kept_for_a_long_poll(durable_dsn, monkeypatch):
     """With one process, everybody's statements would wait for a second each while the queue is empty."""
 
     @da.job(name="one", queue="default")
@@ -141,10 +141,13 @@ async def test_no_server_process_of_the_pooler_is_kept_for_a_watch(durable_dsn):
 
     with open_pgbouncer(durable_dsn, size=1) as dsn:
         async with running(dsn, session_dsn=durable_dsn) as run:
-            watch = run.engine._node.feeders["default"]._watch
-            await until(lambda: watch._not_before == math.inf)
-            assert not watch._on
+            looks: list[float] = []
+            monkeypatch.setattr(long_poll, "wait_for_work", lambda *_, **__: looks.append(1.0))
+            queue = run.engine._node.idle_queues.of("default")
+            await until(lambda: queue.wants(math.inf))
             assert (await run.run(job, args={})).result == 1
+            assert not looks
+            assert not queue.watched
 
 
 @pytest.mark.usefixtures("registry")
