@@ -12,6 +12,7 @@ import durable_actors
 from durable_actors import otp
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.pycode import ModuleAnalyzer
 
 project = "durable_actors"
 author = "the durable_actors authors"
@@ -65,6 +66,16 @@ def _restore_modules() -> None:
                     value.__module__ = near[0].removesuffix(".__init__")
 
 
+def _inherit_descriptions() -> None:
+    """A TypedDict does not tell autodoc of what it derives: InsertOptions has the fields of RowOptions, too."""
+    analyzer = ModuleAnalyzer.for_module("durable_actors.machine._insert_options")
+    docs = analyzer.find_attr_docs()
+    for scope, name in list(docs):
+        if scope == "RowOptions":
+            docs["InsertOptions", name] = docs[scope, name]
+            analyzer.tagorder[f"InsertOptions.{name}"] = analyzer.tagorder[f"RowOptions.{name}"]
+
+
 def _fields(value: Any) -> set[str]:
     if not isinstance(value, type):
         return set()
@@ -104,4 +115,5 @@ def _check_fields(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     _restore_modules()
+    _inherit_descriptions()
     app.connect("build-finished", _check_fields)

@@ -15,7 +15,7 @@ from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import LOOKS, Insertion, in_chunks, insert_call
+from durable_actors._store.insert import LOOKS, Insertion, in_chunks, insert_call, tags_literal
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
@@ -140,6 +140,8 @@ def _start_params(claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: b
         None if plan.eligible_at is None else plan.eligible_at.isoformat().encode(),
         encode.number(plan.delay),
         b"t" if as_child else b"f",
+        encode.text(tags_literal(plan)),
+        None if plan.labels is None else plan.labels.meta,
     ]
 
 

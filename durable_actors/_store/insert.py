@@ -49,24 +49,29 @@ def plan_rows(
         raise ConfigError(
             f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
         )
-    size = sum(len(plan.state) for plan in plans)
+    size = sum(map(plan_size, plans))
     if size > MAX_BYTES:
         raise ConfigError(
-            f"insert_many takes states of up to {MAX_BYTES} bytes together, these have {size}: "
+            f"insert_many takes states and meta of up to {MAX_BYTES} bytes together, these have {size}: "
             "insert fewer at a time",
             option="rows",
         )
     return plans
 
 
+def plan_size(plan: InsertPlan) -> int:
+    """Bytes of a plan in a statement, about."""
+    return len(plan.state) if plan.labels is None else len(plan.state) + plan.labels.size
+
+
 def in_chunks(plans: Sequence[InsertPlan], *, rows: int) -> Iterator[Sequence[InsertPlan]]:
     """Parts of up to `rows` plans and `MAX_BYTES`. Pure."""
     first = size = 0
     for index, plan in enumerate(plans):
-        if index > first and (index - first == rows or size + len(plan.state) > MAX_BYTES):
+        if index > first and (index - first == rows or size + plan_size(plan) > MAX_BYTES):
             yield plans[first:index]
             first, size = index, 0
-        size += len(plan.state)
+        size += plan_size(plan)
     if first < len(plans):
         yield plans[first:]
 
@@ -75,7 +80,7 @@ def insert_call(
     plans: Sequence[InsertPlan], schema: str, *, parent_id: int | None = None, barrier: int | None = None
 ) -> tuple[Statement, Params]:
     """The statement that inserts these plans, and its parameters. Pure."""
-    if any(plan.unique_key is not None for plan in plans):
+    if any(plan.unique_key is not None or plan.labels is not None for plan in plans):
         return statement("insert_instances", schema), insert_params(
             plans, parent_id=parent_id, barrier=barrier
         )
@@ -117,7 +122,16 @@ def insert_params(
         encode.float_array([plan.delay for plan in plans]),
         encode.int_array([parent_id] * len(plans)),
         encode.int_array([barrier] * len(plans)),
+        encode.text_array([tags_literal(plan) for plan in plans]),
+        encode.json_array([None if plan.labels is None else plan.labels.meta for plan in plans]),
     ]
+
+
+def tags_literal(plan: InsertPlan) -> str | None:
+    """The plan's tags as the literal of an array; None for none."""
+    if plan.labels is None or not plan.labels.tags:
+        return None
+    return encode.text_array(plan.labels.tags).decode()
 
 
 class Insertion:

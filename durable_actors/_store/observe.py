@@ -12,7 +12,7 @@ import msgspec
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.decode import decode_text_array
-from durable_actors._postgres.statement import Row
+from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors._store.instant import read_instant
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Status
@@ -33,6 +33,8 @@ class Filters:
     queue: str | None = None
     key: bytes | None = None
     """The unique key, verbatim."""
+    tags: tuple[str, ...] = ()
+    """All of these."""
 
 
 @attrs.frozen(kw_only=True)
@@ -51,13 +53,23 @@ async def list_instances(
 ) -> Listing:
     """List up to `limit` instances with ids below `before`, newest first, looking at up to `depth` rows.
 
-    Filters other than the key are applied to rows as they come: no index has the finished ones by status, and one
+    Filters other than key and tags are applied to rows as they come: no index has the finished ones by status, and one
     that had would cost every commit. So a rare status may need several calls, each of bounded cost.
     """
-    plain = [encode.text(filters.status), encode.text(filters.machine), encode.text(filters.queue)]
+    plain: list[bytes | None] = [
+        encode.text(filters.status),
+        encode.text(filters.machine),
+        encode.text(filters.queue),
+    ]
+    bounds = [encode.number(before), encode.number(limit), *plain]
+    call: tuple[Statement, Params] | None = None
     if filters.key is not None:
-        params = [encode.bytea(filters.key), encode.number(before), encode.number(limit), *plain]
-        rows = (await conn.run(statement("list_by_key", schema, read_only=True), params)).rows
+        tags = encode.text_array(filters.tags) if filters.tags else None
+        call = statement("list_by_key", schema, read_only=True), [encode.bytea(filters.key), *bounds, tags]
+    elif filters.tags:
+        call = statement("list_by_tags", schema, read_only=True), [encode.text_array(filters.tags), *bounds]
+    if call is not None:
+        rows = (await conn.run(*call)).rows
         ids = [int(row[0] or 0) for row in rows]
         below = ids[-1] if len(ids) == limit else None
         return Listing(instances=await _newest_first(conn, schema, ids), before=below, looked=len(ids))

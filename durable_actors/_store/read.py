@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.decode import decode_text_array
 from durable_actors._postgres.statement import Row
+from durable_actors._store.insert import key_as_given
 from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Status
 from durable_actors._store.sql import statement
@@ -44,7 +46,12 @@ class Instance:
     traceback: str | None = None
     """Its traceback, cut in the middle; None in lists."""
     partition_key: str | None
-    unique_key: bytes | None
+    unique_key: str | bytes | None
+    """As text where it is UTF-8, else as bytes."""
+    tags: tuple[str, ...] = ()
+    """What `insert(tags=...)` gave."""
+    meta: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    """What `insert(meta=...)` gave."""
     parent_id: int | None
     locked_by: str | None
     """Who runs it now."""
@@ -89,7 +96,7 @@ def read_instance(row: Row) -> Instance:
         result=json(11),
         last_error=None if row[12] is None else text(12),
         partition_key=None if row[13] is None else text(13),
-        unique_key=None if row[14] is None else bytes.fromhex(text(14)[2:]),
+        unique_key=None if row[14] is None else key_as_given(bytes.fromhex(text(14)[2:])),
         parent_id=None if row[15] is None else number(15),
         locked_by=None if row[16] is None else text(16),
         eligible_at=eligible,
@@ -101,6 +108,8 @@ def read_instance(row: Row) -> Instance:
         interruptions=number(23),
         error_type=None if row[24] is None else text(24),
         traceback=None if row[25] is None else text(25),
+        tags=() if row[26] is None else decode_text_array(row[26]),
+        meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
     )
 
 

@@ -56,6 +56,9 @@ _ids = Whole(1, NEWEST)
 @click.option("--machine", metavar="NAME", help="Only of this machine.")
 @click.option("--queue", metavar="NAME", help="Only of this queue.")
 @click.option("--key", metavar="KEY", help="Only those that have or had this unique key.")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="TEXT", help="Only those with this tag. Repeat it: with all."
+)
 @click.option("--limit", type=Whole(1, 10_000), default=20, help="At most so many. Default: 20.")
 @click.option("--before", type=_ids, default=NEWEST, metavar="ID", help="Only older ones: with lower ids.")
 @click.option(
@@ -72,6 +75,7 @@ def list_(
     machine: str | None,
     queue: str | None,
     key: str | None,
+    tags: tuple[str, ...],
     limit: int,
     before: int,
     depth: int,
@@ -82,13 +86,15 @@ def list_(
     """List instances, newest first.
 
     Walks from the newest id down and looks at up to --depth rows, so the cost is bounded whatever the table's size;
-    when older rows are left it prints the --before to go on with. --key has an index of its own.
+    when older rows are left it prints the --before to go on with. --key and --tag have
+    indexes of their own.
     """
     filters = Filters(
         status=cast("Status | None", status),
         machine=machine,
         queue=queue,
         key=None if key is None else key_bytes(key),
+        tags=tags,
     )
 
     async def run() -> Listing:
@@ -110,7 +116,19 @@ def list_(
 
 
 def _table(instances: tuple[Instance, ...]) -> Any:
-    headers = ("id", "machine", "step", "status", "queue", "runs", "key", "updated", "error")
+    tagged = any(each.tags for each in instances)
+    headers = (
+        "id",
+        "machine",
+        "step",
+        "status",
+        "queue",
+        "runs",
+        "key",
+        *["tags"] * tagged,
+        "updated",
+        "error",
+    )
     rows = (
         (
             each.id,
@@ -120,6 +138,7 @@ def _table(instances: tuple[Instance, ...]) -> Any:
             one_line(each.queue),
             runs(each),
             one_line(shown_key(each.unique_key) or "", limit=30),
+            *[one_line(", ".join(each.tags), limit=40)] * tagged,
             ago(each.updated_at),
             one_line(each.last_error or "", limit=60),
         )
@@ -184,6 +203,8 @@ def _facts(instance: Instance, around: Surroundings) -> list[tuple[str, Text]]:
         ("queue", f"{one_line(instance.queue)}, priority {instance.priority}"),
         ("key", shown_key(instance.unique_key)),
         ("partition", instance.partition_key),
+        ("tags", ", ".join(instance.tags) or None),
+        ("meta", one_line(instance.meta, limit=2000) if instance.meta else None),
         ("parent", instance.parent_id),
         ("inserted", f"{instance.inserted_at.isoformat()} ({ago(instance.inserted_at)})"),
         ("updated", f"{instance.updated_at.isoformat()} ({ago(instance.updated_at)})"),
@@ -247,12 +268,14 @@ async def _retry(conn: PgConn, schema: str, number: int) -> Retried:
             return Retried(number, retried=True)
     except psycopg.errors.UniqueViolation:
         taken = (await read_by_ids(conn, schema, [number])).get(number)
-        if taken is None or taken.unique_key is None:
+        key = None if taken is None else taken.unique_key
+        if key is None:
             raise DurableError(f"instance {number} was deleted just now") from None
-        holder = await find_by_key(conn, schema, taken.unique_key)
-        key = shown_key(taken.unique_key)
+        holder = await find_by_key(conn, schema, key if isinstance(key, bytes) else key_bytes(key))
         return Retried(
-            number, retried=False, reason=f"its unique key {key!r} is occupied by instance {holder}"
+            number,
+            retried=False,
+            reason=f"its unique key {shown_key(key)!r} is occupied by instance {holder}",
         )
     found = (await read_by_ids(conn, schema, [number])).get(number)
     reason = "there is no such instance" if found is None else f"it is {found.status}, not failed"

@@ -49,10 +49,10 @@ def plain(value: object) -> Any:
     raise TypeError(f"{kind.__name__} is no JSON")
 
 
-def shown_key(key: bytes | None) -> str | None:
+def shown_key(key: str | bytes | None) -> str | None:
     r"""A unique key as text; one that is not text as `\x…`."""
-    if key is None:
-        return None
+    if key is None or isinstance(key, str):
+        return key
     try:
         return key.decode()
     except UnicodeDecodeError:

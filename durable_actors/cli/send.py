@@ -40,6 +40,8 @@ from durable_actors.machine import InsertOptions, MachineSpec, current_registry
     "--in", "delay", type=duration, metavar="DURATION", help="Not before so long from now: 90, 5m, 2h, 1d."
 )
 @click.option("--at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00+01:00.")
+@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="To filter by. Repeat it.")
+@click.option("--meta", metavar="JSON", help="An object for people and tools.")
 @click.option(
     "--on-duplicate",
     type=click.Choice(["raise", "return", "skip"]),
@@ -110,6 +112,10 @@ def _options(given: dict[str, Any]) -> InsertOptions:
     for name in ("step", "queue", "unique_key", "partition_key"):
         if given[name] is not None:
             options[name] = given[name]
+    if given["tags"]:
+        options["tags"] = given["tags"]
+    if given["meta"] is not None:
+        options["meta"] = read_json(given["meta"], option="--meta")
     if given["delay"] is not None and given["at"] is not None:
         raise click.UsageError("--in and --at exclude each other")
     if given["delay"] is not None:

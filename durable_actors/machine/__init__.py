@@ -12,7 +12,8 @@ Layout, in reading order::
     _registry                       {(name, version): MachineSpec}
     _codec, _state_type, _diagnosis state to JSON and back; which types can; where a value cannot
     _normalize, _reason, _backoff   returned value or error to outcome; text of a failure; delay of a retry
-    _insert_options, _insert_plan   the options of a new instance, and the row they give
+    _insert_options, _insert_plan,  the options of a new instance, and the row they give
+    _labels
     _checks                         durations, names and numbers as users write them
 
 The first group of names below is public as `durable_actors.X`; the second is for the engine and the client.

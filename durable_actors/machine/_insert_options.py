@@ -45,6 +45,10 @@ class RowOptions(TypedDict, total=False):
     """Not before this instant (with time zone)."""
     schedule_in: Duration | None
     """Not before so many seconds from now, by the database's clock."""
+    tags: Iterable[str] | None
+    """Texts to filter by: up to 50, of up to 255 characters; equal ones are stored once."""
+    meta: Mapping[str, Any] | None
+    """A JSON object for people and tools, up to 64 kB. It is never state: no step sees it."""
 
 
 class InsertOptions(RowOptions, total=False):

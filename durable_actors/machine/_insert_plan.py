@@ -12,6 +12,7 @@ from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError
 from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, text, whole
 from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, Status, check_option_names
+from durable_actors.machine._labels import Labels, labels_of
 from durable_actors.machine._spec import MachineSpec, identity_of
 from durable_actors.machine._step_ref import StepRef
 
@@ -39,6 +40,8 @@ class InsertPlan:
     delay: float
     """Seconds from the database's now, when there is no instant."""
     on_duplicate: OnDuplicate
+    labels: Labels | None = None
+    """Tags and meta, where it has any."""
 
     @property
     def plain(self) -> bool:
@@ -105,6 +108,7 @@ def plan_insert(
         eligible_at=instant,
         delay=0.0 if instant is not None else _delay(options),
         on_duplicate=on_duplicate,
+        labels=labels_of(options.get("tags"), options.get("meta")),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from psycopg.types.json import Jsonb
 from tests.cli.conftest import Shell
 
 HOSTILE = ["'; drop table durable.gen_durable; --", "[bold]markup[/bold]", "\x1b[31mred", "a\nb", "%s $1 {}"]
@@ -23,6 +24,22 @@ def test_list_is_newest_first_and_filters(shell: Shell):
     assert ids(shell.json("list", "--key", "k")) == [c]
     assert ids(shell.json("list", "--key", "k", "--status", "done")) == []
     assert ids(shell.json("list", "--queue", "q", "--status", "failed", "--machine", "shop:Checkout")) == [b]
+
+
+def test_tags_and_meta(shell: Shell):
+    number = shell.add(tags=["urgent", "eu"], meta=Jsonb({"who": "ada"}))
+    other = shell.add(tags=["eu"])
+    shell.add()
+    assert ids(shell.json("list", "--tag", "eu")) == [other, number]
+    assert ids(shell.json("list", "--tag", "eu", "--tag", "urgent")) == [number]
+    assert shell.json("list", "--tag", "urgent")["instances"][0]["meta"] == {"who": "ada"}
+    head, *lines = shell.ok("list").splitlines()
+    assert "tags" in head.split()
+    assert "urgent, eu" in lines[-1]
+    assert "tags" not in shell.ok("list", "--limit", "1").splitlines()[0].split()
+    shown = shell.ok("show", str(number))
+    assert "tags       urgent, eu" in shown
+    assert 'meta       {"who": "ada"}' in shown
 
 
 def test_list_pages(shell: Shell):

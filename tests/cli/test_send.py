@@ -40,6 +40,11 @@ def test_insert_a_duplicate(shell: Shell):
     first = int(shell.ok(*insert))
     assert shell.refused(*insert) == f"durable-actors: unique key 'k' is occupied by instance {first}\n"
     assert shell.json(*insert, "--on-duplicate", "return") == {"id": first, "new": False}
+    assert "--meta" in shell.refused(*insert, "--meta", "{", code=2)
+    assert "meta must be a dict" in shell.refused(*insert, "--meta", "[]")
+    labelled = shell.ok("insert", "shop:send", "--tag", "a", "--tag", "b", "--meta", '{"k": 1}')
+    found = shell.json("show", labelled.strip())
+    assert (found["tags"], found["meta"]) == (["a", "b"], {"k": 1})
     assert shell.json(*insert, "--on-duplicate", "skip") == {"id": None, "new": False}
     assert shell.ok(*insert, "--on-duplicate", "skip") == ""
 

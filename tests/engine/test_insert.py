@@ -67,7 +67,7 @@ async def test_every_option(client, machine):
     )
     row = await client.inspect(number)
     assert (row.step, row.queue, row.priority, row.state) == ("second", "other", -4, {"n": 3})
-    assert (row.partition_key, row.unique_key) == ("p", b"u")
+    assert (row.partition_key, row.unique_key) == ("p", "u")
     assert (row.eligible_at - row.inserted_at).total_seconds() == 90
 
 

@@ -93,7 +93,7 @@ async def run_evil(index: int, machine: Any, evil: str) -> None:
         evil,
         {"seen": evil},
     )
-    assert (found.partition_key, found.unique_key) == (key, key.encode())
+    assert (found.partition_key, found.unique_key) == (key, key)
     loser = await da.signal_with_start(machine, key=key, name=evil, payload="stop", dedup_key=evil)
     with pytest.raises(da.InstanceFailed) as failed:
         await da.result(loser, timeout=30)

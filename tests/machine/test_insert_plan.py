@@ -1,13 +1,15 @@
 """Insert options become one checked row."""
 
 import datetime as dt
-from itertools import chain, combinations
+from itertools import chain, combinations, repeat
+from types import MappingProxyType
 
 import attrs
 import durable_actors.machine as da
 import pytest
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine._insert_plan import LIVE, STATUSES, closed_scope
+from durable_actors.machine._labels import Labels
 
 NOON = dt.datetime(2026, 11, 16, 12, tzinfo=dt.UTC)
 
@@ -46,6 +48,7 @@ def test_the_defaults():
         eligible_at=None,
         delay=0.0,
         on_duplicate="raise",
+        labels=None,
     )
 
 
@@ -72,6 +75,11 @@ def test_the_defaults():
         ({"schedule_in": None, "schedule_at": None, "eligible_at": None}, "delay", 0.0),
         ({"on_duplicate": "return"}, "on_duplicate", "return"),
         ({"on_duplicate": "skip"}, "on_duplicate", "skip"),
+        ({"tags": ["b", "a", "b"]}, "labels", Labels(("b", "a"), None)),
+        ({"tags": iter(["a"]), "meta": {"k": [1]}}, "labels", Labels(("a",), b'{"k":[1]}')),
+        ({"meta": MappingProxyType({"k": None})}, "labels", Labels((), b'{"k":null}')),
+        ({"tags": (), "meta": {}}, "labels", None),
+        ({"tags": None, "meta": None}, "labels", None),
     ],
 )
 def test_each_option(options, field, value):
@@ -121,6 +129,19 @@ def test_precedence_of_the_times():
         ({"schedule_in": -1}, "schedule_in must be a finite number"),
         ({"on_duplicate": "ignore"}, 'on_duplicate must be "raise", "return" or "skip"; it is \'ignore\''),
         ({"on_duplicate": None}, "on_duplicate must be"),
+        ({"tags": "urgent"}, r"tags must be several texts, not one: give \['urgent'\]"),
+        ({"tags": 5}, "tags must be several texts; it is 5"),
+        ({"tags": {"a": 1}}, "tags must be several texts; it is {"),
+        ({"tags": ["a", ""]}, "each of tags must not be empty"),
+        ({"tags": [None]}, "each of tags must be a str, not NoneType"),
+        ({"tags": ["x" * 256]}, "each of tags must have at most 255 characters"),
+        ({"tags": ["a\0"]}, "each of tags must not contain NUL"),
+        ({"tags": repeat("a")}, "tags: at most 50 are taken"),
+        ({"meta": "x"}, "meta must be a dict; it is 'x'"),
+        ({"meta": [("a", 1)]}, "meta must be a dict"),
+        ({"meta": {"a": object()}}, r"meta: at \$.a: "),
+        ({"meta": {"a": float("nan")}}, r"meta: at \$.a: nan is not JSON"),
+        ({"meta": {"a": "x" * 70_000}}, "meta has 70008 bytes of JSON, at most 65536 are taken"),
     ],
 )
 def test_bad_options(options, text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from durable_actors._postgres import encode
 from durable_actors._postgres.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
@@ -23,11 +24,27 @@ def _text(value: bytes | None) -> str:
 def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     read = (
         lit.texts, lit.ints, lit.texts, lit.texts, lit.texts, lit.ints, lit.texts, lit.keys, lit.texts, lit.texts,
-        lit.floats, lit.numbers, lit.numbers,
+        lit.floats, lit.numbers, lit.numbers, lit.texts, lit.texts,
     )  # fmt: skip
     out: Rows = []
     for columns in zip(*(each(param) for each, param in zip(read, params, strict=True)), strict=True):
-        fsm, version, step, state, queue, priority, key, unique, scope, _, delay, parent, barrier = columns
+        (
+            fsm,
+            version,
+            step,
+            state,
+            queue,
+            priority,
+            key,
+            unique,
+            scope,
+            _,
+            delay,
+            parent,
+            barrier,
+            tags,
+            meta,
+        ) = columns
         tx.tables.serial += 1
         occupant = _occupant(tx, unique)
         if occupant is not None:
@@ -37,6 +54,7 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue,
             priority=priority, partition_key=key, unique_key=unique, scope=tuple(lit.texts(scope.encode())),
             eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
+            tags=tags and tuple(lit.texts(tags.encode())), meta=None if meta is None else jsonb(meta),
         )  # fmt: skip
         tx.insert(row)
         out.append(shown(row.id, None))
@@ -322,7 +340,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
-            r.interruptions, None, None,
+            r.interruptions, None, None, r.tags and encode.text_array(r.tags), r.meta,
         )
         for r in rows
     ]  # fmt: skip

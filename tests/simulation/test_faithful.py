@@ -17,6 +17,7 @@ from durable_actors._store import children, claim as claims, commit, insert, lea
 from durable_actors._store.claim import Owner, PickFrom
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Claim, Transition
+from durable_actors.machine._labels import Labels
 from tests.simulation.driver import Transaction
 from tests.simulation.process import World
 from tests.simulation.server import Request, Server
@@ -30,7 +31,7 @@ COLUMNS = (
     "id, status, hold, step, attempt, crashes, visit, round, priority, partition_key, inbox, awaits, await_step, "
     "locked_by, claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, "
     "children_pending, wake_on_failure, parent_id, barrier, last_error is not null, state::text, result::text, "
-    "interruptions"
+    "interruptions, tags, meta::text"
 )
 
 
@@ -104,6 +105,7 @@ def stored(row: Row) -> tuple[Any, ...]:
         row.claim_id is not None, row.lease is not None, row.await_deadline is not None, row.children_total,
         row.children_pending, row.wake_on_failure, row.parent_id, row.barrier, row.last_error is not None,
         row.state.decode(), None if row.result is None else row.result.decode(), row.interruptions,
+        None if row.tags is None else list(row.tags), None if row.meta is None else row.meta.decode(),
     )  # fmt: skip
 
 
@@ -149,6 +151,7 @@ class Pair:
             plan(
                 machine="m", version=self.random.choice((1, 1, 1, 2)), priority=self.random.choice((0, 1)),
                 partition_key=self.random.choice((None, "red", "blue")), delay=self.random.choice((0.0, 0.0, 6000.0)),
+                labels=self.random.choice((None, None, Labels(("a", "b c"), b'{"k": [1, null]}'))),
             )
             for _ in range(self.random.randint(1, 3))
         ]  # fmt: skip

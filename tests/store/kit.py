@@ -90,6 +90,7 @@ def plan(**columns: Any) -> InsertPlan:
         "eligible_at": None,
         "delay": 0.0,
         "on_duplicate": "skip",
+        "labels": None,
     }
     return InsertPlan(**(values | columns))
 

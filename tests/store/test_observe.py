@@ -50,7 +50,7 @@ def test_a_listing_reads_its_window_and_no_more(filled: psycopg.Connection):
 
 
 def test_a_key_has_its_index(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, None, None, None)
+    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, None, None, None, None)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_key_history")
     assert plan.buffers < 12

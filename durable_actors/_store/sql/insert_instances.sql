@@ -2,6 +2,7 @@
 -- params   arrays, one element per instance: $1 fsm text[] · $2 version int[] · $3 step text[] · $4 state text[] · $5 queue text[]
 --          $6 priority smallint[] · $7 partition_key text[] · $8 unique_key bytea[] · $9 scope text[] (an enum array's literal)
 --          $10 eligible_at timestamptz[] or null · $11 delay float8[] seconds or null · $12 parent bigint[] or null · $13 barrier bigint[]
+--          $14 tags text[] (an array's literal, or null) · $15 meta text[] (JSON, or null)
 -- returns  per input row, in input order: id or null when deduplicated · the id that occupies the key, as far as the
 --          snapshot sees it
 -- locks    the new rows; keys in key order, so that two batches cannot wait for each other
@@ -12,15 +13,17 @@
 with input as materialized (
     select nextval('durable.gen_durable_id_seq') as id, u.* from (
         select * from unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[], $8::bytea[],
-                             $9::text[], $10::timestamptz[], $11::float8[], $12::bigint[], $13::bigint[]) with ordinality
-             i(fsm, version, step, state, queue, priority, partition_key, unique_key, scope, at, delay, parent, barrier, ord)
+                             $9::text[], $10::timestamptz[], $11::float8[], $12::bigint[], $13::bigint[], $14::text[], $15::text[])
+             with ordinality
+             i(fsm, version, step, state, queue, priority, partition_key, unique_key, scope, at, delay, parent, barrier, tags, meta, ord)
          order by ord) u
 ), inserted as (
     insert into durable.gen_durable (id, fsm, fsm_version, step, state, queue, priority, partition_key, unique_key,
-                                     unique_scope, eligible_at, parent_id, barrier)
+                                     unique_scope, eligible_at, parent_id, barrier, tags, meta)
     overriding system value
     select id, fsm, version, step, state::jsonb, queue, priority, partition_key, unique_key,
-           scope::durable.durable_status[], coalesce(at, now() + make_interval(secs => coalesce(delay, 0))), parent, barrier
+           scope::durable.durable_status[], coalesce(at, now() + make_interval(secs => coalesce(delay, 0))), parent, barrier,
+           tags::text[], meta::jsonb
       from input order by unique_key nulls first, id
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning id
