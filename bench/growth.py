@@ -15,6 +15,7 @@ from durable_actors._engine.node import _PLANS
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.claim import Owner, pick_instances, read_queue
+from durable_actors.machine import step_address
 
 from bench.contest import Figure, Progress, Sample
 from bench.meter import on_cpu
@@ -23,7 +24,7 @@ from bench.workload import MACHINES, QUEUE, fill
 
 BATCH = 100
 PICKS = 40
-KNOWN = frozenset({"bench:noop/1"})
+KNOWN = frozenset({step_address("bench:noop", 1, "perform")})
 MACHINES["bench:unknown"] = "start"
 
 

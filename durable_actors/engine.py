@@ -229,9 +229,11 @@ async def _run_tree(
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
     """Tell people that this node is there. Somebody's lock must not keep it from working."""
+    steps = node.known.steps
     node.about = {
         "queues": {name: limits.concurrency for name, limits in queues.items()},
-        "machines": sorted(node.known.names),
+        "machines": sorted(steps),
+        "steps": steps,
         "pid": os.getpid(),
         "version": __version__,
     }

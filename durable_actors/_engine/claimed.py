@@ -22,6 +22,7 @@ from durable_actors._engine.leases import Held, Turn
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.slots import Slots
 from durable_actors._engine.step_task import StepTasks
+from durable_actors._store.claim import HELD, OFFERED
 from durable_actors._store.rows import Claim
 from durable_actors.otp import Pool
 
@@ -289,7 +290,7 @@ class Claimed:
         if claim.partition_key is not None:
             self._keys.free(claim)
         if held.lost is None:
-            self._commits.release(claim, attempts=0, hold=contended)
+            self._commits.release(claim, attempts=0, hold=HELD if contended else OFFERED)
         if contended:
             logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
             if self._node.telemetry.active:

@@ -18,6 +18,7 @@ from trio.lowlevel import Abort, RaiseCancelT, Task
 from durable_actors._engine.leases import Held
 from durable_actors._engine.step_run import Ran, StepRun
 from durable_actors._engine.verdicts import Verdict
+from durable_actors._store.claim import OFFERED
 from durable_actors._store.rows import Claim, Transition
 from durable_actors.otp import Address
 
@@ -122,7 +123,7 @@ class Release:
     """Claims to give back alike."""
 
     attempts: int
-    hold: bool
+    hold: int
     interruptions: int = 0
     """1: a drain ended their runs."""
     tries: int = 0
@@ -154,7 +155,7 @@ class Commits:
             self._wake.cast(None)
         self.entries.append(entry)
 
-    def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: bool = False) -> None:
+    def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED) -> None:
         """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
         self.releases.setdefault(Release(attempts, hold, interruptions), []).append(claim)
         self._wake.cast(None)

@@ -73,7 +73,7 @@ class PickCursor:
             eligible_ats=[at for at, _ in places],
             ids=[number for _, number in places],
             extras=extras,
-            shelved=[machine for machine in self._shelved if machine in known],
+            shelved=[step for step in self._shelved if step in known],
         )
 
     @property
@@ -109,9 +109,9 @@ class PickCursor:
             self._reset_at = now + min(max(took * SCAN_SHARE, RESET_MIN), RESET_MAX)
 
     def learn(self, shape: QueueShape, *, known: frozenset[str]) -> bool:
-        """Learn which priorities and shelved machines the queue has. True: the last pick has missed some of them."""
+        """Learn which priorities and shelved steps the queue has. True: the last pick has missed some of them."""
         missed = not self._priorities.issuperset(shape.priorities)
-        missed |= any(machine in known for machine in set(shape.shelved) - set(self._shelved))
+        missed |= any(step in known for step in set(shape.shelved) - set(self._shelved))
         self._priorities = {0, *shape.priorities}
         self._shelved = shape.shelved
         return missed

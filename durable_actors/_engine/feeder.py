@@ -243,6 +243,12 @@ class Feeder(Actor[object]):
         now = trio.current_time()
         names = self._node.known.names
         self._nothing = not shape.priorities and names.isdisjoint(shape.shelved)
+        for text in self._node.known.explain_unknown(shape.shelved) if shape.shelved else ():
+            logger.warning(
+                "queue %r has rows that this node cannot run: %s. They wait for a node that can",
+                self._queue,
+                text,
+            )
         self._next_due = shape.next_due
         # Not from now on: who looks more often than that would put the deadline off for ever.
         later = shape.next_deadline

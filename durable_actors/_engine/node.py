@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -13,6 +13,7 @@ from durable_actors._engine.idle_queues import IdleQueues
 from durable_actors._engine.leases import Leases
 from durable_actors._engine.surroundings import Surveyor
 from durable_actors._engine.threads import Threads
+from durable_actors._option_checks import shown
 from durable_actors._postgres import encode
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.patience import CALLER, CALLERS, PATIENCE
@@ -20,7 +21,7 @@ from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
 from durable_actors.config import Config
-from durable_actors.machine import ContextPort, MachineSpec, Registry
+from durable_actors.machine import ContextPort, MachineSpec, Registry, parse_step_address
 from durable_actors.otp import Address
 from durable_actors.telemetry import Telemetry
 
@@ -42,23 +43,26 @@ _PLANS: Final = {
 SHORTEST_PATIENCE: Final = 5.0
 SHORTEST_BEAT: Final = 2.0
 """Seconds, of the patience with heartbeats."""
+MOST_WARNINGS: Final = 100
+"""Steps that a node does not know and tells of; somebody who writes rows by hand could fill the log."""
 
 
 class Known:
-    """The machines that this node can run, in the forms in which they are needed.
+    """The machines and steps that this node can run, in the forms in which they are needed.
 
     A class that is defined while the engine runs is known from the next pick on.
     """
 
-    __slots__ = ("_generation", "_own", "_registry", "_specs", "array", "names")
+    __slots__ = ("_generation", "_own", "_registry", "_specs", "_warned", "array", "names")
 
     def __init__(self, registry: Registry, own: Mapping[tuple[str, int], MachineSpec]) -> None:
         self._registry = registry
         self._own = dict(own)
         self._generation = -1
         self._specs: dict[tuple[str, int], MachineSpec] = {}
+        self._warned: set[str] = set()
         self.names: frozenset[str] = frozenset()
-        """As the pick knows them: "fsm/version"."""
+        """The addresses of their steps (`step_address`): the pick claims no row at another one."""
         self.array = b"{}"
         """The same as a parameter."""
         self.refresh()
@@ -69,12 +73,47 @@ class Known:
             return
         self._generation = self._registry.generation
         self._specs = {**self._own, **self._registry.specs}
-        self.names = frozenset(f"{name}/{version}" for name, version in self._specs)
+        self.names = frozenset(address for spec in self._specs.values() for address in spec.addresses)
         self.array = encode.text_array(sorted(self.names))
 
-    def find(self, fsm: str, version: int) -> MachineSpec:
-        """The definition of a claimed row; the pick claims no other."""
-        return self._specs[fsm, version]
+    def find(self, fsm: str, version: int) -> MachineSpec | None:
+        """The definition of a claimed row. The pick claims no other; None after one was forgotten since."""
+        return self._specs.get((fsm, version))
+
+    @property
+    def steps(self) -> dict[str, list[str]]:
+        """For people: the steps of each machine, by "name/version"."""
+        return {f"{spec.name}/{spec.version}": list(spec.steps) for spec in self._specs.values()}
+
+    def explain_unknown(self, shelved: Sequence[str]) -> list[str]:
+        """A sentence for each of these step addresses that this node cannot run, the first time that it is met."""
+        fresh = [each for each in shelved if each not in self.names and each not in self._warned]
+        del fresh[max(MOST_WARNINGS - len(self._warned), 0) :]
+        self._warned.update(fresh)
+        return [_unknown_text(each, self._specs) for each in fresh]
+
+
+def _unknown_text(address: str, specs: Mapping[tuple[str, int], MachineSpec]) -> str:
+    """What of an address is unknown here. Pure."""
+    parsed = parse_step_address(address)
+    if parsed is None:
+        return f"this node does not know {shown(address)}"
+    name, version, step = parsed
+    spec = specs.get((name, version))
+    if spec is not None:
+        return (
+            f"this node's code does not have step {shown(step)} of machine {shown(name)} version {version} "
+            f"(it has {', '.join(spec.steps)})"
+        )
+    versions = sorted(each for known, each in specs if known == name)
+    have = f" (it has version {', '.join(map(str, versions))})" if versions else ""
+    text = f"this node does not know machine {shown(name)} version {version}{have}"
+    if name.startswith("__main__:"):
+        text += (
+            "; it was defined in a script that was run by its path: define it in a module that this worker imports, "
+            "too, or give it a name="
+        )
+    return text
 
 
 def answer_patience(lease_ttl: float) -> float:

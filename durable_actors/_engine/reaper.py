@@ -1,9 +1,10 @@
-"""Reaper: takes back the claims of dead and silent nodes, and frees keys that nothing would free.
+"""Reaper: takes back the claims of dead and silent nodes, frees keys that nothing would free, forgets old nodes.
 
 Owns       what it has seen of other nodes' locks (`dead_nodes`); a restart begins to watch anew.
 Receives   nothing.
 Sends      hints to the feeders here about rows that are on offer again; `on_final` for quarantined instances.
-Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane.
+Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql, now and then,
+           beside all of it: that is for people only, so it may fail and delays nothing.
 Reads      read_owners.sql, sweep_keys.sql.
 If it dies it is restarted, and every other node has one, too: no leader, ordered SKIP LOCKED, bounded batches.
 Never      takes a claim that is neither expired nor of a node proved dead.
@@ -14,6 +15,7 @@ from one session, and a lane with two would change between them.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import trio
@@ -23,6 +25,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
+from durable_actors._store.node import forget_nodes
 from durable_actors.otp import Actor
 from durable_actors.telemetry import ClaimsReaped
 
@@ -30,6 +33,14 @@ BATCH: Final = 500
 """Claims per statement, about 8 µs each."""
 SWEEP: Final = 1000
 """Keys per statement of the sweep, about 19 µs each."""
+FORGET_FIRST: Final = 60.0
+"""Seconds after the start until old nodes are forgotten: not while a new one wants to get to work."""
+FORGET_EVERY: Final = 3600.0
+"""Seconds from then on."""
+FORGET_STOPPED: Final = 86_400.0
+"""Seconds for which a node that has stopped in good order stays in the list."""
+FORGET_LOST: Final = 7 * 86_400.0
+"""The same of one that vanished: people may want to know what it was."""
 
 
 class Reaper(Actor[object]):
@@ -40,9 +51,11 @@ class Reaper(Actor[object]):
         self._outage = Outage(node, "reaper")
         self._watch = Watch()
         self._sweep_at = 0.0
+        self._forget_at = math.inf
 
     async def run(self) -> None:
         """Look, reap, sleep until the next thing can be due."""
+        self._forget_at = trio.current_time() + FORGET_FIRST
         while True:
             try:
                 wait = await self._round()
@@ -66,6 +79,9 @@ class Reaper(Actor[object]):
             await self._sweep()
             self._sweep_at = trio.current_time() + node.config.reap_interval
         now = trio.current_time()
+        if now >= self._forget_at:
+            self._forget_at = now + FORGET_EVERY
+            self.nursery.start_soon(self._forget)
         wait = wait_for_next(owners, next_look=next_look, now=now, reap_interval=node.config.reap_interval)
         # Nodes that see the same lease end should not all wake in the same millisecond.
         return wait + 0.02 * node.random()
@@ -125,6 +141,23 @@ class Reaper(Actor[object]):
         )
         if node.telemetry.active:
             node.telemetry.emit(ClaimsReaped(count=len(reaped), failed=failed, dead_nodes=dead))
+
+    async def _forget(self) -> None:
+        """Forget nodes that are long gone, also where no node ever starts. What cannot be done now has an hour's time.
+
+        A task of its own, on the clients' lane: that may be busy, and has a time-out for locks (the table is altered).
+        """
+        node = self._node
+        try:
+            async with node.pool.acquire(node.lane("client")) as conn:
+                gone = await forget_nodes(
+                    conn, node.owner.schema, stopped=FORGET_STOPPED, lost=FORGET_LOST, limit=BATCH
+                )
+        except TROUBLE as exc:
+            logger.debug("old nodes could not be forgotten: %s", exc)
+        else:
+            if gone:
+                logger.debug("forgot %d nodes that are long gone: %s", len(gone), ", ".join(gone[:10]))
 
     async def _sweep(self) -> None:
         """Offer rows that are held behind nothing: the safety net under every promotion."""

@@ -22,10 +22,9 @@ import trio
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.surroundings import NOTHING
 from durable_actors._engine.transition import failure, plan_some, spawn_of, transition
-from durable_actors._option_checks import shown
 from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Transition
-from durable_actors.errors import InvalidOutcome, StateError, StepTimeout
+from durable_actors.errors import StateError, StepTimeout
 from durable_actors.machine import (
     Context,
     InsertPlan,
@@ -81,8 +80,8 @@ class StepRun:
         except StateError as exc:
             return await self.recover(exc, self._context(decode_or_text(claim.state)))
         try:
-            step = spec.steps.get(claim.step)
-            if step is not None and step.is_async and step.timeout is None:  # most are
+            step = spec.steps[claim.step]
+            if step.is_async and step.timeout is None:  # most are
                 value = await step.call(ctx)
             else:
                 value = await self._call(step, ctx)
@@ -148,13 +147,7 @@ class StepRun:
             value, spec, step=claim.step, attempt=claim.attempt, random=random, source="handle"
         )
 
-    async def _call(self, step: StepSpec | None, ctx: Context[Any]) -> object:
-        if step is None:
-            claim, spec = self._claim, self._spec
-            raise InvalidOutcome(
-                f"{spec} has no step {shown(claim.step)}; its steps are {', '.join(spec.steps)}. Keep a step until no "
-                "instance is in it, or give the changed machine a new version="
-            )
+    async def _call(self, step: StepSpec, ctx: Context[Any]) -> object:
         if step.timeout is None:
             return await self._run_step(step, ctx)
         return await self._run_timed(step, ctx, step.timeout)

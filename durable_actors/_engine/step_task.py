@@ -30,6 +30,7 @@ from durable_actors._engine.step_run import Ran, StepRun, ends_run
 from durable_actors._engine.surroundings import NOTHING, Surroundings
 from durable_actors._engine.transition import failure
 from durable_actors._engine.verdicts import Refused, Verdict
+from durable_actors._store.claim import SHELVED
 from durable_actors._store.rows import Claim, Committed
 from durable_actors.errors import StateError
 from durable_actors.otp import Pool, PoolClosed, PoolFull, Renewed
@@ -104,6 +105,9 @@ class StepTasks:
         """One step: its outcome is left, or, with children, committed."""
         node, claim = self._node, held.claim
         spec = node.known.find(claim.fsm, claim.version)
+        if spec is None or claim.step not in spec.steps:
+            self._shelve(claim)
+            return
         run = StepRun(node, claim, spec)
         held.steps += 1
         goes_on = spec.run_ahead and spec.kind == "machine" and held.steps < AHEAD_STEPS
@@ -124,6 +128,12 @@ class StepTasks:
         if isinstance(verdict, Refused):
             ran, verdict = await self._refused(run, ran, held, verdict)
         self._tell(ran, held, verdict)
+
+    def _shelve(self, claim: Claim) -> None:
+        """A reload has removed its step since it was claimed, and nothing of it has run: for a node that has it."""
+        text = "instance %d: step %r of %s/%d is not in this node's code any more; it waits for a node that has it"
+        logger.warning(text, claim.id, claim.step, claim.fsm, claim.version)
+        self._commits.release(claim, attempts=0, hold=SHELVED)
 
     async def _survey(self, claim: Claim) -> Surroundings | StateError:
         """Read what the step is shown; while the store is away, wait: the lease decides for how long.

@@ -15,6 +15,11 @@ from durable_actors._postgres.statement import Row
 from durable_actors._store.rows import Claim, Picked, Promoted, Seen, Stray
 from durable_actors._store.sql import statement
 
+OFFERED: Final = 0
+HELD: Final = 1
+SHELVED: Final = 2
+"""The values of `hold`: why a runnable row is not offered to the pick."""
+
 
 @attrs.frozen
 class Owner:
@@ -44,7 +49,7 @@ class PickFrom:
 async def pick_instances(
     conn: PgConn, owner: Owner, *, queue: str, limit: int, known: bytes, begin: PickFrom, now: float
 ) -> Picked:
-    """Claim up to `limit` due instances. `known` is `encode.text_array` of "fsm/version".
+    """Claim up to `limit` due instances. `known` is `encode.text_array` of step addresses (`step_address`).
 
     `now` is Trio's clock before this call: the trust in the lease counts from there. Cancelled or
     `CommitUnknown`: rows may be claimed that nobody knows of; their lease, or this node's end, frees them.
@@ -160,24 +165,25 @@ async def release_claims(
     *,
     attempts: int,
     interruptions: int = 0,
-    hold: bool = False,
+    hold: int = OFFERED,
 ) -> tuple[set[int], list[Promoted]]:
     """Give claims back. Returns the ids that were released, and siblings of their keys now offered.
 
     A claim that is not among the ids was lost already, or its row is locked: then its lease ends it.
     `interruptions` is 1 for runs that a drain ended, which are no attempts.
-    `hold`: the key is busy elsewhere; the rows keep their place and are offered again by `promote_siblings`.
+    `hold`: `HELD`, the key is busy elsewhere; the rows keep their place and are offered again by `promote_siblings`.
+    `SHELVED`, this node's code does not have their step (any more); a node that has it finds them.
     """
     keys = sorted({claim.partition_key for claim in claims if claim.partition_key is not None})
     params = [
         encode.int_array([claim.id for claim in claims]),
         encode.text_array([claim.claim_id for claim in claims]),
         encode.number(attempts),
-        b"1" if hold else b"0",
+        encode.number(hold),
         encode.number(interruptions),
     ]
     calls = [(statement("release_claims", schema), params)]
-    if keys and not hold:
+    if keys and hold != HELD:
         calls.append((statement("promote_siblings", schema), [encode.text_array(keys)]))
     results = await conn.batch(calls)
     promoted = read_promoted(results[1].rows) if len(results) > 1 else []
@@ -234,13 +240,13 @@ class QueueShape:
     next_due: float | None
     """Seconds until the soonest future row; None when there is none."""
     shelved: tuple[str, ...]
-    """Machines ("fsm/version") of rows that some node did not know."""
+    """Addresses of the steps at which rows stand that some node could not run."""
     next_deadline: float | None
     """Seconds until the soonest await or barrier deadline; None when there is none."""
 
 
 async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
-    """Read which priorities and shelved machines a queue has, and when its next future row is due."""
+    """Read which priorities and shelved steps a queue has, and when its next future row is due."""
     result = await conn.run(statement("read_queue", schema, read_only=True), [queue.encode()])
     due = [float(row[1]) for row in result.rows if row[1] is not None]
     return QueueShape(

@@ -19,5 +19,15 @@ async def touch_node(conn: PgConn, schema: str, incarnation: str) -> None:
 
 
 async def stop_node(conn: PgConn, schema: str, incarnation: str) -> None:
-    """Note that it has stopped in good order; forget those that did so, or vanished, days ago."""
+    """Note that it has stopped in good order."""
     await conn.run(statement("stop_node", schema), [incarnation.encode()])
+
+
+async def forget_nodes(conn: PgConn, schema: str, *, stopped: float, lost: float, limit: int) -> list[str]:
+    """Forget up to `limit` incarnations that stopped, or were last seen, so many seconds ago. Return which.
+
+    Those that hold claims, live, or are locked by somebody stay.
+    """
+    params = [schema.encode(), encode.number(stopped), encode.number(lost), encode.number(limit)]
+    result = await conn.run(statement("forget_nodes", schema), params)
+    return [(row[0] or b"").decode() for row in result.rows]

@@ -156,7 +156,7 @@ class QueueWork:
     held: int = 0
     """Behind a sibling of their partition key."""
     shelved: int = 0
-    """Of machines that some node met and did not know."""
+    """At steps that some node met and whose machine, version or step it did not know."""
     executing: int = 0
     oldest_due: float | None = None
     """Seconds for which the oldest due row has waited."""
@@ -201,12 +201,18 @@ class NodeView:
     """The queues it serves, with their concurrency."""
     machines: tuple[str, ...]
     """What it knows, as `name/version`."""
+    steps: Mapping[str, tuple[str, ...]] | None = None
+    """The steps of each of them; None: an older release, which did not tell."""
     pid: int | None
     version: str | None
     """Of durable_actors."""
     alive: bool
     """A session holds its lock."""
     claims: int
+
+    def knows(self, machine: str, step: str) -> bool:
+        """Whether it can run this step of a machine (`name/version`)."""
+        return machine in self.machines and (self.steps is None or step in self.steps.get(machine, ()))
 
     @property
     def state(self) -> str:
@@ -225,6 +231,7 @@ class _About(msgspec.Struct):
 
     queues: dict[str, int] = {}
     machines: tuple[str, ...] = ()
+    steps: dict[str, tuple[str, ...]] | None = None
     pid: int | None = None
     version: str | None = None
 
@@ -248,6 +255,7 @@ def _node_view(row: Row) -> NodeView:
         stopped_at=read_instant(stopped),
         queues=about.queues,
         machines=about.machines,
+        steps=about.steps,
         pid=about.pid,
         version=about.version,
         alive=alive == b"t",

@@ -61,7 +61,8 @@ class Instance:
     updated_at: datetime
     finished_at: datetime | None
     hold: int
-    """Why a runnable row waits: 0 it does not · 1 behind a sibling of its key · 2 its machine is unknown."""
+    """Why a runnable row waits: 0 it does not · 1 behind a sibling of its key · 2 shelved: a node met it that does not
+    know its machine, version or step; one that does runs it."""
 
 
 def read_instance(row: Row) -> Instance:

@@ -138,7 +138,7 @@ class Seen:
     priority: int
     eligible_at: str
     what: Literal["h", "s", "l"]
-    """Held behind a sibling of its key · shelved, its machine being unknown here · left for a later look."""
+    """Held behind a sibling of its key · shelved, its machine or step being unknown here · left for a later look."""
 
     @property
     def left(self) -> bool:

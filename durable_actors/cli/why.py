@@ -68,13 +68,19 @@ def _running(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]
 def _waiting(instance: Instance, around: Surroundings, nodes: Sequence[NodeView]) -> str:
     serving = [each for each in nodes if each.alive and instance.queue in each.queues]
     machine = f"{instance.machine}/{instance.version}"
-    knowing = [each for each in serving if machine in each.machines]
+    knowing = [each for each in serving if each.knows(machine, instance.step)]
     nobody = ""
     if not serving:
         nobody = f"no live node serves queue {instance.queue!r}"
     elif not knowing:
         named = ", ".join(each.incarnation for each in serving)
-        nobody = f"no live node that serves queue {instance.queue!r} knows {machine} ({named} do not)"
+        verb = "does" if len(serving) == 1 else "do"
+        what = (
+            f"step {instance.step!r} of {machine}"
+            if any(machine in each.machines for each in serving)
+            else machine
+        )
+        nobody = f"no live node that serves queue {instance.queue!r} knows {what} ({named} {verb} not)"
     if around.eligible_in > 0:
         after = f" (run {instance.attempt + 1})" if instance.attempt else ""
         text = f"it is scheduled: due in {seconds(around.eligible_in)}{after}"

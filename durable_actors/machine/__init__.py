@@ -45,7 +45,15 @@ from durable_actors.machine._outcome import (
 )
 from durable_actors.machine._reason import reason_text
 from durable_actors.machine._registry import Registry, current_registry, isolated_registry
-from durable_actors.machine._spec import HandleSpec, MachineRef, MachineSpec, StepSpec, spec_of
+from durable_actors.machine._spec import (
+    HandleSpec,
+    MachineRef,
+    MachineSpec,
+    StepSpec,
+    parse_step_address,
+    spec_of,
+    step_address,
+)
 from durable_actors.machine._step import BoundStep, Step, step
 from durable_actors.machine._step_ref import StepRef
 
@@ -95,11 +103,13 @@ __all__ = [
     "job",
     "job_failure",
     "normalize_outcome",
+    "parse_step_address",
     "plan_insert",
     "reason_text",
     "seconds",
     "spec_of",
     "step",
+    "step_address",
 ]
 
 # What users see in tracebacks, reprs and help() is where they import it from.

@@ -22,6 +22,9 @@ mistake (`2 ** attempt` without a ceiling) long before that."""
 MAX_NAME = 255
 """Characters of a machine's, queue's, step's or signal's name. They are index keys (btree: 2,704 bytes)."""
 
+SEPARATOR = "\x1f"
+"""Between the parts of a step's address (`step_address`): no name of a machine or step contains it."""
+
 MAX_KEY = 2_000
 """Bytes of a partition or unique key: an index key, too."""
 

@@ -15,7 +15,7 @@ import attrs
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError, DefinitionError
-from durable_actors.machine._checks import MAX_NAME, Duration, text, whole
+from durable_actors.machine._checks import MAX_NAME, SEPARATOR, Duration, text, whole
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._declared_state import declared_state
 from durable_actors.machine._job_form import job_call, job_form
@@ -139,7 +139,10 @@ def default_name(definition: Any) -> str:
 
 def check_name(name: object, subject: str) -> str:
     """A machine's or job's name."""
-    return text(name, what=f"{subject}: name=", error=DefinitionError, maximum=MAX_NAME)
+    checked = text(name, what=f"{subject}: name=", error=DefinitionError, maximum=MAX_NAME)
+    if SEPARATOR in checked:
+        raise DefinitionError(f"{subject}: name= must not contain the character U+001F: {shown(name)}")
+    return checked
 
 
 def check_version(version: object, subject: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import attrs
 
-from durable_actors.machine._checks import Duration
+from durable_actors.machine._checks import SEPARATOR, Duration
 from durable_actors.machine._codec import StateCodec
 
 Kind = Literal["machine", "job"]
@@ -86,8 +86,24 @@ class MachineSpec:
         """The registry's key: name and version."""
         return (self.name, self.version)
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of its steps: what a node that has this definition can run."""
+        return [step_address(self.name, self.version, step) for step in self.steps]
+
     def __str__(self) -> str:
         return f"{self.name} v{self.version}"
+
+
+def step_address(machine: str, version: int, step: str) -> str:
+    """A step of a machine as the pick knows it. Unambiguous: names of definitions do not contain the separator."""
+    return f"{machine}{SEPARATOR}{version}{SEPARATOR}{step}"
+
+
+def parse_step_address(address: str) -> tuple[str, int, str] | None:
+    """Machine, version and step; None when a row that a hand wrote has the separator in its names."""
+    parts = address.split(SEPARATOR)
+    return (parts[0], int(parts[1]), parts[2]) if len(parts) == 3 else None
 
 
 @runtime_checkable

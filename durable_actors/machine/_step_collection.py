@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any, TypeGuard
 
 from durable_actors.errors import DefinitionError
+from durable_actors.machine._checks import MAX_NAME, SEPARATOR, text
 from durable_actors.machine._spec import identity_of
 from durable_actors.machine._step import Step
 from durable_actors.machine._step_ref import StepRef
@@ -66,6 +67,9 @@ def _checked(body: type[Any], name: str, value: Any) -> Step[Any, Any, Any]:
         raise DefinitionError(
             f"{where}: a step cannot be called {name}, which means something else in a machine"
         )
+    text(name, what=f"{where}: a step's name", error=DefinitionError, maximum=MAX_NAME)
+    if SEPARATOR in name:
+        raise DefinitionError(f"{where}: a step's name must not contain the character U+001F")
     if name.startswith("__"):
         raise DefinitionError(
             f"{where}: a step cannot be called {name}; names with two underscores are Python's"

@@ -72,7 +72,7 @@ def _excused(history: History, first: StepRun, second: StepRun) -> bool:
 
 
 def _out_of_order(history: History) -> Iterator[Violation]:
-    known = _known_machines(history)
+    known = _known_steps(history)
     siblings: dict[str, dict[int, InstanceChange]] = defaultdict(dict)
     for change, move in history.moves:
         old, new = change.old, change.new
@@ -83,11 +83,11 @@ def _out_of_order(history: History) -> Iterator[Violation]:
                 row = other.new
                 if not (ahead or move is Move.PICK) or row is None or not _was_due(history, other, change):
                     continue
-                machines = known.get((new or old).locked_by or "", frozenset())
+                steps = known.get((new or old).locked_by or "", frozenset())
                 if ahead:
                     sentence = f"it ran ahead although instance {row.id} of its key was due"
                     yield history.violation("I9", sentence, other, change)
-                elif row.place < old.place and (row.fsm, row.version) in machines:
+                elif row.place < old.place and (row.fsm, row.version, row.step) in steps:
                     sentence = f"it was claimed before instance {row.id} of its key, which was due earlier"
                     yield history.violation("I9", sentence, other, change)
         if new is not None and new.partition_key is not None:
@@ -106,13 +106,13 @@ def _was_due(history: History, other: InstanceChange, change: InstanceChange) ->
     )
 
 
-def _known_machines(history: History) -> Mapping[str, frozenset[tuple[str, int]]]:
-    """By owner: the machines that it is known to know, for it has claimed such rows."""
-    found: dict[str, set[tuple[str, int]]] = defaultdict(set)
+def _known_steps(history: History) -> Mapping[str, frozenset[tuple[str, int, str]]]:
+    """By owner: the steps of machines that it is known to know, for it has claimed such rows."""
+    found: dict[str, set[tuple[str, int, str]]] = defaultdict(set)
     for change, move in history.moves:
         if move is Move.PICK and change.new is not None and change.new.locked_by is not None:
-            found[change.new.locked_by].add((change.new.fsm, change.new.version))
-    return {owner: frozenset(machines) for owner, machines in found.items()}
+            found[change.new.locked_by].add((change.new.fsm, change.new.version, change.new.step))
+    return {owner: frozenset(steps) for owner, steps in found.items()}
 
 
 def i10_unique_keys_are_unique(history: History) -> list[Violation]:

@@ -3,7 +3,7 @@
 Finished instances stay in the table: there is no retention. So the table, and the indexes that hold finished rows, must
 grow with them; what must not grow is their size *per row*. The partial indexes of live rows, the inbox, dead rows and
 the cost of a pick must stay as they are, however many rows have ended. `nodes` keeps a row for every start of a worker,
-for seven days.
+for a day after it stopped, for seven after it vanished.
 
 The pick is measured in two ways: those of the workers, by pg_stat_statements; and one of our own that always claims 20
 rows from the head of a busy queue, where dead entries lie, in a transaction that is rolled back (its 20 rows, too).
@@ -130,7 +130,7 @@ class Gauges:
 
     def _own_pick(self) -> dict[str, float]:
         """Claim 20 rows and let them go: how many pages, how much CPU of the server's."""
-        known = _array(f"{name}/1" for name in MACHINES)
+        known = _array(address for each in MACHINES.values() for address in each.__durable__.addresses)
         heads = (_array(["-1", "0", "1"]), _array(["-infinity"] * 3), _array([str(LOWEST)] * 3))
         values = ["work", PICK, NAME, 60.0, known, *heads, "{}", "durable", "{}", "soak"]
         execute = sql.SQL("execute soak_pick ({})").format(sql.SQL(", ").join(map(sql.Literal, values)))

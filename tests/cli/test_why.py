@@ -130,7 +130,15 @@ CASES: dict[str, tuple[Instance, Surroundings, list[NodeView], str]] = {
     ),
     "nobody knows": (
         *(instance(hold=2), around(), [node(machines=("m/2",))]),
-        "it is shelved: no live node that serves queue 'q' knows m/1 (n:1 do not)",
+        "it is shelved: no live node that serves queue 'q' knows m/1 (n:1 does not)",
+    ),
+    "nobody has the step": (
+        *(instance(hold=2), around(), [node(steps={"m/1": ("t",)}), node("n:2", machines=())]),
+        "it is shelved: no live node that serves queue 'q' knows step 's' of m/1 (n:1, n:2 do not)",
+    ),
+    "somebody has the step": (
+        *(instance(), around(), [node(steps={"m/1": ("t",)}), node("n:2", steps={"m/1": ("s", "t")})]),
+        "it is due and waits for a free slot: 1 live node serves queue 'q'",
     ),
     "held": (
         *(instance(**keyed), around(key_holder=(4, "n:2")), [node()]),

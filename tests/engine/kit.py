@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import attrs
+import durable_actors as da
 import psycopg
 import trio
 from durable_actors._engine import setup
@@ -17,10 +18,22 @@ from durable_actors._postgres.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
 from durable_actors._store.rows import Claim
 from durable_actors.config import Config
+from durable_actors.machine import isolated_registry
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import Event
 
 _numbers = itertools.count(1)
+
+with isolated_registry():
+
+    class _M(da.Machine, name="m", initial="s"):
+        @da.step
+        async def s(self, ctx: da.Context[Any]) -> da.Outcome:
+            return da.Done()
+
+
+SPEC = _M.__durable__
+"""What `Db.insert` inserts instances of."""
 
 INSERT = "insert into durable.gen_durable ({}) values ({}) returning id"
 
@@ -78,7 +91,8 @@ async def make_node(dsn: str, name: str | None = None, **options: Any) -> AsyncI
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
     unique = {lane.name: lane for lane in roles.values()}
     async with open_pool(dsn, lanes=unique.values()) as pool:
-        node = setup.make_node(config, pool, roles, {("m", 1): None})  # type: ignore[dict-item]
+        with isolated_registry():  # other tests' machines may have that name
+            node = setup.make_node(config, pool, roles, {("m", 1): SPEC})
         node.owner = attrs.evolve(node.owner, name=name or f"node-{next(_numbers)}")
         yield node
 

@@ -285,18 +285,3 @@ async def test_a_state_that_does_not_decode(durable_dsn, db):
     assert row.result["state"] == {"n": "many"}
     for part in ("n", "start", "M"):
         assert part in row.result["text"]
-
-
-async def test_a_step_that_is_gone(durable_dsn, db):
-    async def body(self, ctx):
-        raise AssertionError("must not run")
-
-    M = machine(body, handle=got)
-    async with running(durable_dsn, queues={}) as client:
-        number = await client.insert(M)
-    db.execute("update durable.gen_durable set step = 'removed' where id = %s", number)
-    async with running(durable_dsn) as run:
-        row = await run.ended(number)
-    assert row.result["error"] == "InvalidOutcome"
-    assert "removed" in row.result["text"]
-    assert "start, other" in row.result["text"]

@@ -15,7 +15,7 @@ from durable_actors.telemetry import StepCommitted
 
 CALLS = """
 select coalesce(sum(calls) filter (where query like '%recursive p(priority)%'), 0)::int,
-       coalesce(sum(calls) filter (where query like '%judge_keys%'), 0)::int
+       coalesce(sum(calls) filter (where query like '%judge_siblings%'), 0)::int
   from pg_stat_statements s join pg_database d on d.oid = s.dbid where d.datname = current_database()
 """
 

@@ -18,6 +18,7 @@ from durable_actors._store.lease import OwnerState, read_owners
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import ClaimsReaped
 from durable_actors.testing.faults import open_proxy
+from durable_actors.testing.interleave import open_sessions
 from durable_actors.testing.sql import count_statements
 from tests.engine.kit import Db, events_of, keep, make_node, pick, until
 
@@ -323,3 +324,64 @@ async def test_an_outage_is_borne(db: Db):
             await db.wait(
                 "select status = 'runnable' from durable.gen_durable where id = %s", number, timeout=20
             )
+
+
+# -- the list of nodes
+
+GONE = """
+    insert into durable.nodes (incarnation, node, seen_at, stopped_at) values
+        ('stopped long ago', 'n', now() - interval '25 hours', now() - interval '25 hours'),
+        ('stopped', 'n', now() - interval '23 hours', now() - interval '23 hours'),
+        ('lost long ago', 'n', now() - interval '8 days', null),
+        ('lost', 'n', now() - interval '6 days', null),
+        ('holds a claim', 'n', now() - interval '8 days', null),
+        ('lives', 'n', now() - interval '8 days', null),
+        ('locked', 'n', now() - interval '8 days', null)
+"""
+BLOCKED = """
+    select exists (select from pg_stat_activity
+                    where wait_event_type = 'Lock' and datname = current_database() and query like '%%forget_nodes%%')
+"""
+STAY = {"stopped", "lost", "holds a claim", "lives", "locked"}
+
+
+def nodes(db: Db) -> set[str]:
+    return {name for (name,) in db.execute("select incarnation from durable.nodes")}
+
+
+async def test_nodes_that_are_long_gone_are_forgotten_although_nobody_starts(db: Db, monkeypatch):
+    """Not one that holds claims or lives; one whose row somebody has locked is passed over, and its turn comes."""
+    monkeypatch.setattr(reaper_module, "FORGET_FIRST", 0.0)
+    monkeypatch.setattr(reaper_module, "FORGET_EVERY", 0.0)
+    number = db.insert()
+    async with make_node(db.dsn, name="holds a claim") as holder:
+        await pick(holder)
+    db.execute(GONE)
+    db.execute("select pg_advisory_lock(hashtextextended('durable' || chr(2) || 'lives', 0))")
+    async with make_node(db.dsn, reap_interval=0.05) as node:
+        with open_sessions(db.dsn, 1) as (other,):
+            other.run("begin")
+            other.run("select 1 from durable.nodes where incarnation = 'locked' for share")
+            async with reap(node):
+                await until(lambda: nodes(db) == STAY)
+                assert db.row(number, "locked_by") == ("holds a claim",)
+                other.run("commit")
+                await until(lambda: nodes(db) == STAY - {"locked"})
+    assert nodes(db) == STAY - {"locked"}
+
+
+async def test_a_list_of_nodes_that_is_locked_delays_no_reaping(db: Db, monkeypatch):
+    """Somebody makes an index on the table: the reaper's work goes on beside it."""
+    monkeypatch.setattr(reaper_module, "FORGET_FIRST", 0.0)
+    monkeypatch.setattr(reaper_module, "FORGET_EVERY", 0.0)
+    number = db.insert()
+    async with make_node(db.dsn) as silent, make_node(db.dsn, reap_interval=0.05) as node:
+        await pick(silent)
+        with open_sessions(db.dsn, 1) as (other,):
+            other.run("begin")
+            other.run("lock table durable.nodes in share mode")
+            async with reap(node):
+                await db.wait(BLOCKED)
+                expire(db, number)
+                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", number)
+            other.run("commit")

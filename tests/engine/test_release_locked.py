@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from durable_actors._engine.commits import Commits
 from durable_actors._engine.flusher import Flusher
+from durable_actors._store.claim import HELD
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.testing.interleave import open_sessions
 from tests.engine.kit import Db, make_node, pick
@@ -21,7 +22,7 @@ async def test_a_locked_row_is_released_when_its_lock_is_gone(db: Db):
                 other.run("begin")
                 other.run("select 1 from durable.gen_durable where id = %s for no key update", [first])
                 for claim in claims:
-                    commits.release(claim, attempts=0, hold=True)
+                    commits.release(claim, attempts=0, hold=HELD)
                 await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", second)
                 assert db.row(first, "status") == ("executing",)
                 other.run("rollback")

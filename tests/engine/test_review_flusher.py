@@ -10,6 +10,7 @@ from durable_actors._engine import flusher
 from durable_actors._engine.commits import MAX_BYTES, Commits, Entry, Release
 from durable_actors._engine.flusher import Flusher
 from durable_actors._engine.leases import Held
+from durable_actors._store.claim import OFFERED
 from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Address
@@ -122,7 +123,7 @@ async def test_a_row_may_stay_locked_for_hours(autojump_clock):
     commits = Commits(address)
     actor = Flusher(None, commits)  # type: ignore[arg-type]
     actor.address = address
-    how = Release(1, hold=False, tries=5000)
+    how = Release(1, hold=OFFERED, tries=5000)
     began = trio.current_time()
     await actor._queue_later(how, [claim(None)])
     assert trio.current_time() - began <= flusher.LOCK_PAUSE

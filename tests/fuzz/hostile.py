@@ -69,14 +69,19 @@ STATES = [
 ]
 
 STEPS = [
-    row("step: unknown", "failed", "has no step 'nowhere'", step="nowhere"),
-    row("step: empty", "failed", "has no step ''", step=""),
-    row("step: huge", "failed", "has no step", step=noise(300_000)),
-    row("step: lines", "failed", "has no step 'a\\nb'", step="a\nb"),
-    row("step: of another machine", "failed", "has no step 'perform'", step="perform"),
-    row("await_step: unknown", "failed", "has no step 'nowhere'", **parked, await_step="nowhere"),
-    row("await_step: dunder", "failed", "has no step '__init__'", **parked, await_step="__init__"),
-    row("await_step: empty", "failed", "has no step ''", **parked, await_step=""),
+    row("step: unknown", "shelved", "knows step 'nowhere' of order/1", step="nowhere"),
+    row("step: empty", "shelved", "knows step '' of order/1", step=""),
+    row("step: long", "shelved", "knows step", step=noise(2400)),
+    row("step: too long", "failed", "step name", step=noise(2700)),
+    row("step: huge", "failed", "step name", step=noise(300_000)),
+    row("step: lines", "shelved", "knows step 'a\\nb' of order/1", step="a\nb"),
+    row("step: of another machine", "shelved", "knows step 'perform' of order/1", step="perform"),
+    row("step: the separator, like a known step", "shelved", "knows o/1", fsm="o", step="\x1f1\x1fstart"),
+    row("step: the separator, unlike any", "shelved", "knows step", step="\x1f\x1f"),
+    row("step: behind a known one", "shelved", "knows step", step="start\x1f"),
+    row("await_step: unknown", "shelved", "knows step 'nowhere' of order/1", **parked, await_step="nowhere"),
+    row("await_step: dunder", "shelved", "knows step '__init__' of order/1", **parked, await_step="__init__"),
+    row("await_step: empty", "shelved", "knows step '' of order/1", **parked, await_step=""),
 ]
 
 MACHINES = [
@@ -88,6 +93,12 @@ MACHINES = [
     row("machine: version huge", "shelved", f"knows order/{INT4}", fsm_version=INT4),
     row("machine: version least", "shelved", "knows order/-2147483648", fsm_version=-(2**31)),
     row("machine: version in the name", "shelved", "knows order/1/1", fsm="order/1"),
+    row(
+        "machine: version and step in the name",
+        "shelved",
+        "knows order\x1f1\x1fstart/1",
+        fsm="order\x1f1\x1fstart",
+    ),
     row("machine: name too long", "failed", "machine name", fsm=noise(5000)),
     row("machine: name far too long", "failed", "machine name", fsm=noise(1_000_000)),
 ]

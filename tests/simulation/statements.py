@@ -81,7 +81,7 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     if "double claim" in scene.broken:
         offered += [row for row in tx.all() if row.status == "executing" and row.queue == queue]
     for row in offered:
-        if (row.hold == 0 and row.id in extras) or (row.hold == 2 and row.machine in shelved):
+        if (row.hold == 0 and row.id in extras) or (row.hold == 2 and row.address in shelved):
             window[row.id] = row
     for priority, at, number in begins:
         start = (lit.micros(at or "-infinity"), number)
@@ -91,11 +91,11 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
         head.sort(key=lambda row: (row.eligible_at, row.id))
         window.update({row.id: row for row in head[:limit]})
     chosen = sorted(window.values(), key=lambda row: row.urgency)[:limit]
-    verdicts, heal = _judge(tx, [row for row in chosen if row.machine in known], known)
-    _promote(tx, [*(row.partition_key for row in chosen if row.machine not in known), *heal])
+    verdicts, heal = _judge(tx, [row for row in chosen if row.address in known], known)
+    _promote(tx, [*(row.partition_key for row in chosen if row.address not in known), *heal])
     out: Rows = []
     for row in chosen:
-        what = verdicts[row.id] if row.machine in known else "s"
+        what = verdicts[row.id] if row.address in known else "s"
         if what == "c":
             out.append(_claim(scene, tx, row, params))
             continue
@@ -110,7 +110,7 @@ def pick_instances_told(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, told = (params[0] or b"").decode(), set(lit.ints(params[1]))
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
-    mine = [row for row in offered if row.partition_key is None and row.machine in known]
+    mine = [row for row in offered if row.partition_key is None and row.address in known]
     return [_claim(scene, tx, row, params) for row in mine]
 
 
@@ -132,7 +132,7 @@ def _claimed(row: Row) -> tuple[object, ...]:
 
 
 def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[int, str], list[str]]:
-    """judge_keys: what a pick may do with each row, and keys whose elder is held. Nobody else decides now."""
+    """judge_siblings: what a pick may do with each row, and keys whose elder is held. Nobody else decides now."""
     verdicts: dict[int, str] = {}
     heal: list[str] = []
     decided: dict[str, str] = {}
@@ -151,7 +151,7 @@ def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[in
                 if each.status == "runnable"
                 and each.eligible_at <= tx.now
                 and each.urgency < row.urgency
-                and each.machine in known
+                and each.address in known
             ]
             before = runs[:1] or sorted(elders, key=lambda each: each.urgency)[:1]
             if not before:

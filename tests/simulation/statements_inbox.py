@@ -287,8 +287,8 @@ def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
     for priority in sorted({row.priority for row in offered}):
         future = [r.eligible_at for r in offered if r.priority == priority and r.eligible_at > tx.now]
         out.append(shown(priority, (min(future) - tx.now) / SECOND if future else None, None, None))
-    shelved = {row.machine for row in rows if row.status == "runnable" and row.hold == 2}
-    out += [shown(None, None, machine, None) for machine in sorted(shelved)]
+    shelved = {row.address for row in rows if row.status == "runnable" and row.hold == 2}
+    out += [shown(None, None, address, None) for address in sorted(shelved)]
     parked = [r for r in rows if r.status.startswith("awaiting") and r.await_deadline is not None]
     if parked:
         soonest = min(row.await_deadline for row in parked)
@@ -344,6 +344,11 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
         )
         for r in rows
     ]  # fmt: skip
+
+
+@meaning
+def forget_nodes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return []  # nobody here is gone for a day
 
 
 @meaning

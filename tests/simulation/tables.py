@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from durable_actors.machine import step_address
+
 TERMINAL = frozenset({"done", "failed"})
 
 
@@ -39,8 +41,8 @@ class Row:
         return new
 
     @property
-    def machine(self) -> str:
-        return f"{self.fsm}/{self.version}"
+    def address(self) -> str:
+        return step_address(self.fsm, self.version, self.step)
 
     @property
     def urgency(self) -> tuple[int, int, int]:

@@ -23,10 +23,11 @@ from tests.simulation.process import World
 from tests.simulation.server import Request, Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row
-from tests.store.kit import connect, plan
+from tests.store.kit import address, connect, known_steps, plan
 
 SCHEMA = "durable"
 HEAD = PickFrom([0, 1], ["-infinity"] * 2, [0, 0])
+KNOWN = known_steps("m/1/s", "m/1/t")
 COLUMNS = (
     "id, status, hold, step, attempt, crashes, visit, round, priority, partition_key, inbox, awaits, await_step, "
     "locked_by, claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, "
@@ -149,8 +150,9 @@ class Pair:
     async def insert(self) -> None:
         plans = [
             plan(
-                machine="m", version=self.random.choice((1, 1, 1, 2)), priority=self.random.choice((0, 1)),
-                partition_key=self.random.choice((None, "red", "blue")), delay=self.random.choice((0.0, 0.0, 6000.0)),
+                machine="m", version=self.random.choice((1, 1, 1, 2)), step=self.random.choice("sssu"),
+                priority=self.random.choice((0, 1)), partition_key=self.random.choice((None, "red", "blue")),
+                delay=self.random.choice((0.0, 0.0, 6000.0)),
                 labels=self.random.choice((None, None, Labels(("a", "b c"), b'{"k": [1, null]}'))),
             )
             for _ in range(self.random.randint(1, 3))
@@ -159,8 +161,8 @@ class Pair:
 
     async def pick(self) -> None:
         owner = Owner(SCHEMA, self.random.choice("ab"), b"hash", 6000.0)
-        options = {"queue": "default", "limit": self.random.randint(1, 4), "known": b"{m/1}", "now": 0.0}
-        begin = HEAD
+        options = {"queue": "default", "limit": self.random.randint(1, 4), "known": KNOWN, "now": 0.0}
+        begin = self.random.choice((HEAD, attrs.evolve(HEAD, shelved=[address("m/1"), address("m/1", "t")])))
         if self.random.random() < 0.3 and self.server.tables.rows:
             ids = sorted(self.server.tables.rows)
             begin = claims.PickFrom((), (), (), told=self.random.sample(ids, min(3, len(ids))))
@@ -254,9 +256,10 @@ class Pair:
 
     async def release(self) -> None:
         pairs = self._some()
-        held = all(ours.partition_key is not None for ours, _ in pairs) and self.random.random() < 0.3
+        keyed = all(ours.partition_key is not None for ours, _ in pairs)
+        hold = self.random.choice((claims.OFFERED, claims.SHELVED, *[claims.HELD] * keyed))
         attempts, interruptions = self.random.choice(((0, 0), (0, 1), (1, 0)))
-        options = {"attempts": attempts, "interruptions": interruptions, "hold": held}
+        options = {"attempts": attempts, "interruptions": interruptions, "hold": hold}
         ours = await claims.release_claims(self.real, SCHEMA, [each for each, _ in pairs], **options)
         theirs = await claims.release_claims(self.model, SCHEMA, [each for _, each in pairs], **options)  # type: ignore[arg-type]
         assert ours[0] == theirs[0], self.said[-5:]

@@ -9,16 +9,19 @@ from typing import Any, Final
 import psycopg
 import trio
 from durable_actors._engine.node import lanes
+from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params, Result, Statement
 from durable_actors._store.claim import Owner, PickFrom, pick_instances
 from durable_actors._store.rows import Claim, Picked, Status, Transition
-from durable_actors.machine import InsertPlan
+from durable_actors.machine import InsertPlan, step_address
 
 SCHEMA: Final = "durable"
 OWNER: Final = Owner(SCHEMA, "node", b"hash", 60.0)
 ROLES: Final = lanes(6, session_dsn=None, keepalive=60)
 PLANS: Final = ROLES["claim"].settings
+STEPS: Final = ("s", "t", "u", "b", "go", "then")
+"""The steps that machines of these tests have, unless a test says otherwise."""
 HEAD: Final = PickFrom([0], ["-infinity"], [0])
 EXPIRE: Final = (
     "update durable.gen_durable set lease_expires_at = now() - interval '1 s' where status = 'executing'"
@@ -57,12 +60,25 @@ async def pick(
     owner: Owner = OWNER,
     queue: str = "default",
     limit: int = 1000,
-    known: str = "{m/1}",
+    known: Sequence[str] = ("m/1",),
     begin: PickFrom = HEAD,
 ) -> Picked:
     return await pick_instances(
-        conn, owner, queue=queue, limit=limit, known=known.encode(), begin=begin, now=trio.current_time()
+        conn, owner, queue=queue, limit=limit, known=known_steps(*known), begin=begin, now=trio.current_time()
     )
+
+
+def address(machine: str, step: str = "s") -> str:
+    """A step of "name/version" as the pick knows it."""
+    name, version = machine.split("/")
+    return step_address(name, int(version), step)
+
+
+def known_steps(*machines: str) -> bytes:
+    """What a node knows: of "name/version" all `STEPS`, of "name/version/step" that one."""
+    wholes = [address(each, step) for each in machines if each.count("/") == 1 for step in STEPS]
+    singles = [address(*each.rsplit("/", 1)) for each in machines if each.count("/") == 2]
+    return encode.text_array(wholes + singles)
 
 
 async def claims(conn: PgConn, **options: Any) -> list[Claim]:

@@ -10,12 +10,12 @@ import pytest
 import trio
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params, Result, Statement
-from durable_actors._store.claim import PickFrom, promote_siblings
+from durable_actors._store.claim import SHELVED, PickFrom, promote_siblings, release_claims
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.lease import reap_claims, sweep_keys
 from durable_actors._store.rows import Claim, Picked
 from durable_actors.testing.interleave import wait_backend_blocked
-from tests.store.kit import EXPIRE, SCHEMA, connect, insert, outcome, pick, rows
+from tests.store.kit import EXPIRE, SCHEMA, address, connect, insert, outcome, pick, rows
 
 GATE = 4711
 
@@ -307,16 +307,55 @@ async def test_a_row_of_an_unknown_machine_gives_up_its_place(db: psycopg.Connec
         assert what(await pick(conn)) == {unknown: "s", known: "c"}
 
 
+async def test_a_row_at_an_unknown_step_gives_up_its_place(db: psycopg.Connection, durable_dsn: str):
+    [unknown] = insert(db, partition_key="k")
+    db.execute("update durable.gen_durable set step = 'new'")
+    [known] = insert(db, partition_key="k")
+    async with connect(durable_dsn) as conn:
+        assert what(await pick(conn)) == {unknown: "s", known: "c"}
+
+
+async def test_a_shelved_elder_at_an_unknown_step_holds_nobody_up(db: psycopg.Connection, durable_dsn: str):
+    """Its machine is known, its step is not: whoever has the step keeps the order, others go on."""
+    [elder] = insert(db, partition_key="k", hold=2)
+    db.execute("update durable.gen_durable set step = 'new'")
+    younger, youngest = insert(db, 2, partition_key="k")
+    both = ["m/1", "m/1/new"]
+    shelf = PickFrom([0], ["-infinity"], [0], shelved=[address("m/1", "new")])
+    async with connect(durable_dsn) as conn:
+        picked = await pick(conn)
+        assert what(picked) == {younger: "c", youngest: "h"}
+        assert await end(conn, picked.claims[0]) == [youngest]
+        assert what(await pick(conn, known=both)) == {youngest: "h"}, "behind the elder, which it can run"
+        [claim] = (await pick(conn, known=both, begin=shelf)).claims
+        assert claim.id == elder
+        assert await end(conn, claim) == [youngest]
+
+
+async def test_a_row_that_is_released_to_the_shelf_lets_the_next_one_go(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """Its step went with a reload of the code: it gives up its place at once, not at the next sweep."""
+    first, second = insert(db, 2, partition_key="k")
+    async with connect(durable_dsn) as conn:
+        picked = await pick(conn)
+        assert what(picked) == {first: "c", second: "h"}
+        released, offered = await release_claims(conn, SCHEMA, picked.claims, attempts=0, hold=SHELVED)
+        assert (released, [each.id for each in offered]) == ({first}, [second])
+        assert rows(db, "hold, attempt") == [(2, 0), (0, 0)]
+        assert what(await pick(conn, known=["m/1/t"])) == {second: "s"}, "its code has lost that step, too"
+
+
 async def test_a_node_that_knows_the_shelved_machine_keeps_the_order(
     db: psycopg.Connection, durable_dsn: str
 ):
     [first] = insert(db, partition_key="k", fsm_version=2, hold=2)
     [second] = insert(db, partition_key="k")
-    shelf = PickFrom([0], ["-infinity"], [0], shelved=["m/2"])
+    shelf = PickFrom([0], ["-infinity"], [0], shelved=[address("m/2")])
     async with connect(durable_dsn) as conn:
-        picked = await pick(conn, known="{m/1,m/2}")
+        picked = await pick(conn, known=["m/1", "m/2"])
         assert what(picked) == {second: "h"}, "it has not looked at the shelf yet"
-        [claim] = (await pick(conn, known="{m/1,m/2}", begin=shelf)).claims
+        [claim] = (await pick(conn, known=["m/1", "m/2"], begin=shelf)).claims
         assert claim.id == first
         assert await end(conn, claim) == [second]
 
@@ -327,7 +366,7 @@ async def test_a_promoted_row_that_is_shelved_lets_the_next_one_go(db: psycopg.C
     [unknown] = insert(db, partition_key="k", fsm_version=2)
     [known] = insert(db, partition_key="k")
     async with connect(durable_dsn) as conn:
-        [claim] = (await pick(conn, known="{m/1,m/2}")).claims
+        [claim] = (await pick(conn, known=["m/1", "m/2"])).claims
         assert rows(db, "hold") == [(0,), (1,), (1,)]
         assert await end(conn, claim) == [unknown]
         assert what(await pick(conn)) == {unknown: "s"}

@@ -12,12 +12,20 @@ import pytest
 import trio
 from durable_actors._engine.node import lanes
 from durable_actors._postgres.connection import PgConn
-from durable_actors._store.claim import Owner, PickFrom, pick_instances, promote_siblings, release_claims
+from durable_actors._store.claim import (
+    HELD,
+    Owner,
+    PickFrom,
+    pick_instances,
+    promote_siblings,
+    release_claims,
+)
 from durable_actors._store.lease import read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
 from durable_actors.testing.interleave import open_sessions
 from durable_actors.testing.sql import count_statements, explain
+from tests.store.kit import known_steps
 
 OWNER = Owner("durable", "node", b"hash", 60.0)
 PLANS = lanes(6, session_dsn=None, keepalive=60)["claim"].settings
@@ -56,7 +64,7 @@ async def pick(conn: PgConn, owner: Owner = OWNER, limit: int = 1000) -> list[Cl
     begin = PickFrom([0], ["-infinity"], [0])
     now = trio.current_time()
     picked = await pick_instances(
-        conn, owner, queue="default", limit=limit, known=b'{"m/1"}', begin=begin, now=now
+        conn, owner, queue="default", limit=limit, known=known_steps("m/1"), begin=begin, now=now
     )
     return picked.claims
 
@@ -132,7 +140,7 @@ async def test_a_contended_row_is_held_and_offered_again(db: psycopg.Connection)
     fill(db, 1, ", partition_key", ", 'k'")
     async with connect(db) as conn:
         [claim] = await pick(conn)
-        assert await release_claims(conn, "durable", [claim], attempts=0, hold=True) == ({claim.id}, [])
+        assert await release_claims(conn, "durable", [claim], attempts=0, hold=HELD) == ({claim.id}, [])
         assert rows(db, "status, hold, attempt") == [("runnable", 1, 0)]
         assert await pick(conn) == []
         assert [row.id for row in await promote_siblings(conn, "durable", ["k", "other"])] == [claim.id]
@@ -296,7 +304,7 @@ async def test_sweep_finds_exactly_the_stuck_keys_page_by_page(db: psycopg.Conne
             OWNER,
             queue="run",
             limit=9,
-            known=b'{"m/1"}',
+            known=known_steps("m/1"),
             begin=PickFrom([0], ["-infinity"], [0]),
             now=0,
         )

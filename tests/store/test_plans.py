@@ -6,7 +6,7 @@ connections and generic plans, as in production.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from durable_actors._store.signal import Delivery, expire_awaits, send_signals
 from durable_actors._store.sql import statement
 from durable_actors.testing.sql import Plan, explain
 from tests.store.filled import CROWD, HOT
-from tests.store.kit import HEAD, PLANS, ROLES, SCHEMA, Recorder, connect, outcome, pick, plan
+from tests.store.kit import HEAD, PLANS, ROLES, SCHEMA, Recorder, address, connect, outcome, pick, plan
 
 pytestmark = pytest.mark.timeout(180)  # the first one fills the table: ten seconds, thirty on a busy machine
 
@@ -63,7 +63,12 @@ def measure(
 
 
 def measure_pick(
-    db: psycopg.Connection, queue: str, *, begin: PickFrom = HEAD, known: str = "{m/1}", limit: int = BATCH
+    db: psycopg.Connection,
+    queue: str,
+    *,
+    begin: PickFrom = HEAD,
+    known: Sequence[str] = ("m/1",),
+    limit: int = BATCH,
 ) -> Plan:
     found = measure(db, sent(pick, queue=queue, limit=limit, known=known, begin=begin))
     found.assert_no_seq_scan("gen_durable")
@@ -309,8 +314,8 @@ def test_rows_of_unknown_machines_are_passed_once_and_for_all(big: psycopg.Conne
     steady = measure_pick(big, "unknown", begin=PickFrom([0], [row[0]], [row[1]]))
     assert claimed(steady) == BATCH
     assert steady.buffers < 2 * normal
-    known = PickFrom([0], [row[0]], [row[1]], shelved=["m/2"])
-    knowing = measure_pick(big, "unknown", known="{m/1,m/2}", begin=known)
+    known = PickFrom([0], [row[0]], [row[1]], shelved=[address("m/2")])
+    knowing = measure_pick(big, "unknown", known=["m/1", "m/2"], begin=known)
     assert claimed(knowing) == BATCH, "a node that knows them finds them on the shelf"
     knowing.assert_uses("gen_durable_shelf")
     assert knowing.buffers < 3 * normal

@@ -79,7 +79,10 @@ def test_the_parameters_are_those_of_the_header(path: Path):
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_every_table_and_function_of_ours_is_qualified(path: Path):
     body = body_of(path.read_text("utf-8"))
-    ours = r"(gen_durable|signals|nodes|migrations|durable_status|judge_keys|send_signals|gen_durable_id_seq)"
+    ours = (
+        r"(gen_durable|signals|nodes|migrations|durable_status|judge_(?:keys|siblings)|send_signals|"
+        r"gen_durable_id_seq)"
+    )
     bare = [
         match[0]
         for match in re.finditer(rf"(?<![\w.]){ours}\b", body)

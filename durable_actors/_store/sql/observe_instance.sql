@@ -2,7 +2,8 @@
 -- params   $1 id bigint
 -- returns  one row: seconds until it is eligible, until its lease ends, until its deadline · awaits text[] · await_step ·
 --          children pending, total · {name: unread signals} of the first 10,000 · {status: children} of all barriers ·
---          id and owner of the running sibling of its key · id of the first due sibling of its key
+--          id and owner of the running sibling of its key · id of the first due sibling of its key; shelved ones have given up
+--          their place
 -- locks    none
 -- index    gen_durable_pkey, signals_unread, gen_durable_parent, gen_durable_key_executing, gen_durable_key
 -- cost     the inbox's (bounded) and the children's
@@ -26,5 +27,6 @@ select (extract(epoch from g.eligible_at) - extract(epoch from now()))::float8,
   left join lateral (
       select y.id from durable.gen_durable y
        where y.partition_key = g.partition_key and y.status = 'runnable' and y.eligible_at <= now()
+         and (y.hold <> 2 or y.id = g.id)
        order by y.priority, y.eligible_at, y.id limit 1) d on true
  where g.id = $1::bigint

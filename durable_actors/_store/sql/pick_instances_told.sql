@@ -1,8 +1,8 @@
 -- pick_instances_told: claim instances by their ids: without a key, inserted or signalled by this very process. Never waits.
--- params   $1 queue text · $2 ids bigint[] · $3 owner text · $4 lease seconds float8 · $5 known machines text[] ("fsm/version")
+-- params   $1 queue text · $2 ids bigint[] · $3 owner text · $4 lease seconds float8 · $5 known steps text[], as in pick_instances
 --          $6 token hash bytea
 -- returns  per claimed row what pick_instances returns, in no order. A row that is not among them is no longer on offer, has a
---          key after all, or its machine is unknown here: pick_instances knows what to do with it
+--          key after all, or its machine or step is unknown here: pick_instances knows what to do with it
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the rows
 -- index    gen_durable_pkey
 -- keeps    I2 one live claim per instance
@@ -13,7 +13,8 @@ with mine as materialized (
     select g.id, set_config('synchronous_commit', 'off', true)
       from durable.gen_durable g
      where g.id = any ($2::bigint[]) and g.status = 'runnable' and g.hold = 0 and g.queue = $1::text
-       and g.eligible_at <= now() and g.partition_key is null and g.fsm || '/' || g.fsm_version = any ($5::text[])
+       and g.eligible_at <= now() and g.partition_key is null
+       and g.fsm || chr(31) || g.fsm_version || chr(31) || g.step = any ($5::text[])
        for no key update skip locked
 )
 update durable.gen_durable g

@@ -1,9 +1,9 @@
--- read_queue: what a feeder should look for: the priorities in use, when the next future row is due, shelved machines.
+-- read_queue: what a feeder should look for: the priorities in use, when the next future row is due, shelved steps.
 -- params   $1 queue text
--- returns  priority smallint or null · seconds until its next future row float8 or null · shelved machine text or null ·
+-- returns  priority smallint or null · seconds until its next future row float8 or null · shelved step text (as the pick knows it) or null ·
 --          seconds until the next deadline of a parked row float8 or null
 -- locks    none
--- index    gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and machine, whatever the backlog
+-- index    gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and step, whatever the backlog
 -- hostile  epochs are subtracted, not instants: before Postgres 17 an infinite one refuses that, and one row would stop its queue
 with recursive p(priority) as (
     (select g.priority from durable.gen_durable g
@@ -13,15 +13,16 @@ with recursive p(priority) as (
              where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority > p.priority
              order by g.priority limit 1)
       from p where p.priority is not null
-), m(fsm, version) as (
-    (select g.fsm, g.fsm_version from durable.gen_durable g
-      where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text order by g.fsm, g.fsm_version limit 1)
+), m(fsm, version, step) as (
+    (select g.fsm, g.fsm_version, g.step from durable.gen_durable g
+      where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text order by g.fsm, g.fsm_version, g.step limit 1)
     union all
-    select n.fsm, n.fsm_version
+    select n.fsm, n.fsm_version, n.step
       from m cross join lateral (
-        select g.fsm, g.fsm_version from durable.gen_durable g
-         where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text and (g.fsm, g.fsm_version) > (m.fsm, m.version)
-         order by g.fsm, g.fsm_version limit 1) n
+        select g.fsm, g.fsm_version, g.step from durable.gen_durable g
+         where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text
+           and (g.fsm, g.fsm_version, g.step) > (m.fsm, m.version, m.step)
+         order by g.fsm, g.fsm_version, g.step limit 1) n
 )
 select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from now()))::float8, null::text, null::float8
   from p left join lateral (
@@ -30,7 +31,7 @@ select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from now()
      order by g.eligible_at limit 1) f on true
  where p.priority is not null
 union all
-select null, null, m.fsm || '/' || m.version, null::float8 from m
+select null, null, m.fsm || chr(31) || m.version || chr(31) || m.step, null::float8 from m
 union all
 select null, null, null, (extract(epoch from d.await_deadline) - extract(epoch from now()))::float8
   from (select g.await_deadline from durable.gen_durable g

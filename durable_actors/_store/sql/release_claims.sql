@@ -1,7 +1,7 @@
 -- release_claims: give claims back without an outcome (drain, a contended key); crashes are not counted.
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 attempts to add int (0: never ran, or a drain ended it · 1: was cancelled) ·
---          $4 hold smallint (1: its key is busy elsewhere; it keeps its place and is offered again later) ·
---          $5 interruptions to add int (1: a drain ended its run)
+--          $4 hold smallint (1: its key is busy elsewhere; it keeps its place and is offered again later · 2: this node's code
+--          lost its step; shelved) · $5 interruptions to add int (1: a drain ended its run)
 -- returns  id, queue, partition_key of the released ones
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; one that is locked is left to its lease
 -- index    gen_durable_pkey

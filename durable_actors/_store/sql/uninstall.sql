@@ -7,6 +7,7 @@ drop table if exists durable.nodes;
 drop table if exists durable.gen_durable;
 drop table if exists durable.migrations;
 drop function if exists durable.judge_keys;
+drop function if exists durable.judge_siblings;
 drop function if exists durable.signal(bigint, text, jsonb, text);
 drop function if exists durable.signal(text, text, jsonb, text);
 drop function if exists durable.send_signals;

@@ -13,7 +13,7 @@ from durable_actors._engine.feeder import SOONEST
 from durable_actors._engine.leases import Held
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._engine.slots import Slots
-from durable_actors._store.claim import pick_instances, read_queue
+from durable_actors._store.claim import HELD, OFFERED, pick_instances, read_queue
 from durable_actors._store.lease import release_strays
 from durable_actors._store.rows import Picked
 from durable_actors._store.signal import expire_awaits
@@ -219,7 +219,7 @@ class Feeder:
         if claim.partition_key is not None:
             host.keys.free(claim)
         if held.lost is None:
-            host.commits.release(claim, attempts=0, hold=contended)
+            host.commits.release(claim, attempts=0, hold=HELD if contended else OFFERED)
 
 
 class Bell:
