@@ -154,7 +154,8 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     rest = pool_size - 2
     commit = Lane("commit", 1, settings=both, answer_within=patience)
     found["commit"] = commit if rest > 1 else shared
-    found["claim"] = Lane("claim", 1, settings=_PLANS | idle, answer_within=patience) if rest > 2 else shared
+    # Picks of all queues share it: nothing there may wait for a lock either.
+    found["claim"] = Lane("claim", 1, settings=both, answer_within=patience) if rest > 2 else shared
     found["client"] = (
         Lane("client", rest - 2, settings=CALLER | idle, max_waiting=CALLERS) if rest > 2 else shared
     )

@@ -184,7 +184,7 @@ def _unknown(plan: Plan) -> Plan:
 
 
 def _back_again(plan: Plan) -> Plan:
-    """Servers that restart, again and again, under leases that are long, and a node that comes back later than others."""
+    """Servers that restart, again and again, under leases that are long; a node that comes back late."""
     plan = _long_steps(attrs.evolve(plan, nodes=3, concurrency=2, lasts=9.0))
     options = {**plan.options, "lease_ttl": 8.0, "dead_after": 0.5, "reap_interval": 0.5}
     restarts = [Strike(1.0 + 2.0 * n, "restart", 0, 0.2) for n in range(4)]

@@ -246,11 +246,9 @@ def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for (parent, barrier), children in sorted(ended.items()):
         row = tx.get(parent)
-        if row is None or row.status != "awaiting_children":
+        if row is None or row.status != "awaiting_children" or row.visit != barrier:
             continue
         tx.lock(parent)
-        if row.visit != barrier:
-            continue
         new = tx.write(row, "join")
         opens = row.children_pending <= len(children)
         opens = opens or (row.wake_on_failure and any(each.status == "failed" for each in children))

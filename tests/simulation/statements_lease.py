@@ -41,9 +41,14 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         over = row.status == "executing" and (row.lease <= tx.now or row.lease <= (until + 0.001) * SECOND)
         if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
             continue
+        crashed = most is not None and row.crashes + 1 >= most
+        if crashed and (parent := _waiting_parent(tx, row)) is not None:
+            if tx.is_locked(parent):
+                continue
+            tx.lock(parent)
         new = tx.write(row, "reap")
         stopped = row.locked_by in tx.tables.stopped
-        gone = most is not None and row.crashes + 1 >= most and not stopped
+        gone = crashed and not stopped
         pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
         new.status, new.hold = "failed" if gone else "runnable", 0
         new.eligible_at = tx.now + pause * SECOND
@@ -57,6 +62,14 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.locked_by = new.lease = None
         out.append(shown(row.id, row.queue, row.partition_key, new.status))
     return out
+
+
+def _waiting_parent(tx: Tx, row: Row) -> int | None:
+    """Whose barrier must count this child when it fails."""
+    parent = None if row.barrier is None else tx.get(row.parent_id)
+    if parent is None or parent.status != "awaiting_children" or parent.visit != row.barrier:
+        return None
+    return parent.id
 
 
 @meaning

@@ -3,8 +3,9 @@
 -- returns  parent id, queue of those whose barrier opened
 -- locks    the parents, in id order. Counted once per parent and statement, however many children end together. Only children
 --          that this very transaction ended: a repeated or stale outcome counts nothing.
---          A parent that does not wait is not locked: its barrier is over for good (the next one has another visit), and its
---          own outcome may be in a flush that waits for ours.
+--          A parent that does not wait, or waits at another barrier, is not locked: that of these children is over for good
+--          (the next one has another visit), and its own outcome may be in a flush that waits for ours.
+-- plan     "coalesce" keeps the "in" a hashed subplan: as a join, without hash joins, it would be quadratic
 -- index    gen_durable_pkey
 -- keeps    I11 barriers release exactly once
 -- hostile  a parent whose partition key no index of runnable rows can hold (only a hand writes one) fails alone: woken, it
@@ -18,6 +19,7 @@ with ended as materialized (
 ), parents as materialized (
     select p.id from durable.gen_durable p
      where p.id = any (array(select e.parent_id from ended e)) and p.status::text = 'awaiting_children'
+       and coalesce((p.id, p.visit) in (select e.parent_id, e.barrier from ended e), false)
      order by p.id for no key update
 ), counted as (
     update durable.gen_durable p

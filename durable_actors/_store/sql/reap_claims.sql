@@ -2,7 +2,9 @@
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
 --          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
 -- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox)
--- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting. Before them the parents whose
+--          barrier must count a child that fails (join_parents, in the same transaction), SKIP LOCKED, too: a child whose
+--          parent somebody else has locked stays as it is until the next round.
 -- index    gen_durable_executing, gen_durable_pkey, nodes_pkey
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
 -- backoff  the first crash runs again at once, then after 1, 2, 4 … at most 300 seconds, so that a step which kills its
@@ -24,6 +26,14 @@ with dead as materialized (
      where y.status = 'executing'
        and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years'
             or y.locked_by = any (array(select d.owner from dead d)))
+), parents as materialized (
+    select p.id from durable.gen_durable p
+     where p.id = any (array(
+              select y.parent_id from durable.gen_durable y
+               where y.id = any (array(select o.id from over o)) and y.barrier is not null
+                 and (y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000)))
+       and p.status::text = 'awaiting_children'
+     order by p.id for no key update skip locked
 )
 update durable.gen_durable g
    set status = (case when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
@@ -48,6 +58,10 @@ update durable.gen_durable g
          where y.id = any (array(select o.id from over o))
            and (y.lease_expires_at <= now() or y.lease_expires_at > now() + interval '11 years'
                 or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
+           and (y.barrier is null or not coalesce(y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000, false)
+                or y.parent_id = any (array(select p.id from parents p))
+                or not exists (select 1 from durable.gen_durable p
+                                where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
          order by y.id limit $1::int for no key update of y skip locked) d
  where g.id = d.id
 returning g.id, g.queue, g.partition_key, g.status
