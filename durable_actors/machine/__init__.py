@@ -11,6 +11,7 @@ Layout, in reading order::
     _spec                           MachineSpec: the one shape that the engine sees
     _registry                       {(name, version): MachineSpec}
     _codec, _state_type, _diagnosis state to JSON and back; which types can; where a value cannot
+    _foreign_class                  objects of another class than the type says
     _normalize, _reason, _backoff   returned value or error to outcome; text of a failure; delay of a retry
     _insert_options, _insert_plan,  the options of a new instance, and the row they give
     _labels

@@ -4,7 +4,10 @@ What happens to each kind of value (all of it is tested):
 
 ===================================  =====================================================================
 attrs, dataclass, TypedDict, Struct  by field; unknown fields are ignored, missing ones take their default
-dict                                 keys become strings; jsonb keeps no key order
+an object of another class           refused where the type names a class or a TypedDict, a subclass, too; where any
+                                     object fits (dict, Any) it is stored by field and comes back as a dict
+dict                                 fits every class whose required fields it has; keys become strings; jsonb
+                                     keeps no key order
 datetime, date, time, timedelta,     strings (bytes: base64, Enum: its value); come back as themselves where
 UUID, Decimal, bytes, Enum           the type says so, as strings in a plain dict
 tuple, set, frozenset                arrays; come back as themselves where the type says so, else as lists
@@ -34,6 +37,7 @@ import msgspec
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError, StateError
 from durable_actors.machine._diagnosis import find_problem
+from durable_actors.machine._foreign_class import find_foreign, foreign_class, may_be_foreign
 from durable_actors.machine._reason import reason_text
 from durable_actors.machine._state_type import TypeFacts, inspect_type, type_name
 
@@ -94,16 +98,24 @@ class StateCodec:
                     f"{self._where(step)}: the state must be a dict, not {type(state).__name__}: {shown(state)}"
                 )
             return data
-        if facts.record is not None and type(state) is not facts.record and isinstance(state, facts.record):
-            raise StateError(
-                f"{self._where(step)}: the state is a {type_name(type(state))} and would come back as a "
-                f"{type_name(self.type)}, without what the subclass adds"
-            )
+        if (
+            facts.record is not None
+            and type(state) is not facts.record
+            and (foreign := foreign_class(state, facts.record)) is not None
+        ):
+            raise StateError(f"{self._where(step)}: the state is {foreign}")
         try:
-            decoder.decode(data)
+            read = decoder.decode(data)
         except Exception as error:  # noqa: BLE001 - __post_init__ and validators of the user's class run here
             what = f"{self._where(step)}: the state would not read back as {type_name(self.type)}"
             _Refused(error).explain(state, what)
+        if (
+            facts.nested
+            and may_be_foreign(state, read, data)
+            and (problem := find_foreign(state, read)) is not None
+        ):
+            path, text = problem
+            raise StateError(f"{self._where(step)}: the state: at {path}: {text}", path=path)
         return data
 
     def decode(self, data: bytes | str, *, step: str) -> Any:

@@ -20,7 +20,7 @@ from durable_actors._option_checks import shown
 Problem = tuple[str, str]
 """(path, what is wrong there)"""
 
-_Path = tuple[Any, str] | None
+Path = tuple[Any, str] | None
 """(path of the container, last segment); None is the root. Text is made of the one path that is reported:
 a string per place would be quadratic in the depth (2.4 s for 100,000 levels)."""
 
@@ -40,23 +40,24 @@ def find_problem(value: object) -> Problem | None:
         if parts is None:
             problem = _leaf_problem(item)
             if problem is not None:
-                return _text(path), problem
+                return path_text(path), problem
             continue
         if id(item) in above:
-            return _text(path), f"{type(item).__name__} contains itself"
+            return path_text(path), f"{type(item).__name__} contains itself"
         above.add(id(item))
         todo.append((_LEAVE, id(item)))
-        found: list[tuple[object, _Path]] = []
+        found: list[tuple[object, Path]] = []
         for key, part, segment in parts:
             problem = _key_problem(key)
             if problem is not None:
-                return _text(path), problem
+                return path_text(path), problem
             found.append((part, (path, segment)))
         todo.extend(reversed(found))
     return None
 
 
-def _text(path: _Path) -> str:
+def path_text(path: Path) -> str:
+    """A path as people write it: `$.items[3].price`."""
     segments: list[str] = []
     while path is not None:
         path, segment = path
@@ -68,17 +69,18 @@ def _parts(item: object) -> Iterator[tuple[object, object, str]] | None:
     """(key, part, path segment) of a container, or None for a leaf."""
     if isinstance(item, dict):
         members = cast("dict[object, object]", item)
-        return ((key, part, _member(key)) for key, part in members.items())
+        return ((key, part, member(key)) for key, part in members.items())
     if isinstance(item, list | tuple | set | frozenset):
         elements = cast("Iterable[object]", item)
         return (("", part, f"[{index}]") for index, part in enumerate(elements))
-    names = _field_names(item)
+    names = field_names(item)
     if names is None:
         return None
     return ((name, getattr(item, name), f".{name}") for name in names if hasattr(item, name))
 
 
-def _field_names(item: object) -> tuple[str, ...] | None:
+def field_names(item: object) -> tuple[str, ...] | None:
+    """The fields of an attrs object, a dataclass or a Struct; None for anything else."""
     if isinstance(item, msgspec.Struct):
         return item.__struct_fields__
     if isinstance(item, type):
@@ -91,7 +93,8 @@ def _field_names(item: object) -> tuple[str, ...] | None:
     return None
 
 
-def _member(key: object) -> str:
+def member(key: object) -> str:
+    """The segment of a path for a member of an object."""
     plain = isinstance(key, str) and key.isidentifier()
     return f".{key}" if plain else f"[{shown(key)}]"
 
@@ -118,7 +121,7 @@ def _leaf_problem(item: object) -> str | None:
         problem = _text_problem(item)
         return None if problem is None else f"the text {problem}"
     error = "what is in it is not checked" if isinstance(item, msgspec.Raw) else _encode_error(item)
-    return None if error is None else f"{_article(type(item).__name__)} cannot be stored: {error}"
+    return None if error is None else f"{article(type(item).__name__)} cannot be stored: {error}"
 
 
 def _text_problem(text: str) -> str | None:
@@ -139,5 +142,6 @@ def _encode_error(item: Any) -> str | None:
     return None
 
 
-def _article(noun: str) -> str:
+def article(noun: str) -> str:
+    """The noun with its article."""
     return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

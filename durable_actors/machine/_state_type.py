@@ -12,6 +12,8 @@ from msgspec import inspect as types
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
 
+_RECORDS = types.DataclassType | types.StructType | types.TypedDictType
+
 
 @attrs.frozen
 class TypeFacts:
@@ -24,7 +26,9 @@ class TypeFacts:
     may_hide_nan: bool
     """Some place takes a float or anything at all, so a NaN could slip through as null."""
     record: type | None
-    """The attrs class, dataclass or Struct, when the type is one."""
+    """The attrs class, dataclass or Struct, when the type is one; dict, when it is a TypedDict."""
+    nested: bool
+    """Such types are also inside of it, so an object of another class could be there."""
 
 
 def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
@@ -40,7 +44,9 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
             f"{subject}: the state type {type_name(state_type)} cannot be stored: {error}"
         ) from error
     may_hide_nan = False
+    nested = False
     for path, node in _walk(root):
+        nested = nested or any(isinstance(part, _RECORDS) for _, part in _parts(path, node))
         if isinstance(node, types.CustomType | types.RawType):
             cls = getattr(node, "cls", msgspec.Raw)
             raise DefinitionError(
@@ -54,11 +60,14 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
     record = None
     if isinstance(root, types.DataclassType | types.StructType):
         record = get_origin(root.cls) or root.cls  # Box[int]: isinstance wants Box
+    elif isinstance(root, types.TypedDictType):
+        record = dict
     return TypeFacts(
         is_free=isinstance(root, types.AnyType) or _is_any_object(root),
         is_object=not isinstance(root, types.AnyType),
         may_hide_nan=may_hide_nan,
         record=record,
+        nested=nested,
     )
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import attrs
 import durable_actors as da
 import pytest
-from durable_actors._engine.transition import MAX_ATTEMPT, failure, transition
+from durable_actors._engine.transition import MAX_ATTEMPT, failure, plan_children, transition
 from durable_actors._store.rows import Claim, Transition
-from durable_actors.machine import Signal, current_registry, isolated_registry
+from durable_actors.machine import Signal, current_registry, isolated_registry, plan_insert
 from hypothesis import given, strategies as st
 
 
@@ -199,3 +199,41 @@ def test_what_becomes_of_handed_signals(handed, awaited, consume, kind):
         case _:
             assert not consumed
             assert not kept
+
+
+@attrs.frozen
+class Tally:
+    """Would be read as a Count, without its total."""
+
+    n: int
+    total: int
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        da.Next("ship", Tally(1, 2)),
+        da.Retry(Tally(1, 2)),
+        da.Await("go", Tally(1, 2)),
+        da.Await("go", Tally(1, 2), then="ship"),
+        da.ScheduleChildren("ship", [], Tally(1, 2)),
+    ],
+    ids=repr,
+)
+def test_a_state_of_another_class_is_refused(outcome: da.Outcome):
+    with pytest.raises(da.StateError, match="the state is a Tally, not a Count"):
+        transition(claim(), SPEC, outcome, handed=[], ahead=False)
+
+
+def test_arguments_of_another_class_are_refused():
+    with isolated_registry():
+
+        @da.job
+        def task(args: Count) -> None: ...
+
+        for ref in (task, Shop):
+            with pytest.raises(da.StateError, match="the state is a Tally, not a Count"):
+                plan_insert(current_registry().find(ref), {"args": Tally(1, 2)})
+        child = da.Child(task, args=Tally(1, 2))
+        with pytest.raises(da.StateError, match="the state is a Tally, not a Count"):
+            plan_children(da.ScheduleChildren("ship", [child]))
