@@ -31,6 +31,7 @@ from durable_actors.engine import Engine, open_engine, serve, start_engine
 from durable_actors.errors import (
     CommitUnknown,
     ConfigError,
+    Conflict,
     DefinitionError,
     Duplicate,
     DurableError,
@@ -78,6 +79,7 @@ __all__ = [
     "CommitUnknown",
     "Config",
     "ConfigError",
+    "Conflict",
     "Context",
     "DefinitionError",
     "Done",

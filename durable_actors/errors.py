@@ -10,6 +10,7 @@
     ├── StepTimeout             (also TimeoutError) the step ran longer than its timeout
     ├── UnknownMachine          the caller: no such machine or version is registered here
     ├── Duplicate               the caller: the unique key is occupied
+    ├── Conflict                the caller: what is there already does not allow it
     ├── NoTarget                the caller: the instance is terminal or does not exist
     ├── InstanceFailed          the caller: the awaited instance ended as failed
     ├── TooManyChildren         the author: a step has more children than `ctx.children` holds
@@ -93,6 +94,13 @@ class Duplicate(DurableError):  # noqa: N818 - the contract's name
     def __str__(self) -> str:
         owner = "an instance not visible here" if self.existing_id is None else f"instance {self.existing_id}"
         return f"unique key {self.key!r} is occupied by {owner}"
+
+
+class Conflict(DurableError):  # noqa: N818 - the contract's name
+    """What is there already does not allow this call; the text says what it is. Nothing was written.
+
+    Raised by `ctx.start_child` when this step has started a child of the same identity with other arguments.
+    """
 
 
 class NoTarget(DurableError, LookupError):  # noqa: N818 - the contract's name

@@ -23,7 +23,7 @@ CONTRACT = {
     "sync aio",
     "running": "Config Queue serve start_engine open_engine Engine migrate",
     "errors": "DurableError ConfigError DefinitionError StateError InvalidOutcome StepTimeout UnknownMachine Duplicate "
-    "NoTarget InstanceFailed TooManyChildren LeaseLost StoreUnavailable CommitUnknown",
+    "Conflict NoTarget InstanceFailed TooManyChildren LeaseLost StoreUnavailable CommitUnknown",
     "packages": "otp telemetry",
 }
 PUBLIC = {name: getattr(da, name) for name in da.__all__}
@@ -78,6 +78,7 @@ def test_errors_are_one_tree():
         "StepTimeout": {"DurableError", "TimeoutError"},
         "UnknownMachine": {"DurableError", "LookupError"},
         "Duplicate": {"DurableError"},
+        "Conflict": {"DurableError"},
         "NoTarget": {"DurableError", "LookupError"},
         "InstanceFailed": {"DurableError"},
         "TooManyChildren": {"DurableError"},

@@ -23,13 +23,21 @@ from durable_actors._engine.verdicts import blames_data
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
-from durable_actors._store.children import Started, child_uid, read_children, start_child
+from durable_actors._store.children import Started, args_digest, child_uid, read_children, start_child
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.read import find_by_key, read_by_ids
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import SHOWN, Delivery, Sent, plan_signal, read_signals, signal_from_step
 from durable_actors._trio_run import HomeRun, at_home
-from durable_actors.errors import CommitUnknown, ConfigError, Duplicate, LeaseLost, NoTarget, StoreUnavailable
+from durable_actors.errors import (
+    CommitUnknown,
+    ConfigError,
+    Conflict,
+    Duplicate,
+    LeaseLost,
+    NoTarget,
+    StoreUnavailable,
+)
 from durable_actors.machine import (
     ChildView,
     Context,
@@ -38,6 +46,7 @@ from durable_actors.machine import (
     MachineRef,
     RowOptions,
     Signal,
+    canonical_json,
     current_registry,
     plan_insert,
 )
@@ -92,8 +101,17 @@ class EnginePort:
                 "occupied unique_key raises Duplicate",
                 option="on_duplicate",
             )
-        plan = plan_insert(current_registry().find(machine), cast("InsertOptions", options))
-        started = await self._start(ctx, plan, key, kind="child")
+        spec = current_registry().find(machine)
+        plan = plan_insert(spec, cast("InsertOptions", options))
+        initial = None if plan.step == spec.initial else plan.step
+        given: object = options["args"] if "args" in options else options.get("state", {})
+        digest = args_digest(plan, canonical_json(given))
+        started = await self._start(ctx, plan, key, kind="child", initial=initial, digest=digest)
+        if started.conflict:
+            raise Conflict(
+                f"instance {ctx.id}, step {ctx.step!r}: start_child({plan.machine!r}, key={key!r}) has started "
+                f"instance {started.id} with other arguments; give another key to start another child"
+            )
         if started.id is None:
             raise _duplicate(plan, started)
         return started.id
@@ -178,12 +196,23 @@ class EnginePort:
                 return
             after = page[-1].id
 
-    async def _start(self, ctx: Context[Any], plan: InsertPlan, key: str, *, kind: str) -> Started:
+    async def _start(
+        self,
+        ctx: Context[Any],
+        plan: InsertPlan,
+        key: str,
+        *,
+        kind: str,
+        initial: str | None = None,
+        digest: bytes | None = None,
+    ) -> Started:
         claim = self._claim(ctx)
-        uid = child_uid(ctx.id, ctx.step, plan.machine, key, kind=kind)
+        uid = child_uid(ctx.id, ctx.step, plan.machine, key, kind=kind, initial=initial)
         started = await self._bear(
             ctx,
-            lambda conn: start_child(conn, self._schema, claim, plan, uid=uid, as_child=kind == "child"),
+            lambda conn: start_child(
+                conn, self._schema, claim, plan, uid=uid, as_child=kind == "child", digest=digest
+            ),
         )
         if started is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was started")

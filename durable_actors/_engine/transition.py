@@ -159,7 +159,7 @@ def plan_some(outcome: ScheduleChildren, first: int, last: int) -> list[InsertPl
 def spawn_of(outcome: ScheduleChildren, plans: list[InsertPlan]) -> Spawn:
     """The children, and how to wait for them."""
     quorum = outcome.join if isinstance(outcome.join, int) else None
-    return Spawn(plans, outcome.then, quorum, outcome.join == "any_failed", outcome.deadline)
+    return Spawn(plans, outcome.then, quorum, outcome.join == "any_failed", outcome.timeout)
 
 
 def _consumed(handed: Sequence[Signal], named: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections import Counter
@@ -82,9 +83,26 @@ async def schedule_children(
     return Committed(int(visit or 0), cast("Status", (status or b"").decode()), offered=tuple(offered))
 
 
-def child_uid(caller: int, step: str, machine: str, key: str, *, kind: str) -> uuid.UUID:
-    """The identity of what a step starts: equal for every run of the step. Pure."""
-    return uuid.uuid5(_NAMESPACE, json.dumps([kind, caller, step, machine, key]))
+def child_uid(
+    caller: int, step: str, machine: str, key: str, *, kind: str, initial: str | None = None
+) -> uuid.UUID:
+    """The identity of what a step starts: equal for every run of the step. Pure.
+
+    `initial` is the step that it begins in, where that is not the machine's own: else identities of the first release
+    would be others, and a step that runs again after the upgrade would start its child twice.
+    """
+    parts = [kind, caller, step, machine, key]
+    return uuid.uuid5(_NAMESPACE, json.dumps(parts if initial is None else [*parts, initial]))
+
+
+def args_digest(plan: InsertPlan, state: bytes) -> bytes:
+    """What a child is started with, in short; `state` is in canonical form. Pure.
+
+    Where and when it runs (queue, priority, schedule, version) and its labels are no part of it: a run after a deploy,
+    or a moment later, may well say otherwise.
+    """
+    key = None if plan.unique_key is None else plan.unique_key.hex()
+    return hashlib.sha256(json.dumps([plan.partition_key, key]).encode() + state).digest()
 
 
 @attrs.frozen
@@ -97,24 +115,37 @@ class Started:
     """False: an earlier run, or a concurrent call, of the same step has started it."""
     occupant: int | None
     """Who occupies its unique key; None when that cannot be seen."""
+    conflict: bool = False
+    """It was started before, with other arguments."""
 
 
 async def start_child(
-    conn: PgConn, schema: str, claim: Claim, plan: InsertPlan, *, uid: uuid.UUID, as_child: bool
+    conn: PgConn,
+    schema: str,
+    claim: Claim,
+    plan: InsertPlan,
+    *,
+    uid: uuid.UUID,
+    as_child: bool,
+    digest: bytes | None = None,
 ) -> Started | None:
     """Insert an instance from inside a step, or find the one that an earlier run inserted; None: the claim is stale.
 
+    With a `digest` of its arguments, one that was started with another digest is told as a conflict.
     A look that finds neither an id nor an occupant has met a row that was committed after its snapshot: look again.
     """
-    params = _start_params(claim, plan, uid, as_child=as_child)
+    params = _start_params(claim, plan, uid, as_child=as_child, digest=digest)
     found: Started | None = None
     for look in range(LOOKS):
         rows = (await conn.run(statement("start_child", schema), params)).rows
         if not rows:
             return None
-        [[number, new, occupant]] = rows
+        [[number, new, occupant, conflict]] = rows
         found = Started(
-            None if number is None else int(number), new == b"t", None if occupant is None else int(occupant)
+            None if number is None else int(number),
+            new == b"t",
+            None if occupant is None else int(occupant),
+            conflict == b"t",
         )
         # The second look sees a concurrent call of the same identity, which the first may have missed.
         if found.id is not None or (look > 0 and found.occupant is not None):
@@ -122,7 +153,9 @@ async def start_child(
     return found
 
 
-def _start_params(claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: bool) -> Params:
+def _start_params(
+    claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: bool, digest: bytes | None
+) -> Params:
     return [
         encode.number(claim.id),
         claim.claim_id.encode(),
@@ -142,6 +175,7 @@ def _start_params(claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: b
         b"t" if as_child else b"f",
         encode.text(tags_literal(plan)),
         None if plan.labels is None else plan.labels.meta,
+        encode.bytea(digest),
     ]
 
 

@@ -22,7 +22,7 @@ The first group of names below is public as `durable_actors.X`; the second is fo
 
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import Duration, seconds
-from durable_actors.machine._codec import StateCodec, decode_json, decode_or_text, encode_json
+from durable_actors.machine._codec import StateCodec, canonical_json, decode_json, decode_or_text, encode_json
 from durable_actors.machine._context import MOST_CHILDREN, ChildView, Context, ContextPort, Signal
 from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._insert_plan import InsertPlan, plan_insert
@@ -94,6 +94,7 @@ __all__ = [
     "StepRef",
     "StepSpec",
     "Stop",
+    "canonical_json",
     "current_registry",
     "decode_json",
     "decode_or_text",

@@ -42,6 +42,7 @@ from durable_actors.machine._reason import reason_text
 from durable_actors.machine._state_type import TypeFacts, inspect_type, type_name
 
 _encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode_any = msgspec.json.Decoder().decode
 _refuse_nan = json.JSONEncoder(allow_nan=False).encode
 # An odd number of backslashes: the escape \u0000, and not the text backslash-u0000.
@@ -141,6 +142,11 @@ class StateCodec:
         facts = inspect_type(self.type, subject=self._subject)
         self._decoder = msgspec.json.Decoder(self.type)
         self._facts = facts
+
+
+def canonical_json(value: object) -> bytes:
+    """Return JSON to compare by: the same bytes for equal values, whatever the order of their dicts and sets."""
+    return _encode_sorted(value)
 
 
 def encode_json(value: object, *, what: str) -> bytes:

@@ -172,7 +172,7 @@ class Context(Generic[S_co]):
 
         `on_duplicate="return"` gives the existing id instead, `"skip"` None.
         It is committed at once, not with the step's outcome. A crash re-run finds what it inserted; the run after a
-        committed `Retry` or same-step `Await` inserts anew, unless a `unique_key` says that it is the same.
+        committed `Retry` or same-step `Await` inserts anew, unless its `unique_key` is occupied.
         """
         return await self._door("insert").insert(self, machine, options)
 
@@ -187,8 +187,10 @@ class Context(Generic[S_co]):
         await self._door("signal").signal(self, target, name, payload, dedup_key)
 
     async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
-        """Start a child, identified by (this instance, step, machine, `key`): a re-run finds the same one.
+        """Start a child, identified by (this instance, step, machine, its first step, `key`); a re-run finds it.
 
+        A call of the same identity with other arguments (`state` or `args`, `partition_key`, `unique_key`) raises
+        `Conflict`: it would neither start what it asks for nor find it.
         Raises `Duplicate` when another instance occupies its `unique_key`.
         """
         return await self._door("start_child").start_child(self, machine, key, options)

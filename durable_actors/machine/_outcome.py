@@ -18,7 +18,14 @@ from durable_actors.errors import ConfigError, InvalidOutcome
 from durable_actors.machine._checks import Duration, key_text, seconds
 from durable_actors.machine._context import Signal
 from durable_actors.machine._insert_options import InsertOptions, check_option_names
-from durable_actors.machine._outcome_parts import children_of, join_of, signal_ids, signal_names, step_name
+from durable_actors.machine._outcome_parts import (
+    children_of,
+    join_of,
+    refuse_options,
+    signal_ids,
+    signal_names,
+    step_name,
+)
 from durable_actors.machine._spec import Defined, MachineRef, is_machine_ref
 from durable_actors.machine._step_ref import StepRef
 
@@ -234,7 +241,7 @@ class ScheduleChildren:
     """The new state, or `KEEP`."""
     join: Join
     """"all" final, "any_failed" (wake early on the first failure), or so many final."""
-    deadline: float | None
+    timeout: float | None
     """Seconds after which the barrier opens anyway."""
     rest: Literal["leave"]
     """What happens to unfinished children when the barrier opens early."""
@@ -249,7 +256,7 @@ class ScheduleChildren:
         state: StateOf[S] = KEEP,
         *,
         join: Join = "all",
-        deadline: Duration | None = None,
+        timeout: Duration | None = None,
         rest: Literal["leave", "cancel"] = "leave",
     ) -> None: ...
     @overload
@@ -260,7 +267,7 @@ class ScheduleChildren:
         state: object = KEEP,
         *,
         join: Join = "all",
-        deadline: Duration | None = None,
+        timeout: Duration | None = None,
         rest: Literal["leave", "cancel"] = "leave",
     ) -> None: ...
     def __init__(
@@ -270,14 +277,17 @@ class ScheduleChildren:
         state: object = KEEP,
         *,
         join: Join = "all",
-        deadline: Duration | None = None,
+        timeout: Duration | None = None,
         rest: Literal["leave", "cancel"] = "leave",
+        **unknown: object,
     ) -> None:
+        if unknown:
+            refuse_options(unknown, what="ScheduleChildren", renamed={"deadline": "timeout"})
         name, owner = step_name(then, what="ScheduleChildren(then)")
         family = tuple(child if isinstance(child, Child) else Child(child) for child in children_of(children))
-        limit = deadline
-        if deadline is not None:
-            limit = seconds(deadline, what="ScheduleChildren(deadline=...)", error=InvalidOutcome)
+        limit = None
+        if timeout is not None:
+            limit = seconds(timeout, what="ScheduleChildren(timeout=...)", error=InvalidOutcome)
         if rest == "cancel":
             raise ConfigError(
                 'ScheduleChildren(rest="cancel") is not available yet', option="rest", value=rest
@@ -291,7 +301,7 @@ class ScheduleChildren:
         _set(self, "children", family)
         _set(self, "state", state)
         _set(self, "join", join_of(join, len(family)))
-        _set(self, "deadline", limit)
+        _set(self, "timeout", limit)
         _set(self, "rest", rest)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import InvalidOutcome
@@ -22,6 +22,16 @@ def step_name(step: Any, *, what: str) -> tuple[str, type[Any] | None]:
         return text(step, what=what, error=InvalidOutcome, maximum=MAX_NAME), None
     remedy = "decorate it with @da.step" if callable(step) else "give a step (self.ship) or its name"
     raise InvalidOutcome(f"{what} is not a step: {shown(step)}; {remedy}")
+
+
+def refuse_options(unknown: Mapping[str, object], *, what: str, renamed: Mapping[str, str]) -> NoReturn:
+    """Raise for options that an outcome does not have; one that was renamed is told its new name."""
+    name, value = next(iter(unknown.items()))
+    if name in renamed:
+        raise InvalidOutcome(
+            f"{what}({name}=...) is now called {renamed[name]}=: give {renamed[name]}={shown(value)}"
+        )
+    raise InvalidOutcome(f"{what} has no option {name!r}")
 
 
 def signal_names(names: object, *, what: str) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ class Family(Base, name="chaos.Family", queue="work"):
             await moment(ctx)
             family, state = list(self._children(ctx.state)), ctx.state
             join, deadline = state.get("quorum", "all"), state.get("deadline")
-            return run.end(da.ScheduleChildren(self.gather, family, join=join, deadline=deadline))
+            return run.end(da.ScheduleChildren(self.gather, family, join=join, timeout=deadline))
 
     @da.step
     async def gather(self, ctx: Ctx) -> da.Outcome:

@@ -171,7 +171,7 @@ async def test_a_barrier_deadline_opens_it_without_polls(durable_dsn):
     class Parent(da.Machine[State]):
         @da.step
         async def start(self, ctx):
-            return da.ScheduleChildren(self.then, [slow], deadline=0.3)
+            return da.ScheduleChildren(self.then, [slow], timeout=0.3)
 
         @da.step
         async def then(self, ctx):
@@ -374,6 +374,57 @@ async def test_what_a_step_starts_is_found_by_its_next_run(durable_dsn, db: Db):
     assert found[3][0] not in found[0], "of another step"
     children = db.execute("select count(*) from durable.gen_durable where parent_id = %s", row.id)
     assert children == [(4,)]
+
+
+async def test_the_same_identity_with_other_arguments_is_refused(durable_dsn, db: Db):
+    """Neither started nor found: what was asked for is nowhere (R62). Where and when it runs may differ."""
+    refused: list[str] = []
+    double, twice = family()
+
+    class Starter(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            first = await ctx.start_child(
+                double, key="a", args={"n": 1, "tags": {"x", "y", "z"}}, schedule_in=60
+            )
+            again = await ctx.start_child(
+                double, key="a", args={"tags": {"z", "y", "x"}, "n": 1}, priority=3, queue="elsewhere"
+            )
+            for options in (
+                {"args": {"n": 2}},
+                {"args": {"n": 1, "tags": ["x", "y", "z"]}, "partition_key": "p"},
+                {"args": {"n": 1, "tags": ["x", "y", "z"]}, "unique_key": "u"},
+            ):
+                with pytest.raises(
+                    da.Conflict, match=rf"key='a'.* instance {first} with other arguments"
+                ) as caught:
+                    await ctx.start_child(double, key="a", **options)
+                refused.append(str(caught.value))
+            other = await ctx.start_child(twice, key="a", state={"n": 1}, step="second")
+            usual = await ctx.start_child(twice, key="a", state={"n": 1})
+            assert usual == await ctx.start_child(twice, key="a", state={"n": 1}, step="start")
+            return da.Done([first == again, len({first, other, usual})])
+
+    async with running(durable_dsn) as run:
+        row = await run.run(Starter)
+        assert row.result == [True, 3], row.last_error
+    assert len(refused) == 3
+    assert db.execute("select count(*) from durable.gen_durable where parent_id = %s", row.id) == [(3,)]
+
+
+async def test_a_child_of_the_first_release_is_found(durable_dsn, db: Db):
+    """It has no digest: nobody knows its arguments, and it was found by them then."""
+    double, _ = family()
+
+    class Starter(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            first = await ctx.start_child(double, key="a", args={"n": 1}, schedule_in=60)
+            db.execute("update durable.gen_durable set child_args = null where id = %s", first)
+            return da.Done(first == await ctx.start_child(double, key="a", args={"n": 2}))
+
+    async with running(durable_dsn) as run:
+        assert (await run.run(Starter)).result is True
 
 
 async def test_planning_children_lets_others_run(monkeypatch):

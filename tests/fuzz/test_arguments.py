@@ -50,7 +50,7 @@ OUTCOMES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     *((da.Await, {"names": "a"}, name) for name in ("names", "state", "then", "timeout", "consume")),
     *(
         (da.ScheduleChildren, {"then": "a", "children": []}, name)
-        for name in ("then", "children", "state", "join", "deadline", "rest")
+        for name in ("then", "children", "state", "join", "timeout", "deadline", "rest")
     ),
     (da.Done, {}, "result"),
     (da.Stop, {}, "reason"),

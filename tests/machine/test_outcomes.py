@@ -56,7 +56,7 @@ def test_defaults():
         (),
     )
     family = da.ScheduleChildren("open", ())
-    assert (family.children, family.state, family.join, family.deadline, family.rest) == (
+    assert (family.children, family.state, family.join, family.timeout, family.rest) == (
         (),
         da.KEEP,
         "all",
@@ -81,7 +81,7 @@ def test_none_is_a_state_and_keep_is_not_none():
         (lambda: da.Retry(delay=60 * 86_400).delay, 60 * 86_400.0),
         (lambda: da.Await("x", timeout=0).timeout, 0.0),
         (lambda: da.Await("x", timeout=timedelta(days=60)).timeout, 60 * 86_400.0),
-        (lambda: da.ScheduleChildren("x", [], deadline=1.5).deadline, 1.5),
+        (lambda: da.ScheduleChildren("x", [], timeout=1.5).timeout, 1.5),
     ],
 )
 def test_durations_become_seconds(make, expected):
@@ -98,7 +98,7 @@ def test_durations_become_seconds(make, expected):
     [
         (lambda value: da.Retry(delay=value), r"Retry\(delay=...\)"),
         (lambda value: da.Await("x", timeout=value), r"Await\(timeout=...\)"),
-        (lambda value: da.ScheduleChildren("x", [], deadline=value), r"ScheduleChildren\(deadline=...\)"),
+        (lambda value: da.ScheduleChildren("x", [], timeout=value), r"ScheduleChildren\(timeout=...\)"),
     ],
 )
 def test_bad_durations_are_refused_by_name(make, what, bad):
@@ -270,6 +270,15 @@ def test_bad_joins(join):
 
 def test_a_quorum_of_no_children_is_fine():
     assert da.ScheduleChildren("x", [], join=2).join == 2
+
+
+def test_the_old_name_of_an_option_says_the_new_one():
+    with pytest.raises(
+        InvalidOutcome, match=r"ScheduleChildren\(deadline=...\) is now called timeout=: give timeout=60"
+    ):
+        da.ScheduleChildren("x", [], deadline=60)
+    with pytest.raises(InvalidOutcome, match="has no option 'dead_line'"):
+        da.ScheduleChildren("x", [], dead_line=60)
 
 
 def test_bad_rest():

@@ -255,9 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         count = draw(st.integers(0, 3))
         join = draw(st.sampled_from(["all", "any_failed", *range(1, count + 1)]))
         held = self.started(draw)
-        outcome = ScheduleChildren(
-            "a", [Model] * count, join=join, deadline=draw(st.sampled_from([None, 60]))
-        )
+        outcome = ScheduleChildren("a", [Model] * count, join=join, timeout=draw(st.sampled_from([None, 60])))
         after = transition(held.claim, self.spec, outcome, handed=held.handed or ())
         done = self.portal.call(schedule_children, SCHEMA, after, plan_children(outcome), accept_late=True)
         assert (done is not None) == self.world.is_current(held.hold)

@@ -209,7 +209,7 @@ class World:
         quorum = outcome.join if isinstance(outcome.join, int) else len(children)
         row.total, row.pending = len(children), min(quorum, len(children))
         row.wake_on_failure = outcome.join == "any_failed"
-        row.await_step, row.deadline, row.due = outcome.then, outcome.deadline is not None, True
+        row.await_step, row.deadline, row.due = outcome.then, outcome.timeout is not None, True
         row.status = "awaiting_children"
         if not row.pending:
             row.wake()

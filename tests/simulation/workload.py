@@ -173,7 +173,7 @@ with isolated_registry():
                 await nap(ctx.state.nap)
                 state = Walk(1, ctx.state.nap)
                 return da.ScheduleChildren(
-                    self.count, [da.Child(Chain, state=state)] * ctx.state.left, deadline=None
+                    self.count, [da.Child(Chain, state=state)] * ctx.state.left, timeout=None
                 )
 
         @da.step

@@ -10,6 +10,7 @@ import trio
 from durable_actors._store.children import (
     Spawn,
     Started,
+    args_digest,
     child_uid,
     read_children,
     schedule_children,
@@ -194,7 +195,9 @@ async def start(
     conn: Any, claim: Claim, key: str = "k", *, child: bool = True, **columns: Any
 ) -> Started | None:
     uid = child_uid(claim.id, claim.step, "m", key, kind="child")
-    return await start_child(conn, SCHEMA, claim, plan(**columns), uid=uid, as_child=child)
+    new = plan(**columns)
+    digest = args_digest(new, new.state)
+    return await start_child(conn, SCHEMA, claim, new, uid=uid, as_child=child, digest=digest)
 
 
 async def test_a_child_is_started_once_per_identity(db: psycopg.Connection, durable_dsn: str):
@@ -216,6 +219,25 @@ async def test_a_child_is_started_once_per_identity(db: psycopg.Connection, dura
         free = await start(conn, claim, "free", child=False)
         assert free is not None
         assert rows(db, "parent_id", f"id = {free.id}") == [(None,)]
+
+
+async def test_one_of_two_calls_at_once_with_other_arguments_is_told(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """The loser of the race finds the other's row by a second look, and its arguments there."""
+    insert(db)
+    found: list[Started | None] = []
+    async with connect(durable_dsn) as one, connect(durable_dsn) as two:
+        [claim] = await claims(one)
+
+        async def call(conn: Any, state: bytes) -> None:
+            found.append(await start(conn, claim, state=state))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call, one, b'{"n": 1}')
+            nursery.start_soon(call, two, b'{"n": 2}')
+    assert sorted((each.new, each.conflict) for each in found if each) == [(False, True), (True, False)]
+    assert len({each.id for each in found if each}) == 1
 
 
 async def test_a_started_child_has_no_barrier(db: psycopg.Connection, durable_dsn: str):

@@ -155,9 +155,9 @@ async def test_a_step_looks_until_it_sees_somebody(db: psycopg.Connection, durab
     insert(db)
     async with connect(durable_dsn) as conn:
         [claim] = await claims(conn)
-    blind: list[Row] = [[None, b"f", None]]
-    seen: list[Row] = [[None, b"f", b"7"]]
-    own: list[Row] = [[b"8", b"f", b"8"]]
+    blind: list[Row] = [[None, b"f", None, b"f"]]
+    seen: list[Row] = [[None, b"f", b"7", b"f"]]
+    own: list[Row] = [[b"8", b"f", b"8", b"f"]]
     for answers, found in (
         ([blind] * 4 + [seen], (None, 7)),
         ([seen, own], (8, 8)),

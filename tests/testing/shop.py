@@ -61,7 +61,7 @@ def _order(log: EffectLog, ship: Any) -> type[da.Machine[State]]:
             with log.run(ctx) as run:
                 children = [da.Child(ship, args={"fails": n}) for n in ctx.state["fails"]]
                 join = ctx.state.get("join", "all")
-                return run.end(da.ScheduleChildren(self.close, children, join=join, deadline=30))
+                return run.end(da.ScheduleChildren(self.close, children, join=join, timeout=30))
 
         @da.step
         async def close(self, ctx: Ctx) -> da.Outcome:

@@ -53,7 +53,8 @@ class Checkout(da.Machine[Order], queue="checkout", version=1):
             da.Await("paid", Order(1), then=self.ship, consume=[1]),
             da.Await("paid", {"order": 1}, then="ship"),
             da.ScheduleChildren(self.ship, [Checkout, send, da.Child(send, args=1, priority=-1)], Order(1)),
-            da.ScheduleChildren("ship", (Checkout,), join=1, deadline=60),
+            da.ScheduleChildren("ship", (Checkout,), join=1, timeout=60),
+            da.ScheduleChildren("ship", (Checkout,), deadline=60),  # E
             da.Done({"ok": True}),
             da.Stop("no"),
         ]
