@@ -227,6 +227,15 @@ def test_bad_names_and_queues(keyword, value):
         make(**{keyword: value})
 
 
+def test_names_that_look_like_the_address_of_a_step():
+    with pytest.raises(DefinitionError, match=r"Broken: name= must not contain the character U\+001F"):
+        make(name="a\x1f1\x1fstart")
+    with pytest.raises(DefinitionError, match=r"a step's name must not contain the character U\+001F"):
+        make(body(**{"a\x1fb": da.step(good_copy())}))
+    with pytest.raises(DefinitionError, match="a step's name must have at most 255 characters"):
+        make(body(**{"x" * 256: da.step(good_copy())}))
+
+
 def test_bad_run_ahead():
     with pytest.raises(DefinitionError, match="run_ahead= must be True or False"):
         make(run_ahead="no")

@@ -1,4 +1,4 @@
-"""A rolling deploy under load: a new version of one machine comes, another machine goes."""
+"""A rolling deploy under load: a new version of one machine comes, another machine goes, a third changes its steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ EVERY = 0.04
 COUNTED = 15.0
 """Seconds until everything that nobody can do must be counted as such."""
 LEFT = """
-select fsm, fsm_version, status::text, hold, result #>> '{}' from durable.gen_durable
- where fsm in ('chaos.Order', 'chaos.Old')
+select fsm, fsm_version, status::text, hold, result #>> '{}', step from durable.gen_durable
+ where fsm in ('chaos.Order', 'chaos.Old', 'chaos.Parcel')
 """
+KEYS = 5
+"""Partition keys that parcels share: those at a missing step must not hold up the others of their key."""
 
 
 @nemesis("deploy", worker_options=("--release", "1"))
@@ -51,16 +53,23 @@ async def _keep_inserting(
     client: Client, machines: dict[str, type[da.Machine]], inserted: Counter[str]
 ) -> None:
     """Callers of both releases, all the time."""
+    # Parcels also at the step that only their release has, so that every worker meets the other's all the time.
+    ways = [(name, machine, "start") for name, machine in machines.items()]
+    ways += [("parcel 1", machines["parcel 1"], "pack"), ("parcel 2", machines["parcel 2"], "ship")]
     while True:
-        for name, machine in machines.items():
+        for name, machine, step in ways:
+            number = inserted[name]
+            options: da.InsertOptions = {"state": {}, "step": step, "unique_key": f"deploy:{name}:{number}"}
+            if name.startswith("parcel") and number % 2:
+                options["partition_key"] = f"parcels {number % KEYS}"
             with trio.CancelScope(shield=True):  # counted if and only if it was inserted
-                await client.insert(machine, state={}, unique_key=f"deploy:{name}:{inserted[name]}")
+                await client.insert(machine, **options)
                 inserted[name] += 1
             await trio.sleep(EVERY)
 
 
 async def _check_counted(world: World) -> None:
-    """Nothing but `Old` is left, all of that is shelved, and the queue's figures say so."""
+    """Nothing but `Old` and parcels at `pack` are left, all of that is shelved, and the queue's figures say so."""
     conn = await PgConn.open(world.dsn)
     try:
         with trio.move_on_after(COUNTED):
@@ -68,8 +77,13 @@ async def _check_counted(world: World) -> None:
                 rows = await world.query(LEFT)
                 live = [row for row in rows if row[2] not in {"done", "failed"}]
                 shelved = sum(queue.shelved for queue in await read_queues(conn, "durable"))
-                if shelved == len(live) and all(row[0] == "chaos.Old" and row[3] == 2 for row in live):
-                    world.count("shelved", "of the removed machine", len(live))
+                removed = [
+                    row[0] == "chaos.Old" or (row[0], row[5]) == ("chaos.Parcel", "pack") for row in live
+                ]
+                if shelved == len(live) and all(removed) and all(row[3] == 2 for row in live):
+                    machine = sum(row[0] == "chaos.Old" for row in live)
+                    world.count("shelved", "of the removed machine", machine)
+                    world.count("shelved", "at the removed step", len(live) - machine)
                     return
                 await trio.sleep(0.05)
         world.fail(f"{len(live)} are left ({Counter(live)}), {shelved} are counted as shelved")
@@ -80,10 +94,14 @@ async def _check_counted(world: World) -> None:
 async def _check_done(world: World, inserted: Counter[str]) -> None:
     """Every one of them, by its own version."""
     must = {"by version 1": "order 1", "by version 2": "order 2", "by the old one": "old"}
+    must |= {"packed": "parcel", "shipped": "parcel"}  # by whichever release has run `start`
+    wanted: Counter[str] = Counter()
+    for name, count in inserted.items():
+        wanted["parcel" if name.startswith("parcel") else name] += count
     found: Counter[str] = Counter()
     with trio.move_on_after(COUNTED):
-        while found != inserted:
+        while found != wanted:
             await trio.sleep(0.05)
             found = Counter(must[row[4]] for row in await world.query(LEFT) if row[2] == "done")
         return
-    world.fail(f"inserted {dict(inserted)}, but done are {dict(found)}")
+    world.fail(f"inserted {dict(wanted)}, but done are {dict(found)}")
