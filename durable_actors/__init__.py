@@ -14,14 +14,17 @@ from durable_actors import aio, otp, sync, telemetry
 from durable_actors._client import Client
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._store.migrate import migrate
+from durable_actors._store.observe import Filter
 from durable_actors._store.read import Instance
 from durable_actors._version import __version__
 from durable_actors.client import (
     insert,
     insert_many,
     inspect,
+    list_instances,
     open_client,
     result,
+    retry,
     signal,
     signal_many,
     signal_with_start,
@@ -87,6 +90,7 @@ __all__ = [
     "DurableError",
     "Engine",
     "Error",
+    "Filter",
     "InsertOptions",
     "Instance",
     "InstanceFailed",
@@ -116,11 +120,13 @@ __all__ = [
     "insert_many",
     "inspect",
     "job",
+    "list_instances",
     "migrate",
     "open_client",
     "open_engine",
     "otp",
     "result",
+    "retry",
     "serve",
     "signal",
     "signal_many",
@@ -132,6 +138,6 @@ __all__ = [
 ]
 
 # Where people find them, not where they are written.
-for _public in (Client, Instance, TrioConnection, migrate):
+for _public in (Client, Filter, Instance, TrioConnection, migrate):
     _public.__module__ = __name__
 del _public

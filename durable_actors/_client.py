@@ -9,9 +9,8 @@ from typing import Any, Final, Literal, Protocol, Required, TypedDict, TypeVar, 
 
 import psycopg
 import trio
-from psycopg.rows import tuple_row
 
-from durable_actors._option_checks import Duration, duration, shown
+from durable_actors._option_checks import Duration, count, duration, flag, shown
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.patience import with_patience
 from durable_actors._postgres.pool import Pool
@@ -19,20 +18,23 @@ from durable_actors._postgres.statement import Params, Result, Statement
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._results import ResultWatch
 from durable_actors._store.connection_kinds import check_trio
-from durable_actors._store.foreign import explained, foreign_call, foreign_rows, signal_call
+from durable_actors._store.dialogues import check_id, held, inspecting, resolving, retrying, value_of
+from durable_actors._store.foreign import execute_async
 from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows
-from durable_actors._store.read import Instance, find_by_key, read_by_ids
+from durable_actors._store.observe import NEWEST, Filter, list_instances
+from durable_actors._store.read import Instance
 from durable_actors._store.signal import (
     Delivery,
     Sent,
-    key_bytes,
     plan_signal,
     read_sent,
     send_signals,
+    signal_params,
     start_with_signal,
 )
+from durable_actors._store.sql import statement
 from durable_actors._trio_run import HomeRun, at_home
-from durable_actors.errors import ConfigError, InstanceFailed, NoTarget
+from durable_actors.errors import ConfigError, NoTarget
 from durable_actors.machine import (
     InsertOptions,
     InsertPlan,
@@ -40,7 +42,6 @@ from durable_actors.machine import (
     OnDuplicate,
     RowOptions,
     current_registry,
-    decode_json,
     plan_insert,
 )
 
@@ -268,41 +269,42 @@ class Client:
         with trio.fail_after(patience):
             number = await self._resolve(target)
             final = await self.results.wait(number)
-        if final.status == "failed":
-            raise InstanceFailed(number, final.last_error or "no reason was stored")
-        return (
-            None
-            if final.result is None
-            else decode_json(final.result, what=f"result of instance {number}", type=type)
-        )
+        return value_of(final, type)
+
+    async def _resolve(self, target: int | str | bytes) -> int:
+        if not isinstance(target, str | bytes):
+            return check_id(target)
+        async with self._pool.acquire(self._lane) as conn:
+            return await held(conn, resolving(self._schema, target))
 
     @at_home
     async def inspect(self, target: int | str | bytes) -> Instance:
         """Read an instance; see `durable_actors.inspect`."""
-        number = await self._resolve(target)
         async with self._pool.acquire(self._lane) as conn:
-            found = (await read_by_ids(conn, self._schema, [number])).get(number)
-        if found is None:
-            raise NoTarget(f"there is no instance {number}")
-        return found
+            return await held(conn, inspecting(self._schema, target))
 
-    async def _resolve(self, target: int | str | bytes) -> int:
-        if isinstance(target, int) and not isinstance(target, bool):
-            if (
-                not -(2**63) <= target < 2**63
-            ):  # sent, it would refuse the read of everybody who waits for a result
-                raise ConfigError(
-                    f"target={shown(target)} is not an instance id", option="target", value=target
-                )
-            return target
-        if not isinstance(target, str | bytes):
-            raise _bad_target(target)
-        key = key_bytes(target) if isinstance(target, str) else target
+    @at_home
+    async def retry(self, target: int | str | bytes) -> int:
+        """Let a failed instance run again; see `durable_actors.retry`."""
+        instance = await self._run(lambda conn: held(conn, retrying(self._schema, target)))
+        self.poke(instance.queue, number=instance.id, priority=instance.priority)
+        return instance.id
+
+    @at_home
+    async def list_instances(
+        self, where: Filter | None = None, *, limit: int = 100, after: int | None = None, full: bool = False
+    ) -> list[Instance]:
+        """List instances, newest first; see `durable_actors.list_instances`."""
+        count("limit", limit, least=1, most=10_000)
+        flag("full", full)
+        before = NEWEST if after is None else count("after", after, least=1, most=NEWEST)
+        if where is not None and not isinstance(where, Filter):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"where={shown(where)} must be a Filter", option="where", value=where)
         async with self._pool.acquire(self._lane) as conn:
-            number = await find_by_key(conn, self._schema, key)
-        if number is None:
-            raise NoTarget(f"no instance has or had the unique key {target!r}")
-        return number
+            found = await list_instances(
+                conn, self._schema, where or Filter(), limit=limit, before=before, depth=None, full=full
+            )
+        return list(found.instances)
 
 
 async def _run_call(call: tuple[Statement, Params], conn: PgConn) -> Result:
@@ -313,11 +315,7 @@ async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> 
     """Insert in the caller's transaction, on the caller's connection."""
     insertion = Insertion(plans)
     while insertion.pending:
-        sql, params = foreign_call(*insert_call(insertion.pending, schema))
-        async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-            with explained(schema):
-                await cursor.execute(sql, params)
-            insertion.answered(foreign_rows(await cursor.fetchall()))
+        insertion.answered(await execute_async(conn, *insert_call(insertion.pending, schema), schema=schema))
     return insertion.ids()
 
 
@@ -325,11 +323,8 @@ async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) 
     """Send signals in the caller's transaction: the wake becomes visible with its commit."""
     if not deliveries:
         return []
-    sql, params = signal_call(deliveries, schema)
-    async with psycopg.AsyncRawCursor(conn, row_factory=tuple_row) as cursor:
-        with explained(schema):
-            await cursor.execute(sql, params)
-        return read_sent(foreign_rows(await cursor.fetchall()))
+    call = statement("send_signals", schema)
+    return read_sent(await execute_async(conn, call, signal_params(deliveries), schema=schema))
 
 
 def _delivery_of(options: SignalOptions) -> Delivery:
@@ -343,15 +338,6 @@ def _delivery_of(options: SignalOptions) -> Delivery:
             value=given,
         )
     return plan_signal(options["target"], options["name"], options.get("payload"), options.get("dedup_key"))
-
-
-def _bad_target(target: object) -> ConfigError:
-    hint = " (what an insert returns for a duplicate that it skips)" if target is None else ""
-    return ConfigError(
-        f"an instance is named by its id or unique key, not by {shown(target)}{hint}",
-        option="target",
-        value=target,
-    )
 
 
 def _described(target: int | str | bytes) -> str:

@@ -11,20 +11,24 @@ The instance exists when your transaction commits, and only then. Workers find i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Literal, Unpack, overload
 
 import psycopg
 
 from durable_actors._client import insert_on, signal_on
-from durable_actors._option_checks import check_schema_name
+from durable_actors._option_checks import Duration, check_schema_name
 from durable_actors._store.connection_kinds import check_aio
+from durable_actors._store.dialogues import Looks, ending, inspecting, resolving, retrying, value_of
+from durable_actors._store.foreign import hold_async, looking_async
 from durable_actors._store.insert import plan_rows
+from durable_actors._store.read import Instance
 from durable_actors._store.signal import plan_signal
 from durable_actors.errors import NoTarget
 from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
 
-__all__ = ["insert", "insert_many", "signal"]
+__all__ = ["insert", "insert_many", "inspect", "result", "retry", "signal"]
 
 
 @overload
@@ -94,3 +98,50 @@ async def signal(
     [sent] = await signal_on(conn, [plan_signal(target, name, payload, dedup_key)], schema=schema)
     if sent.outcome == "no_target":
         raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
+
+
+async def inspect(
+    conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
+) -> Instance:
+    """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
+    check_aio(conn)
+    return await hold_async(conn, inspecting(check_schema_name(schema), target), schema=schema)
+
+
+async def retry(
+    conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
+) -> int:
+    """Let a failed instance run again, when your transaction commits; return its id.
+
+    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another instance occupies its unique key by
+    now; your transaction goes on if you catch it.
+    """
+    check_aio(conn)
+    return (await hold_async(conn, retrying(check_schema_name(schema), target), schema=schema)).id
+
+
+async def result(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    timeout: Duration | None = None,
+    type: Any = Any,
+    schema: str = "durable",
+) -> Any:
+    """Wait until an instance (by id or unique key) has ended; return its result, decoded to `type` if given.
+
+    It looks again and again: after 50 ms at first, every second later. Raises `InstanceFailed` when it failed,
+    `NoTarget` when there is none, `TimeoutError` after `timeout` seconds. Commit first: what you inserted in a
+    transaction that is still open cannot end.
+    """
+    check_aio(conn)
+    check_schema_name(schema)
+    looks = Looks(timeout)
+    async with looking_async(conn) as looked:
+        number = await hold_async(conn, resolving(schema, target), schema=schema)
+        while True:
+            final = await hold_async(conn, ending(schema, number), schema=schema)
+            await looked()
+            if final is not None:
+                return value_of(final, type)
+            await asyncio.sleep(looks.pause(number))

@@ -18,6 +18,7 @@ from durable_actors._postgres.patience import CALLER, CALLERS
 from durable_actors._postgres.pool import open_pool
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
+from durable_actors._store.observe import Filter
 from durable_actors._store.read import Instance
 from durable_actors._trio_run import require_trio
 from durable_actors.config import Config
@@ -237,6 +238,32 @@ async def signal_with_start(
     return await find_client(engine).signal_with_start(
         machine, key=key, name=name, payload=payload, dedup_key=dedup_key, **options
     )
+
+
+async def retry(target: int | str | bytes, *, engine: object = None) -> int:
+    """Let a failed instance (by id or unique key) run again in the step where it failed; return its id.
+
+    Attempts count from 0. Raises `NoTarget` when there is none, `Conflict` when it is not failed, `Duplicate` when
+    another instance occupies its unique key by now. Nothing is written then.
+    """
+    return await find_client(engine).retry(target)
+
+
+async def list_instances(
+    where: Filter | None = None,
+    *,
+    limit: int = 100,
+    after: int | None = None,
+    full: bool = False,
+    engine: object = None,
+) -> list[Instance]:
+    """List instances, newest first: `list_instances(Filter(status="failed", machine=Checkout))`.
+
+    Without `full` they come without state, result and errors. A list that is shorter than `limit` (at most 10,000) has
+    all there are; with `after`, an id, it goes on below that one. A filter by unique key or parent has an index; others
+    read rows, newest first, until `limit` of them pass.
+    """
+    return await find_client(engine).list_instances(where, limit=limit, after=after, full=full)
 
 
 async def inspect(target: int | str | bytes, *, engine: object = None) -> Instance:

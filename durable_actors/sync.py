@@ -18,24 +18,27 @@ Inside a `def` step, give the step's context instead of a connection: `insert`, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import psycopg
 import trio
-from psycopg.rows import tuple_row
 
-from durable_actors._option_checks import check_schema_name
+from durable_actors._option_checks import Duration, check_schema_name
 from durable_actors._store.connection_kinds import check_sync
-from durable_actors._store.foreign import explained, foreign_call, foreign_rows, signal_call
+from durable_actors._store.dialogues import Looks, ending, inspecting, resolving, retrying, value_of
+from durable_actors._store.foreign import execute, hold, looking
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
-from durable_actors._store.signal import plan_signal, read_sent
+from durable_actors._store.read import Instance
+from durable_actors._store.signal import plan_signal, read_sent, signal_params
+from durable_actors._store.sql import statement
 from durable_actors._trio_run import HomeRun
 from durable_actors.errors import NoTarget
 from durable_actors.machine import Context, InsertOptions, InsertPlan, MachineRef, OnDuplicate, RowOptions
 
-__all__ = ["insert", "insert_many", "signal", "start_child"]
+__all__ = ["insert", "insert_many", "inspect", "result", "retry", "signal", "start_child"]
 
 R = TypeVar("R")
 
@@ -98,11 +101,7 @@ def insert_many(
 def _insert(conn: psycopg.Connection[Any], plans: list[InsertPlan], schema: str) -> list[int | None]:
     insertion = Insertion(plans)
     while insertion.pending:
-        sql, params = foreign_call(*insert_call(insertion.pending, schema))
-        with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-            with explained(schema):
-                cursor.execute(sql, params)
-            insertion.answered(foreign_rows(cursor.fetchall()))
+        insertion.answered(execute(conn, *insert_call(insertion.pending, schema), schema=schema))
     return insertion.ids()
 
 
@@ -125,11 +124,8 @@ def signal(
         return
     check_sync(conn)
     check_schema_name(schema)
-    sql, params = signal_call([plan_signal(target, name, payload, dedup_key)], schema)
-    with psycopg.RawCursor(conn, row_factory=tuple_row) as cursor:
-        with explained(schema):
-            cursor.execute(sql, params)
-        [sent] = read_sent(foreign_rows(cursor.fetchall()))
+    params = signal_params([plan_signal(target, name, payload, dedup_key)])
+    [sent] = read_sent(execute(conn, statement("send_signals", schema), params, schema=schema))
     if sent.outcome == "no_target":
         raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
 
@@ -137,3 +133,46 @@ def signal(
 def start_child(ctx: Context[Any], machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
     """Start a child from a `def` step, or find the one that an earlier run started; see `Context.start_child`."""
     return _from_step(ctx, partial(ctx.start_child, machine, key=key, **options))
+
+
+def inspect(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> Instance:
+    """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
+    check_sync(conn)
+    return hold(conn, inspecting(check_schema_name(schema), target), schema=schema)
+
+
+def retry(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> int:
+    """Let a failed instance run again, when your transaction commits; return its id.
+
+    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another instance occupies its unique key by
+    now; your transaction goes on if you catch it.
+    """
+    check_sync(conn)
+    return hold(conn, retrying(check_schema_name(schema), target), schema=schema).id
+
+
+def result(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    timeout: Duration | None = None,
+    type: Any = Any,
+    schema: str = "durable",
+) -> Any:
+    """Wait until an instance (by id or unique key) has ended; return its result, decoded to `type` if given.
+
+    It looks again and again: after 50 ms at first, every second later. Raises `InstanceFailed` when it failed,
+    `NoTarget` when there is none, `TimeoutError` after `timeout` seconds. Commit first: what you inserted in a
+    transaction that is still open cannot end.
+    """
+    check_sync(conn)
+    check_schema_name(schema)
+    looks = Looks(timeout)
+    with looking(conn) as looked:
+        number = hold(conn, resolving(schema, target), schema=schema)
+        while True:
+            final = hold(conn, ending(schema, number), schema=schema)
+            looked()
+            if final is not None:
+                return value_of(final, type)
+            time.sleep(looks.pause(number))

@@ -19,7 +19,8 @@ ROOT = Path(da.__file__).parent
 CONTRACT = {
     "authoring": "Machine step job Context Signal ChildView Outcome Next Retry Await ScheduleChildren Done Stop Replay "
     "Child KEEP Cancel Error",
-    "client": "insert insert_many signal signal_many signal_with_start result inspect open_client InsertOptions "
+    "client": "insert insert_many signal signal_many signal_with_start "
+    "result inspect retry list_instances Filter open_client InsertOptions "
     "sync aio",
     "running": "Config Queue serve start_engine open_engine Engine migrate",
     "errors": "DurableError ConfigError DefinitionError StateError InvalidOutcome StepTimeout UnknownMachine Duplicate "

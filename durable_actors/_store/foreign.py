@@ -1,20 +1,33 @@
-"""Our statements on connections of the caller's: psycopg's, synchronous or not. No I/O of its own.
+"""Our statements on connections of the caller's: psycopg's, synchronous or not.
 
-psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says.
+psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says. Results come in
+binary form: how Postgres writes an instant, a bytea or a float as text depends on the caller's settings, and how
+psycopg reads it on loaders that the caller may have registered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from struct import unpack
+from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg import pq
+from psycopg.pq import TransactionStatus
 
+from durable_actors._postgres import encode
 from durable_actors._postgres.statement import Params, Row, Statement
-from durable_actors._store.signal import Delivery, signal_params
-from durable_actors._store.sql import statement
-from durable_actors.errors import SchemaError
+from durable_actors.errors import DurableError, SchemaError
+
+T = TypeVar("T")
+
+Dialogue = Generator[tuple[Statement, Params], list[Row], T]
+"""Statements to run, one after the other; the rows of each are sent back. What every kind of connection can carry out.
+
+A refusal is thrown in. What writes runs in a savepoint, so a refusal leaves the caller's transaction usable; something
+was read before it, so that the caller's transaction, if there is to be one, has begun."""
 
 _MISSING: Final = (
     psycopg.errors.UndefinedTable,
@@ -23,6 +36,8 @@ _MISSING: Final = (
     psycopg.errors.UndefinedObject,
     psycopg.errors.UndefinedColumn,
 )
+
+_ISOLATION: Final = b"select current_setting('transaction_isolation')"
 
 
 @contextmanager
@@ -37,16 +52,194 @@ def explained(schema: str) -> Generator[None, None, None]:
         ) from exc
 
 
-def foreign_call(call: Statement, params: Params) -> tuple[bytes, list[str | None]]:
-    """A statement and its parameters, as psycopg takes them."""
-    return call.sql.encode(), [None if param is None else param.decode() for param in params]
+def execute(conn: psycopg.Connection[Any], call: Statement, params: Params, *, schema: str) -> list[Row]:
+    """Run a statement in the caller's transaction; its rows in the driver's own form."""
+    with psycopg.RawCursor(conn) as cursor:
+        with explained(schema):
+            cursor.execute(call.sql.encode(), _texts(params), binary=True)
+            if cursor.pgresult is None:  # in a pipeline it is not there before
+                cursor.fetchone()
+        return _rows(cursor.pgresult, conn.info.encoding)
 
 
-def foreign_rows(rows: Sequence[Sequence[Any]]) -> list[Row]:
-    """Rows that psycopg has adapted, in the driver's own form."""
-    return [[None if value is None else str(value).encode() for value in row] for row in rows]
+async def execute_async(
+    conn: psycopg.AsyncConnection[Any], call: Statement, params: Params, *, schema: str
+) -> list[Row]:
+    """The same on an asynchronous connection, of asyncio or Trio."""
+    async with psycopg.AsyncRawCursor(conn) as cursor:
+        with explained(schema):
+            await cursor.execute(call.sql.encode(), _texts(params), binary=True)
+            if cursor.pgresult is None:
+                await cursor.fetchone()
+        return _rows(cursor.pgresult, conn.info.encoding)
 
 
-def signal_call(deliveries: Sequence[Delivery], schema: str) -> tuple[bytes, list[str | None]]:
-    """The statement and parameters that send these signals."""
-    return foreign_call(statement("send_signals", schema), signal_params(deliveries))
+def hold(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
+    """Carry a dialogue out."""
+    try:
+        call, params = next(dialogue)
+        while True:
+            try:
+                if call.read_only:
+                    rows = execute(conn, call, params, schema=schema)
+                else:
+                    with conn.transaction():
+                        rows = execute(conn, call, params, schema=schema)
+            except psycopg.errors.UniqueViolation as exc:
+                call, params = dialogue.throw(exc)
+            else:
+                call, params = dialogue.send(rows)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+async def hold_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
+    """Carry a dialogue out, on an asynchronous connection."""
+    try:
+        call, params = next(dialogue)
+        while True:
+            try:
+                if call.read_only:
+                    rows = await execute_async(conn, call, params, schema=schema)
+                else:
+                    async with conn.transaction():
+                        rows = await execute_async(conn, call, params, schema=schema)
+            except psycopg.errors.UniqueViolation as exc:
+                call, params = dialogue.throw(exc)
+            else:
+                call, params = dialogue.send(rows)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+# -- looking again and again
+
+
+@contextmanager
+def looking(conn: psycopg.Connection[Any]) -> Iterator[Callable[[], None]]:
+    """For reads that are repeated until something has changed: call what this yields after each.
+
+    It ends the transaction that the read began, if it began one. Inside a transaction of the caller's that keeps its
+    first snapshot nothing ever changes: `DurableError`.
+    """
+    outside = conn.info.transaction_status == TransactionStatus.IDLE
+    if not outside:
+        with psycopg.RawCursor(conn) as cursor:
+            cursor.execute(_ISOLATION, binary=True)
+            if cursor.pgresult is None:
+                cursor.fetchone()
+            _check_isolation(_rows(cursor.pgresult, conn.info.encoding))
+
+    def looked() -> None:
+        if outside and not conn.autocommit:
+            conn.rollback()
+
+    yield looked
+
+
+@asynccontextmanager
+async def looking_async(conn: psycopg.AsyncConnection[Any]) -> AsyncIterator[Callable[[], Any]]:
+    """The same on an asynchronous connection; await what the function returns."""
+    outside = conn.info.transaction_status == TransactionStatus.IDLE
+    if not outside:
+        async with psycopg.AsyncRawCursor(conn) as cursor:
+            await cursor.execute(_ISOLATION, binary=True)
+            if cursor.pgresult is None:
+                await cursor.fetchone()
+            _check_isolation(_rows(cursor.pgresult, conn.info.encoding))
+
+    async def looked() -> None:
+        if outside and not conn.autocommit:
+            await conn.rollback()
+
+    yield looked
+
+
+def _check_isolation(rows: list[Row]) -> None:
+    level = (rows[0][0] or b"").decode()
+    if level != "read committed":
+        raise DurableError(
+            f"result() would wait for ever in this transaction: it is {level!r} and sees nothing that others commit. "
+            "Commit first, or call it on another connection"
+        )
+
+
+# -- parameters and rows
+
+
+def _texts(params: Params) -> list[str | None]:
+    return [None if param is None else param.decode() for param in params]
+
+
+def _rows(result: pq.abc.PGresult | None, encoding: str) -> list[Row]:
+    """Binary columns in the driver's own form, which is text with our own session's settings."""
+    if result is None:
+        return []
+    readers = [_READERS.get(result.ftype(column)) for column in range(result.nfields)]
+
+    def value(row: int, column: int) -> bytes | None:
+        raw = result.get_value(row, column)
+        if raw is None:
+            return None
+        reader = readers[column]
+        return raw.decode(encoding).encode() if reader is None else reader(raw, encoding)
+
+    return [[value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+
+
+def _integer(raw: bytes, _encoding: str) -> bytes:
+    return str(int.from_bytes(raw, "big", signed=True)).encode()
+
+
+def _boolean(raw: bytes, _encoding: str) -> bytes:
+    return b"t" if raw == b"\1" else b"f"
+
+
+def _bytea(raw: bytes, _encoding: str) -> bytes:
+    return b"\\x" + raw.hex().encode()
+
+
+def _float(raw: bytes, _encoding: str) -> bytes:
+    return repr(unpack("!d", raw)[0]).encode()
+
+
+def _jsonb(raw: bytes, encoding: str) -> bytes:
+    return raw[1:].decode(encoding).encode()  # after the format's version
+
+
+def _instant(raw: bytes, _encoding: str) -> bytes:
+    microseconds = int.from_bytes(raw, "big", signed=True)
+    try:
+        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat().encode()
+    except OverflowError:  # infinity, or a year that Python does not have
+        return b"-infinity" if microseconds < 0 else b"infinity"
+
+
+def _text_array(raw: bytes, encoding: str) -> bytes:
+    dimensions, _, _ = unpack("!iii", raw[:12])
+    texts: list[str | None] = []
+    at = 12 + 8 * dimensions
+    while at < len(raw):
+        [size] = unpack("!i", raw[at : at + 4])
+        at += 4
+        texts.append(None if size < 0 else raw[at : at + size].decode(encoding))
+        at += max(size, 0)
+    return encode.text_array(texts)
+
+
+_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+
+_READERS: Final[dict[int, Callable[[bytes, str], bytes]]] = {
+    16: _boolean,
+    17: _bytea,
+    20: _integer,
+    21: _integer,
+    23: _integer,
+    701: _float,
+    1009: _text_array,
+    1184: _instant,
+    3802: _jsonb,
+}
+"""By type; anything else (text, enums) is text in the connection's encoding."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import Final, cast, get_args
 
 import attrs
 import msgspec
 
+from durable_actors._option_checks import Duration, choice, count, duration, shown
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.decode import decode_text_array
-from durable_actors._postgres.statement import Params, Row, Statement
+from durable_actors._postgres.statement import Row, Statement
 from durable_actors._store.instant import read_instant
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Status
+from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
+from durable_actors.errors import ConfigError
+from durable_actors.machine import MachineRef, current_registry
 
 WINDOW: Final = 10_000
 """Rows that one statement of a listing looks at: some 10 ms of index and heap reads."""
@@ -25,16 +29,51 @@ NEWEST: Final = 2**63 - 1
 
 
 @attrs.frozen(kw_only=True)
-class Filters:
-    """Which instances to list; None lets all pass."""
+class Filter:
+    """Which instances; what is None lets all pass, and several must all hold."""
 
     status: Status | None = None
-    machine: str | None = None
+    machine: MachineRef | str | None = None
+    """The machine or job, or its name; all its versions."""
     queue: str | None = None
-    key: bytes | None = None
-    """The unique key, verbatim."""
-    tags: tuple[str, ...] = ()
-    """All of these."""
+    step: str | None = None
+    """The step it is in, or ended in."""
+    error: str | None = None
+    """A part of `last_error`; upper and lower case differ."""
+    tag: str | tuple[str, ...] | None = None
+    """One of its tags; several: it has all of them. There is an index for it."""
+    unique_key: str | bytes | None = None
+    """It has or had this unique key. There is an index for it."""
+    parent: int | None = None
+    """The instance that started it as a child. There is an index for it."""
+    older_than: Duration | None = None
+    """Nothing has changed in it for so long: seconds or a timedelta."""
+
+    def params(self) -> list[bytes | None]:
+        """The last parameters of the listing statements. Raises `ConfigError`."""
+        machine = self.machine
+        if machine is not None and not isinstance(machine, str):
+            machine = current_registry().find(machine).name
+        if self.status is not None:
+            choice("status", self.status, *get_args(Status))
+        for option in ("queue", "step", "error"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{option}={shown(value)} must be a text", option=option, value=value)
+        age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
+        texts = (self.status, machine, self.queue, self.step, self.error)
+        return [*map(encode.text, texts), self.tags(), encode.number(age)]
+
+    def tags(self) -> bytes | None:
+        """The tags as an array. Raises `ConfigError`."""
+        tags: object = (self.tag,) if isinstance(self.tag, str) else self.tag
+        if tags is None or tags == ():
+            return None
+        if not isinstance(tags, tuple | list) or not all(
+            isinstance(each, str) for each in cast("list[object]", tags)
+        ):
+            raise ConfigError(f"tag={shown(tags)} must be a text or several", option="tag", value=tags)
+        return encode.text_array(cast("list[str]", tags))
 
 
 @attrs.frozen(kw_only=True)
@@ -49,35 +88,36 @@ class Listing:
 
 
 async def list_instances(
-    conn: PgConn, schema: str, filters: Filters, *, limit: int, before: int = NEWEST, depth: int = 100_000
+    conn: PgConn,
+    schema: str,
+    where: Filter,
+    *,
+    limit: int,
+    before: int = NEWEST,
+    depth: int | None = 100_000,
+    full: bool = True,
 ) -> Listing:
     """List up to `limit` instances with ids below `before`, newest first, looking at up to `depth` rows.
 
-    Filters other than key and tags are applied to rows as they come: no index has the finished ones by status, and one
-    that had would cost every commit. So a rare status may need several calls, each of bounded cost.
+    Filters other than key, parent and tag are applied to rows as they come: no index has the finished ones by status,
+    and one that had would cost every commit. So a rare status may need several calls, each of bounded cost.
     """
-    plain: list[bytes | None] = [
-        encode.text(filters.status),
-        encode.text(filters.machine),
-        encode.text(filters.queue),
-    ]
-    bounds = [encode.number(before), encode.number(limit), *plain]
-    call: tuple[Statement, Params] | None = None
-    if filters.key is not None:
-        tags = encode.text_array(filters.tags) if filters.tags else None
-        call = statement("list_by_key", schema, read_only=True), [encode.bytea(filters.key), *bounds, tags]
-    elif filters.tags:
-        call = statement("list_by_tags", schema, read_only=True), [encode.text_array(filters.tags), *bounds]
-    if call is not None:
-        rows = (await conn.run(*call)).rows
+    if where.unique_key is not None and where.parent is not None:
+        raise ConfigError("filter by unique_key or by parent, not by both", option="parent")
+    plain = where.params()
+    by = _indexed(where, schema)
+    if by is not None:
+        call, value = by
+        rows = (await conn.run(call, [value, encode.number(before), encode.number(limit), *plain])).rows
         ids = [int(row[0] or 0) for row in rows]
         below = ids[-1] if len(ids) == limit else None
-        return Listing(instances=await _newest_first(conn, schema, ids), before=below, looked=len(ids))
+        instances = await _newest_first(conn, schema, ids, full=full)
+        return Listing(instances=instances, before=below, looked=len(ids))
     found: list[int] = []
     looked = 0
     below = before
     while True:
-        window = min(WINDOW, depth - looked)
+        window = WINDOW if depth is None else min(WINDOW, depth - looked)
         wanted = limit - len(found)
         params = [encode.number(below), encode.number(window), encode.number(wanted), *plain]
         rows = (await conn.run(statement("list_instances", schema, read_only=True), params)).rows
@@ -87,13 +127,28 @@ async def list_instances(
         looked += seen
         below = page[-1] if len(page) == wanted else int(lowest or 0)
         exhausted = seen < window and len(page) < wanted
-        if exhausted or len(page) == wanted or looked >= depth:
-            instances = await _newest_first(conn, schema, found)
+        if exhausted or len(page) == wanted or (depth is not None and looked >= depth):
+            instances = await _newest_first(conn, schema, found, full=full)
             return Listing(instances=instances, before=None if exhausted else below, looked=looked)
 
 
-async def _newest_first(conn: PgConn, schema: str, ids: list[int]) -> tuple[Instance, ...]:
-    rows = await read_by_ids(conn, schema, ids) if ids else {}
+def _indexed(where: Filter, schema: str) -> tuple[Statement, bytes | None] | None:
+    """The statement that has an index for this filter, and its first parameter."""
+    if where.unique_key is not None:
+        key = where.unique_key
+        call = statement("list_by_key", schema, read_only=True)
+        return call, encode.bytea(key_bytes(key) if isinstance(key, str) else key)
+    if where.parent is not None:
+        call = statement("list_by_parent", schema, read_only=True)
+        return call, encode.number(count("parent", where.parent, least=1, most=NEWEST))
+    tags = where.tags()
+    return None if tags is None else (statement("list_by_tags", schema, read_only=True), tags)
+
+
+async def _newest_first(
+    conn: PgConn, schema: str, ids: list[int], *, full: bool = True
+) -> tuple[Instance, ...]:
+    rows = await read_by_ids(conn, schema, ids, full=full) if ids else {}
     return tuple(rows[number] for number in ids if number in rows)
 
 
@@ -182,8 +237,8 @@ async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
 async def count_statuses(conn: PgConn, schema: str) -> dict[str, dict[str, int]]:
     """Count instances per queue and status. Reads the whole table."""
     found: dict[str, dict[str, int]] = {}
-    for queue, status, count in (await conn.run(statement("count_statuses", schema, read_only=True))).rows:
-        found.setdefault((queue or b"").decode(), {})[(status or b"").decode()] = int(count or 0)
+    for queue, status, number in (await conn.run(statement("count_statuses", schema, read_only=True))).rows:
+        found.setdefault((queue or b"").decode(), {})[(status or b"").decode()] = int(number or 0)
     return found
 
 

@@ -114,9 +114,12 @@ def read_instance(row: Row) -> Instance:
     )
 
 
-async def read_by_ids(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, Instance]:
-    """Read instances; missing ones are left out."""
-    result = await conn.run(statement("read_instances", schema, read_only=True), [encode.int_array(ids)])
+async def read_by_ids(
+    conn: PgConn, schema: str, ids: Sequence[int], *, full: bool = True
+) -> dict[int, Instance]:
+    """Read instances; missing ones are left out. Not `full`: without state, result and errors."""
+    params = [encode.int_array(ids), b"t" if full else b"f"]
+    result = await conn.run(statement("read_instances", schema, read_only=True), params)
     return {instance.id: instance for instance in map(read_instance, result.rows)}
 
 
@@ -139,9 +142,14 @@ class Final:
 async def read_finals(conn: PgConn, schema: str, ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
     """Of these instances: how those that ended did, and which of them do not exist."""
     result = await conn.run(statement("read_finals", schema, read_only=True), [encode.int_array(ids)])
+    return finals_of(result.rows, ids)
+
+
+def finals_of(rows: Sequence[Row], ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
+    """Make values of the statement's rows. Pure."""
     finals: dict[int, Final] = {}
     found: set[int] = set()
-    for row in result.rows:
+    for row in rows:
         number, status = int(row[0] or 0), (row[1] or b"").decode()
         found.add(number)
         if status in {"done", "failed"}:

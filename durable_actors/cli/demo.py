@@ -19,7 +19,7 @@ from durable_actors._postgres.embedded import open_embedded
 from durable_actors._postgres.statement import Statement
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._store import migrate as migrating
-from durable_actors._store.observe import Filters, count_statuses, list_instances, read_nodes
+from durable_actors._store.observe import Filter, count_statuses, list_instances, read_nodes
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts, Order, audit
 from durable_actors.cli.demo_workers import LOOK_EVERY, MACHINES, Worker, open_workers, wait_alive
@@ -215,7 +215,7 @@ class Demo:
         return held
 
     async def _orders_of(self, owner: str) -> list[Instance]:
-        filters = Filters(status="executing", machine="demo:order")
+        filters = Filter(status="executing", machine="demo:order")
         running = await list_instances(self.conn, SCHEMA, filters, limit=1000)
         return [each for each in running.instances if each.locked_by == owner]
 
@@ -225,8 +225,8 @@ class Demo:
         return all(row.locked_by != held[0].locked_by for row in rows.values())
 
     async def _audit(self, placed: list[Order]) -> Accounts:
-        orders = await list_instances(self.conn, SCHEMA, Filters(machine="demo:order"), limit=10_000)
-        mails = await list_instances(self.conn, SCHEMA, Filters(machine="demo:mail"), limit=10_000)
+        orders = await list_instances(self.conn, SCHEMA, Filter(machine="demo:order"), limit=10_000)
+        mails = await list_instances(self.conn, SCHEMA, Filter(machine="demo:mail"), limit=10_000)
         async with await TrioConnection.connect(self.dsn) as bank:
             cursor = await bank.execute("select number, cents, asked from durable_demo.payments")
             payments = [(int(row[0]), int(row[1]), int(row[2])) for row in await cursor.fetchall()]

@@ -7,28 +7,28 @@ from typing import Any, cast, get_args
 
 import attrs
 import click
-import psycopg
 import trio
 from rich.text import Text
 
 from durable_actors._postgres.connection import PgConn
+from durable_actors._store.dialogues import held, inspecting, resolving, retrying
 from durable_actors._store.observe import (
     NEWEST,
-    Filters,
+    Filter,
     Listing,
     NodeView,
     Surroundings,
     list_instances,
     observe_instance,
     read_nodes,
-    retry_instance,
 )
-from durable_actors._store.read import Instance, find_by_key, read_by_ids
+from durable_actors._store.read import Instance
 from durable_actors._store.rows import Status
 from durable_actors._wording import counted
 from durable_actors.cli.options import (
     Whole,
     database_options,
+    duration,
     json_option,
     key_bytes,
     open_store,
@@ -46,7 +46,7 @@ from durable_actors.cli.output import (
     table,
 )
 from durable_actors.cli.why import runs, why
-from durable_actors.errors import DurableError, NoTarget
+from durable_actors.errors import Conflict, Duplicate, NoTarget
 
 _ids = Whole(1, NEWEST)
 
@@ -55,7 +55,11 @@ _ids = Whole(1, NEWEST)
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only these.")
 @click.option("--machine", metavar="NAME", help="Only of this machine.")
 @click.option("--queue", metavar="NAME", help="Only of this queue.")
+@click.option("--step", metavar="NAME", help="Only in this step.")
+@click.option("--error", metavar="TEXT", help="Only with this text in their error.")
+@click.option("--older-than", type=duration, metavar="DURATION", help="Only unchanged for so long.")
 @click.option("--key", metavar="KEY", help="Only those that have or had this unique key.")
+@click.option("--parent", type=_ids, metavar="ID", help="Only the children of this instance.")
 @click.option(
     "--tag", "tags", multiple=True, metavar="TEXT", help="Only those with this tag. Repeat it: with all."
 )
@@ -74,7 +78,11 @@ def list_(
     status: str | None,
     machine: str | None,
     queue: str | None,
+    step: str | None,
+    error: str | None,
+    older_than: float | None,
     key: str | None,
+    parent: int | None,
     tags: tuple[str, ...],
     limit: int,
     before: int,
@@ -86,15 +94,18 @@ def list_(
     """List instances, newest first.
 
     Walks from the newest id down and looks at up to --depth rows, so the cost is bounded whatever the table's size;
-    when older rows are left it prints the --before to go on with. --key and --tag have
-    indexes of their own.
+    when older rows are left it prints the --before to go on with. --key, --parent and --tag have indexes of their own.
     """
-    filters = Filters(
+    filters = Filter(
         status=cast("Status | None", status),
         machine=machine,
         queue=queue,
-        key=None if key is None else key_bytes(key),
-        tags=tags,
+        step=step,
+        error=error,
+        tag=tags,
+        older_than=older_than,
+        unique_key=None if key is None else key_bytes(key),
+        parent=parent,
     )
 
     async def run() -> Listing:
@@ -176,15 +187,7 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
 
 
 async def _find(conn: PgConn, schema: str, address: int | str) -> Instance:
-    number = address if isinstance(address, int) else None
-    if number is None:
-        number = await find_by_key(conn, schema, key_bytes(str(address)))
-        if number is None:
-            raise NoTarget(f"no instance has or had the unique key {address!r}")
-    found = (await read_by_ids(conn, schema, [number])).get(number)
-    if found is None:
-        raise NoTarget(f"there is no instance {number}")
-    return found
+    return await held(conn, inspecting(schema, address if isinstance(address, int) else key_bytes(address)))
 
 
 def _facts(instance: Instance, around: Surroundings) -> list[tuple[str, Text]]:
@@ -227,56 +230,119 @@ def _facts(instance: Instance, around: Surroundings) -> list[tuple[str, Text]]:
 
 @attrs.frozen
 class Retried:
-    """What became of one id of `retry`."""
+    """What became of one target of `retry`."""
 
-    id: int
+    id: int | None
+    """None when a unique key belongs to nobody."""
     retried: bool
     reason: str | None = None
     """Why not."""
 
 
 @click.command(short_help="Let failed instances run again.")
-@click.argument("ids", nargs=-1, required=True, type=_ids, metavar="ID...")
+@click.argument("targets", nargs=-1, metavar="[TARGET]...")
+@click.option("--key", "as_key", is_flag=True, help="TARGETs are unique keys even if they are numbers.")
+@click.option(
+    "--status", type=click.Choice(["failed"]), help="All that are failed; other filters narrow it down."
+)
+@click.option("--machine", metavar="NAME", help="All failed ones of this machine.")
+@click.option("--queue", metavar="NAME", help="All failed ones of this queue.")
+@click.option("--step", metavar="NAME", help="All that failed in this step.")
+@click.option("--error", metavar="TEXT", help="All failed ones with this text in their error.")
+@click.option("--tag", metavar="TAG", help="All failed ones with this tag.")
+@click.option("--parent", type=_ids, metavar="ID", help="All failed children of this instance.")
+@click.option("--dry-run", is_flag=True, help="Tell which would run again, change nothing.")
 @database_options
 @json_option
-def retry(*, ids: tuple[int, ...], dsn: str | None, schema: str, as_json: bool) -> None:
+def retry(
+    *,
+    targets: tuple[str, ...],
+    as_key: bool,
+    status: str | None,
+    machine: str | None,
+    queue: str | None,
+    step: str | None,
+    error: str | None,
+    tag: str | None,
+    parent: int | None,
+    dry_run: bool,
+    dsn: str | None,
+    schema: str,
+    as_json: bool,
+) -> None:
     """Let failed instances run again in the step where they failed, with attempts from 0.
 
-    State, step and idempotency key are as they were. Others are refused, each with its reason, and the exit code is 1;
-    the failed ones among them run all the same.
+    TARGETs are ids or unique keys. Without any, filters say which: all failed ones that pass them. State, step and
+    idempotency key are as they were. What cannot be retried is refused, each with its reason, and the exit code is 1;
+    the others run all the same.
     """
+    narrowing = (status, machine, queue, step, error, tag, parent)
+    filtered = any(each is not None for each in narrowing)
+    if bool(targets) == filtered:
+        raise click.UsageError(
+            "give TARGETs (ids or unique keys), or filters such as --status failed; not both"
+        )
+    where = Filter(
+        status="failed", machine=machine, queue=queue, step=step, error=error, tag=tag, parent=parent
+    )
 
     async def run() -> list[Retried]:
         async with open_store(dsn, schema) as conn:
-            return [await _retry(conn, schema, number) for number in dict.fromkeys(ids)]
+            addresses: list[int | str] = [read_target(each, as_key=as_key) for each in targets]
+            if filtered:
+                addresses = [*await _ids_of(conn, schema, where)]
+            act = _look if dry_run else _retry
+            return [await act(conn, schema, each) for each in dict.fromkeys(addresses)]
 
     found = trio.run(run)
     if as_json:
         print_json(found)
-    for each in found:
-        if each.retried and not as_json:
-            click.echo(f"{each.id} runs again")
-        elif not each.retried:
-            click.echo(f"durable-actors: instance {each.id} was not retried: {each.reason}", err=True)
-    if not all(each.retried for each in found):
+    elif not found:
+        click.echo("no failed instance passes the filters")
+    _tell(found, as_json=as_json, dry_run=dry_run)
+    if not all(each.reason is None for each in found):
         sys.exit(1)
 
 
-async def _retry(conn: PgConn, schema: str, number: int) -> Retried:
+def _tell(found: list[Retried], *, as_json: bool, dry_run: bool) -> None:
+    for each in found:
+        if each.reason is not None:
+            click.echo(f"durable-actors: not retried: {each.reason}", err=True)
+        elif not as_json:
+            click.echo(f"{each.id} would run again" if dry_run else f"{each.id} runs again")
+
+
+async def _ids_of(conn: PgConn, schema: str, where: Filter) -> list[int]:
+    """All that pass the filter now, oldest first; those that fail later are not looked for."""
+    found: list[int] = []
+    before: int | None = NEWEST
+    while before is not None:
+        page = await list_instances(conn, schema, where, limit=10_000, before=before, depth=None, full=False)
+        found += [each.id for each in page.instances]
+        before = page.before
+    return found[::-1]
+
+
+async def _retry(conn: PgConn, schema: str, address: int | str) -> Retried:
+    target = address if isinstance(address, int) else key_bytes(address)
+    number = address if isinstance(address, int) else None
     try:
-        if await retry_instance(conn, schema, number):
-            return Retried(number, retried=True)
-    except psycopg.errors.UniqueViolation:
-        taken = (await read_by_ids(conn, schema, [number])).get(number)
-        key = None if taken is None else taken.unique_key
-        if key is None:
-            raise DurableError(f"instance {number} was deleted just now") from None
-        holder = await find_by_key(conn, schema, key if isinstance(key, bytes) else key_bytes(key))
-        return Retried(
-            number,
-            retried=False,
-            reason=f"its unique key {shown_key(key)!r} is occupied by instance {holder}",
-        )
-    found = (await read_by_ids(conn, schema, [number])).get(number)
-    reason = "there is no such instance" if found is None else f"it is {found.status}, not failed"
-    return Retried(number, retried=False, reason=reason)
+        number = await held(conn, resolving(schema, target))
+        await held(conn, retrying(schema, number))
+    except (NoTarget, Conflict) as exc:
+        return Retried(number, retried=False, reason=str(exc))
+    except Duplicate as exc:
+        return Retried(number, retried=False, reason=f"instance {number}: its {exc}")
+    return Retried(number, retried=True)
+
+
+async def _look(conn: PgConn, schema: str, address: int | str) -> Retried:
+    try:
+        found = await _find(conn, schema, address)
+    except NoTarget as exc:
+        return Retried(None, retried=False, reason=str(exc))
+    return Retried(
+        found.id,
+        retried=False,
+        reason=None if found.status == "failed" else f"instance {found.id} is {found.status}",
+    )

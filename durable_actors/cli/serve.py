@@ -15,6 +15,8 @@ import trio
 from durable_actors.cli.options import bare_errors, database_options, duration, import_modules
 from durable_actors.config import Config, Queue
 from durable_actors.engine import Engine, serve as run_until_signal
+from durable_actors.errors import ConfigError
+from durable_actors.machine import current_registry
 
 
 def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
@@ -163,10 +165,21 @@ def serve(
         pool_size=pool_size,
         thread_limit=threads,
     )
+    _require_machines(modules)
     logging.getLogger("durable_actors").setLevel(min(logging.INFO, logging.getLogger().level))
     with bare_errors():
         _collect_garbage_less_often()
         trio.run(partial(_run, config, stop_on_eof=stop_on_eof))
+
+
+def _require_machines(modules: tuple[str, ...]) -> None:
+    """A worker without machines would wait for ever, and look healthy."""
+    if not len(current_registry()):
+        raise ConfigError(
+            f"no machine and no job is defined in {', '.join(modules)}: name the module that defines them "
+            "(classes of durable_actors.Machine, functions with @durable_actors.job), or one that imports it",
+            option="module",
+        )
 
 
 def _collect_garbage_less_often() -> None:

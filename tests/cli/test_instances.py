@@ -162,9 +162,9 @@ def test_retry_refuses_what_is_not_failed_and_does_the_rest(shell: Shell):
     assert result.exit_code == 1
     assert result.stdout == f"{failed} runs again\n"
     assert result.stderr.splitlines() == [
-        f"durable-actors: instance {done} was not retried: it is done, not failed",
-        f"durable-actors: instance {live} was not retried: it is runnable, not failed",
-        "durable-actors: instance 999 was not retried: there is no such instance",
+        f"durable-actors: not retried: instance {done} is done, and only a failed one can be retried",
+        f"durable-actors: not retried: instance {live} is runnable, and only a failed one can be retried",
+        "durable-actors: not retried: there is no instance 999",
     ]
     assert shell.row(done, "status") == ("done",)
 
@@ -198,3 +198,41 @@ def test_a_retried_child_is_waited_for_again(shell: Shell):
 def test_a_number_that_is_none_is_told_with_its_bounds(shell: Shell, limit: str):
     said = shell.refused("list", "--limit", limit, code=2)
     assert f"'--limit': '{limit}' is not a whole number from 1 to 10000" in said
+
+
+def test_list_by_parent_step_and_error(shell: Shell):
+    parent = shell.add()
+    a = shell.add(parent_id=parent, status="failed", last_error="no such host")
+    b = shell.add(parent_id=parent, step="other")
+    assert ids(shell.json("list", "--parent", parent)) == [b, a]
+    assert ids(shell.json("list", "--parent", parent, "--status", "failed")) == [a]
+    assert ids(shell.json("list", "--step", "other")) == [b]
+    assert ids(shell.json("list", "--error", "such host")) == [a]
+    assert ids(shell.json("list", "--older-than", "1h")) == []
+    assert "not by both" in shell.refused("list", "--parent", parent, "--key", "k")
+
+
+def test_retry_by_unique_key(shell: Shell):
+    failed = shell.add(status="failed", unique_key=b"order:1")
+    numeric = shell.add(status="failed", unique_key=b"77")
+    assert shell.ok("retry", "order:1") == f"{failed} runs again\n"
+    assert shell.ok("retry", "--key", "77") == f"{numeric} runs again\n"
+    assert "no instance has or had the unique key 'x'" in shell.refused("retry", "x")
+
+
+def test_retry_by_filter(shell: Shell):
+    a = shell.add(status="failed", last_error="no such host")
+    b = shell.add(status="failed", last_error="no such host", fsm="other")
+    c = shell.add(status="failed", last_error="else")
+    shell.add(last_error="no such host")  # runs
+    filters = ["--status", "failed", "--machine", "shop:Checkout", "--error", "such host"]
+    assert shell.ok("retry", *filters, "--dry-run") == f"{a} would run again\n"
+    assert shell.ok("retry", *filters) == f"{a} runs again\n"
+    assert shell.ok("retry", *filters) == "no failed instance passes the filters\n"
+    assert shell.ok("retry", "--status", "failed") == f"{b} runs again\n{c} runs again\n"
+
+
+def test_retry_needs_targets_or_filters(shell: Shell):
+    for arguments in ([], ["1", "--status", "failed"]):
+        assert "filters such as --status failed" in shell.refused("retry", *arguments, code=2)
+    assert "Invalid value" in shell.refused("retry", "--status", "done", code=2)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import durable_actors as da
 import psycopg
 import pytest
 import trio
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from durable_actors.cli import cli
 from durable_actors.cli.serve import read_queues
 from durable_actors.config import Queue
+from durable_actors.machine import isolated_registry
 
 SHOP = """
 import time
@@ -176,7 +178,9 @@ def test_it_ends_with_its_standard_input(start: Start):
     ids=str,
 )
 def test_it_refuses_in_one_line(durable_dsn: str, arguments: list[str], code: int, text: str):
-    result = CliRunner().invoke(cli, ["serve", *arguments], env={"DURABLE_DSN": durable_dsn})
+    with isolated_registry():
+        da.job(name="something")(lambda args: args)
+        result = CliRunner().invoke(cli, ["serve", *arguments], env={"DURABLE_DSN": durable_dsn})
     assert result.exit_code == code, result.output
     assert text in result.stderr
     assert "Traceback" not in result.stderr
@@ -224,3 +228,11 @@ def test_completion_is_clicks():
         cli, [], env={"_DURABLE_ACTORS_COMPLETE": "bash_source"}, prog_name="durable-actors"
     )
     assert "_DURABLE_ACTORS_COMPLETE=bash_complete" in result.stdout
+
+
+def test_a_module_without_machines_is_refused(start: Start, tmp_path: Path):
+    (tmp_path / "served_nothing.py").write_text("import durable_actors\n")
+    process = start("served_nothing")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "no machine and no job is defined in served_nothing" in said

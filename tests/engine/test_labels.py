@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.insert import in_chunks, insert_call, plan_rows
-from durable_actors._store.observe import NEWEST, Filters, list_instances
+from durable_actors._store.observe import NEWEST, Filter, list_instances
 from durable_actors._store.sql import statement
 from durable_actors.testing.sql import explain
 from tests.engine.engine_kit import running
@@ -89,17 +89,17 @@ async def test_listed_by_tags(durable_dsn: str, task: Any):
     try:
 
         async def found(limit: int = 100, before: int = NEWEST, **filters: Any) -> list[int]:
-            listing = await list_instances(conn, "durable", Filters(**filters), limit=limit, before=before)
+            listing = await list_instances(conn, "durable", Filter(**filters), limit=limit, before=before)
             return [ids.index(each.id) for each in listing.instances]
 
-        assert await found(tags=("odd",)) == [11, 9, 7, 5, 3, 1]
-        assert await found(tags=("odd", "three")) == [9, 3]
-        assert await found(tags=("odd",), limit=2, before=ids[9] or 0) == [7, 5]
-        assert await found(tags=("odd",), status="done") == []
-        assert await found(tags=("odd",), machine="task", queue="default", limit=1) == [11]
-        assert await found(tags=("no",)) == []
-        assert await found(tags=("three",), key=b"3") == [9, 3]
-        assert await found(tags=("even",), key=b"3") == []
+        assert await found(tag=("odd",)) == [11, 9, 7, 5, 3, 1]
+        assert await found(tag=("odd", "three")) == [9, 3]
+        assert await found(tag=("odd",), limit=2, before=ids[9] or 0) == [7, 5]
+        assert await found(tag=("odd",), status="done") == []
+        assert await found(tag=("odd",), machine="task", queue="default", limit=1) == [11]
+        assert await found(tag=("no",)) == []
+        assert await found(tag=("three",), unique_key=b"3") == [9, 3]
+        assert await found(tag=("even",), unique_key=b"3") == []
     finally:
         conn.close()
 
@@ -114,7 +114,7 @@ def test_the_index_is_used_for_rare_tags(durable_dsn: str, *, generic: bool):
         )
         conn.execute("vacuum analyze durable.gen_durable")
         sql = statement("list_by_tags", "durable").sql
-        plan = explain(conn, sql, (["rare"], NEWEST, 20, None, None, None), generic=generic)
+        plan = explain(conn, sql, (["rare"], NEWEST, 20, *[None] * 7), generic=generic)
         plan.assert_uses("gen_durable_tags")
         plan.assert_no_seq_scan()
         assert plan.buffers < 40

@@ -331,6 +331,7 @@ def read_finals(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
+    assert params[1] == b"t"
     rows = [row for number in sorted(lit.ints(params[0])) if (row := tx.get(number)) is not None]
     return [
         shown(

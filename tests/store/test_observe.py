@@ -9,7 +9,7 @@ import pytest
 from durable_actors._postgres.connection import PgConn
 from durable_actors._store.observe import (
     NEWEST,
-    Filters,
+    Filter,
     list_instances,
     observe_instance,
     read_rates,
@@ -43,14 +43,14 @@ def plan_of(conn: psycopg.Connection, name: str, *arguments: object, generic: bo
 
 
 def test_a_listing_reads_its_window_and_no_more(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", None, None)
+    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 6)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_pkey")
     assert plan.buffers < 60
 
 
 def test_a_key_has_its_index(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, None, None, None, None)
+    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 7)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_key_history")
     assert plan.buffers < 12
@@ -79,11 +79,11 @@ def test_nodes_and_retry_have_their_indexes(filled: psycopg.Connection):
 async def test_a_rare_status_is_found_across_windows(filled: psycopg.Connection, durable_dsn: str):
     conn = await PgConn.open(durable_dsn)
     try:
-        found = await list_instances(conn, "durable", Filters(status="failed"), limit=150)
+        found = await list_instances(conn, "durable", Filter(status="failed"), limit=150)
         assert [each.id for each in found.instances] == [ROWS - 100 * n for n in range(150)]
         assert found.looked > 10_000
         rest = await list_instances(
-            conn, "durable", Filters(status="failed"), limit=1000, before=found.before or 0
+            conn, "durable", Filter(status="failed"), limit=1000, before=found.before or 0
         )
         assert [each.id for each in rest.instances] == [ROWS - 100 * n for n in range(150, 300)]
         assert rest.before is None
@@ -94,10 +94,10 @@ async def test_a_rare_status_is_found_across_windows(filled: psycopg.Connection,
 async def test_depth_bounds_a_listing_that_finds_nothing(filled: psycopg.Connection, durable_dsn: str):
     conn = await PgConn.open(durable_dsn)
     try:
-        found = await list_instances(conn, "durable", Filters(machine="no"), limit=5, depth=12_345)
+        found = await list_instances(conn, "durable", Filter(machine="no"), limit=5, depth=12_345)
         assert (found.instances, found.looked) == ((), 12_345)
         assert found.before is not None
-        everything = await list_instances(conn, "durable", Filters(machine="no"), limit=5)
+        everything = await list_instances(conn, "durable", Filter(machine="no"), limit=5)
         assert (everything.before, everything.looked) == (None, ROWS + 50)
     finally:
         conn.close()
@@ -108,7 +108,7 @@ async def test_of_one_that_is_not_there(durable_dsn: str):
     try:
         assert await observe_instance(conn, "durable", 1) is None
         assert await retry_instance(conn, "durable", 1) is False
-        assert (await list_instances(conn, "durable", Filters(), limit=5)).looked == 0
+        assert (await list_instances(conn, "durable", Filter(), limit=5)).looked == 0
         assert (await read_rates(conn, "durable")).at > 0
     finally:
         conn.close()

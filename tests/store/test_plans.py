@@ -210,6 +210,7 @@ def test_signals_read_their_targets_alone(big: psycopg.Connection):
 def test_clients_do_not_read_a_table_that_was_small_when_they_came(db: psycopg.Connection, name: str):
     """Their plans are made once: on an empty table, at the start of a new project, a sequential scan looks cheapest."""
     found_by: dict[str, Params] = {
+        "read_instances": [b"{1}", b"t"],
         "find_by_key": [b"\\x6b"],
         "insert_instances": insert_params([plan(unique_key=b"k")]),
     }

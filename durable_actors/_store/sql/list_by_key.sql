@@ -1,6 +1,7 @@
 -- list_by_key: the instances that have or had a unique key, newest first. For people.
 -- params   $1 key bytea · $2 below this id bigint · $3 limit int
---          $4 status text or null · $5 machine text or null · $6 queue text or null · $7 tags text[] or null
+--          each may be null: $4 status text · $5 machine text · $6 queue text · $7 step text · $8 part of the error text
+--          $9 tags text[] · $10 unchanged for so many seconds float8
 -- returns  id, newest first
 -- locks    none
 -- index    gen_durable_key_history
@@ -10,5 +11,8 @@ select g.id
    and ($4::text is null or g.status = $4::text::durable.durable_status)
    and ($5::text is null or g.fsm = $5::text)
    and ($6::text is null or g.queue = $6::text)
-   and ($7::text[] is null or g.tags @> $7::text[])
+   and ($7::text is null or g.step = $7::text)
+   and ($8::text is null or strpos(g.last_error, $8::text) > 0)
+   and ($9::text[] is null or g.tags @> $9::text[])
+   and ($10::float8 is null or g.updated_at < now() - make_interval(secs => $10::float8))
  order by g.id desc limit $3::int

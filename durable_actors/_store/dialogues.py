@@ -1,0 +1,138 @@
+"""What is asked about one instance in several statements, for every kind of connection. No I/O.
+
+See `foreign.Dialogue`; `held` carries one out on the engine's driver.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Final as Constant, TypeVar
+
+import psycopg
+
+from durable_actors._option_checks import Duration, duration, shown
+from durable_actors._postgres import encode
+from durable_actors._postgres.connection import PgConn
+from durable_actors._store.foreign import Dialogue
+from durable_actors._store.insert import key_as_given
+from durable_actors._store.read import Final, Instance, finals_of, read_instance
+from durable_actors._store.signal import key_bytes
+from durable_actors._store.sql import statement
+from durable_actors.errors import ConfigError, Conflict, Duplicate, InstanceFailed, NoTarget
+from durable_actors.machine import decode_json
+
+T = TypeVar("T")
+
+FIRST_PAUSE: Constant = 0.05
+LONGEST_PAUSE: Constant = 1.0
+"""Seconds between the looks of `sync.result` and `aio.result`."""
+
+
+async def held(conn: PgConn, dialogue: Dialogue[T]) -> T:
+    """Carry a dialogue out. Each statement commits by itself."""
+    try:
+        call, params = next(dialogue)
+        while True:
+            try:
+                rows = (await conn.run(call, params)).rows
+            except psycopg.errors.UniqueViolation as exc:
+                call, params = dialogue.throw(exc)
+            else:
+                call, params = dialogue.send(rows)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
+    """The id of a target: itself, or who occupies the unique key, else who had it last. Raises `NoTarget`."""
+    if not isinstance(target, str | bytes):
+        return check_id(target)
+    key = key_bytes(target) if isinstance(target, str) else target
+    rows = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
+    if not rows:
+        raise NoTarget(f"no instance has or had the unique key {key_as_given(key)!r}")
+    return int(rows[0][0] or 0)
+
+
+def check_id(target: object) -> int:
+    """Raise `ConfigError` unless it can be an instance's id. Pure."""
+    if not isinstance(target, int) or isinstance(target, bool):
+        hint = " (insert returns None when the unique key is occupied)" if target is None else ""
+        raise ConfigError(
+            f"an instance is named by its id or unique key, not by {shown(target)}{hint}",
+            option="target",
+            value=target,
+        )
+    if not -(2**63) <= target < 2**63:  # sent, it would refuse the read of everybody who waits for a result
+        raise ConfigError(f"target={shown(target)} is not an instance id", option="target", value=target)
+    return target
+
+
+def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
+    """The whole instance. Raises `NoTarget`."""
+    number = yield from resolving(schema, target)
+    params = [encode.int_array([number]), b"t"]
+    rows = yield statement("read_instances", schema, read_only=True), params
+    if not rows:
+        raise NoTarget(f"there is no instance {number}")
+    return read_instance(rows[0])
+
+
+def ending(schema: str, number: int) -> Dialogue[Final | None]:
+    """How an instance ended; None while it has not. Raises `NoTarget`."""
+    rows = yield statement("read_finals", schema, read_only=True), [encode.int_array([number])]
+    finals, missing = finals_of(rows, [number])
+    if missing:
+        raise NoTarget(f"there is no instance {number}")
+    return finals.get(number)
+
+
+def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
+    """Let a failed instance run again; return it as it was.
+
+    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another one occupies its unique key by now.
+    """
+    number = yield from resolving(schema, target)
+    while True:
+        instance = yield from inspecting(schema, number)
+        if instance.status != "failed":
+            raise Conflict(f"instance {number} is {instance.status}, and only a failed one can be retried")
+        try:
+            rows = yield statement("retry_instance", schema), [encode.number(number)]
+        except psycopg.errors.UniqueViolation:
+            given = instance.unique_key or b""
+            key = given if isinstance(given, bytes) else key_bytes(given)
+            found = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
+            holder = int(found[0][0] or 0) if found else number
+            raise Duplicate(key_as_given(key), None if holder == number else holder) from None
+        if rows:
+            return instance
+        # Somebody changed it between the two statements: what is it now?
+
+
+class Looks:
+    """How long to wait between two looks for a result, and when to give up."""
+
+    def __init__(self, timeout: Duration | None) -> None:
+        patience = math.inf if timeout is None else duration("timeout", timeout, positive=False)
+        self._until = time.monotonic() + patience
+        self._pause = FIRST_PAUSE
+
+    def pause(self, number: int) -> float:
+        """Seconds until the next look, which is not later than the end. Raises `TimeoutError`."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"instance {number} has not ended in time")
+        self._pause, pause = min(self._pause * 1.5, LONGEST_PAUSE), self._pause
+        return min(pause, left)
+
+
+def value_of(final: Final, type: Any) -> Any:  # noqa: A002 - as `result(type=...)`
+    """What `result` returns or raises for an instance that has ended. Pure."""
+    if final.status == "failed":
+        raise InstanceFailed(final.id, final.last_error or "no reason was stored")
+    if final.result is None:
+        return None
+    return decode_json(final.result, what=f"result of instance {final.id}", type=type)

@@ -1,0 +1,18 @@
+-- list_by_parent: the children of an instance, of all its barriers, newest first. For people.
+-- params   $1 parent bigint · $2 below this id bigint · $3 limit int
+--          each may be null: $4 status text · $5 machine text · $6 queue text · $7 step text · $8 part of the error text
+--          $9 tags text[] · $10 unchanged for so many seconds float8
+-- returns  id, newest first
+-- locks    none
+-- index    gen_durable_parent; the cost is that of all its children
+select g.id
+  from durable.gen_durable g
+ where g.parent_id = $1::bigint and g.id < $2::bigint
+   and ($4::text is null or g.status = $4::text::durable.durable_status)
+   and ($5::text is null or g.fsm = $5::text)
+   and ($6::text is null or g.queue = $6::text)
+   and ($7::text is null or g.step = $7::text)
+   and ($8::text is null or strpos(g.last_error, $8::text) > 0)
+   and ($9::text[] is null or g.tags @> $9::text[])
+   and ($10::float8 is null or g.updated_at < now() - make_interval(secs => $10::float8))
+ order by g.id desc limit $3::int
