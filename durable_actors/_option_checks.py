@@ -152,9 +152,3 @@ def choice(option: str, value: Any, *choices: str) -> str:
         words = " or ".join(map(repr, choices))
         raise ConfigError(f"{option}={shown(value)} must be {words}", option=option, value=value)
     return str(value)
-
-
-def not_yet(option: str, value: Any) -> None:
-    """An option of a later release."""
-    if value is not None:
-        raise ConfigError(f"{option}={shown(value)} is not available yet", option=option, value=value)

@@ -180,14 +180,7 @@ class Config:
         max_crashes: int | None = None,
         late_commit: Literal["accept", "reject"] = "accept",
         observers: Iterable[Callable[[Any], object]] = (),
-        rate_limits: None = None,
-        concurrency_limits: None = None,
-        retention: None = None,
-        journal: None = None,
     ) -> None:
-        later = {"rate_limits": rate_limits, "concurrency_limits": concurrency_limits}
-        for option, value in (*later.items(), ("retention", retention), ("journal", journal)):
-            check.not_yet(option, value)
         _set(self, "dsn", resolve_dsn(dsn))
         _set(self, "session_dsn", None if session_dsn is None else _session_dsn(session_dsn))
         _set(self, "schema", check.check_schema_name(schema))

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from durable_actors._option_checks import shown
-from durable_actors.errors import ConfigError, DefinitionError
+from durable_actors.errors import DefinitionError
 from durable_actors.machine._checks import MAX_NAME, SEPARATOR, Duration, text, whole
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._declared_state import declared_state
@@ -37,7 +37,6 @@ class ClassKeywords:
     queue: str | None = None
     initial: str | StepRef[Any] | None = None
     state: Any = None
-    journal: object = None
     run_ahead: bool | None = None
     max_attempts: int | None = None
     base_initial: str | StepRef[Any] | None = None
@@ -81,8 +80,6 @@ class _Parts:
 def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec:
     """Return the definition of a machine class. `base` is `Machine`."""
     subject = cls.__qualname__
-    if given.journal is not None:
-        raise ConfigError(f"{subject}: journal= is not available yet", option="journal", value=given.journal)
     parent = _parent(cls)
     _check_complete(cls)
     steps = collect_steps(cls, base)

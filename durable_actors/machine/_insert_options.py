@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 from durable_actors._option_checks import shown
-from durable_actors.errors import ConfigError, DurableError
+from durable_actors.errors import DurableError
 from durable_actors.machine._checks import Duration
 from durable_actors.machine._step_ref import StepRef
 
@@ -61,9 +61,6 @@ class InsertOptions(RowOptions, total=False):
 
 OPTION_NAMES = tuple(InsertOptions.__annotations__)
 
-NOT_YET = frozenset({"rate_limit", "weight", "journal", "concurrency_limit"})
-"""Options of later issues: known, and refused with a text that says so."""
-
 
 def check_option_names(options: Mapping[str, object], *, error: type[DurableError]) -> None:
     """Refuse options that do not exist (a typing mistake would otherwise be silently ignored)."""
@@ -73,8 +70,6 @@ def check_option_names(options: Mapping[str, object], *, error: type[DurableErro
     for name in options:
         if not isinstance(name, str):
             raise error(f"unknown insert option {shown(name)}: the options are {', '.join(OPTION_NAMES)}")
-        if name in NOT_YET:
-            raise ConfigError(f"{name} is not available yet", option=name, value=options[name])
         if name not in OPTION_NAMES:
             near = get_close_matches(name, OPTION_NAMES, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTION_NAMES)}"

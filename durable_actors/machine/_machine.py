@@ -59,14 +59,13 @@ class Machine(Generic[StateT]):
         queue: str | None = None,
         initial: str | StepRef[Any] | None = None,
         state: Any = None,
-        journal: None = None,
         run_ahead: bool | None = None,
         max_attempts: int | None = None,
     ) -> None:
         """Define the machine and register it; raise `DefinitionError` when it cannot work."""
         super().__init_subclass__()
         cls.__durable__ = None
-        own = ClassKeywords(name, version, queue, initial, state, journal, run_ahead, max_attempts)
+        own = ClassKeywords(name, version, queue, initial, state, run_ahead, max_attempts)
         # A decorator that makes the class again from its body (attrs, dataclass with slots) drops the keywords.
         own = cls.__dict__.get("__durable_keywords__", own)
         bases = (each.__durable_keywords__ for each in cls.__mro__[1:] if issubclass(each, Machine))

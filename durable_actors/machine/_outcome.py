@@ -82,8 +82,6 @@ class Next:
         state: StateOf[S] = KEEP,
         *,
         partition_key: str | Keep | None = KEEP,
-        rate_limit: None = None,
-        weight: int = 1,
         consume: Consume = (),
     ) -> None: ...
     @overload
@@ -93,8 +91,6 @@ class Next:
         state: object = KEEP,
         *,
         partition_key: str | Keep | None = KEEP,
-        rate_limit: None = None,
-        weight: int = 1,
         consume: Consume = (),
     ) -> None: ...
     def __init__(
@@ -103,16 +99,8 @@ class Next:
         state: object = KEEP,
         *,
         partition_key: str | Keep | None = KEEP,
-        rate_limit: object = None,
-        weight: object = 1,
         consume: Consume = (),
     ) -> None:
-        if rate_limit is not None:
-            raise ConfigError(
-                "Next(rate_limit=...) is not available yet", option="rate_limit", value=rate_limit
-            )
-        if weight != 1:
-            raise ConfigError("Next(weight=...) is not available yet", option="weight", value=weight)
         if partition_key is not KEEP and partition_key is not None:
             key_text(partition_key, what="Next(partition_key=...)", error=InvalidOutcome)
         name, owner = step_name(step, what="Next(step)")

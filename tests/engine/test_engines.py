@@ -125,7 +125,6 @@ BAD = [
     ({"modules": ["no.such.module"]}, r"modules.*no\.such\.module"),
     ({"machines": [object]}, "machines"),
     ({"machines": 5}, "machines=5"),
-    ({"retention": 5}, "retention=5 is not available yet"),
     ({"nonsense": 5}, "nonsense"),
 ]
 

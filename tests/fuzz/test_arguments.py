@@ -42,10 +42,7 @@ CONFIG = names_of(da.Config.__init__)
 QUEUES = names_of(da.Queue.__init__)
 OPTIONS = list(InsertOptions.__annotations__)
 OUTCOMES: list[tuple[Callable[..., object], dict[str, Any], str]] = [
-    *(
-        (da.Next, {"step": "a"}, name)
-        for name in ("step", "state", "partition_key", "rate_limit", "weight", "consume")
-    ),
+    *((da.Next, {"step": "a"}, name) for name in ("step", "state", "partition_key", "consume")),
     *((da.Retry, {}, name) for name in ("state", "delay")),
     *((da.Await, {"names": "a"}, name) for name in ("names", "state", "then", "timeout", "consume")),
     *(
@@ -137,7 +134,7 @@ def test_definitions():
     for value in ODD:
         for name in ("queue", "max_attempts", "backoff", "name", "version", "timeout"):
             refuses_politely(lambda each, name=name: job(name, each), value, what=name)
-        for name in ("name", "version", "queue", "initial", "state", "journal", "run_ahead", "max_attempts"):
+        for name in ("name", "version", "queue", "initial", "state", "run_ahead", "max_attempts"):
             if not (
                 name == "state" and isinstance(value, Unprintable | str)
             ):  # msgspec prints what is no type

@@ -7,7 +7,7 @@ import attrs
 import durable_actors.machine as da
 import msgspec
 import pytest
-from durable_actors.errors import ConfigError, DefinitionError
+from durable_actors.errors import DefinitionError
 
 
 @attrs.frozen
@@ -239,12 +239,6 @@ def test_names_that_look_like_the_address_of_a_step():
 def test_bad_run_ahead():
     with pytest.raises(DefinitionError, match="run_ahead= must be True or False"):
         make(run_ahead="no")
-
-
-def test_journal_is_not_available_yet():
-    with pytest.raises(ConfigError, match="journal= is not available yet") as caught:
-        make(journal="full")
-    assert caught.value.option == "journal"
 
 
 def test_an_unknown_keyword():

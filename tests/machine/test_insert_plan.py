@@ -103,8 +103,7 @@ def test_precedence_of_the_times():
     [
         ({"prio": 1}, r"unknown insert option 'prio': did you mean priority\?"),
         ({"state": 1, "args": 1}, "two names of the same thing"),
-        ({"rate_limit": "x"}, "rate_limit is not available yet"),
-        ({"journal": "full"}, "journal is not available yet"),
+        ({"rate_limit": "x"}, "unknown insert option 'rate_limit': the options are state, args"),
         ({"step": "nope"}, "shop:Checkout v2 has no step 'nope'; its steps are start, ship"),
         ({"step": 5}, "has no step 5"),
         ({"queue": ""}, "queue must not be empty"),

@@ -192,11 +192,7 @@ def test_partition_key_none_clears_it():
 @pytest.mark.parametrize(
     ("make", "option"),
     [
-        (lambda: da.Next("x", rate_limit="api"), "rate_limit"),
-        (lambda: da.Next("x", weight=2), "weight"),
         (lambda: da.ScheduleChildren("x", [], rest="cancel"), "rest"),
-        (lambda: da.Child("x", journal="full"), "journal"),
-        (lambda: da.Child("x", rate_limit=1), "rate_limit"),
     ],
 )
 def test_later_options_are_not_available_yet(make, option):
