@@ -139,6 +139,8 @@ class Commits:
         self._wake = wake
         self.entries: deque[Entry] = deque()
         self.releases: dict[Release, list[Claim]] = {}
+        self.releasing: set[str] = set()
+        """Claims (`claim_id`) on their way back: queued, sent, or set aside. They are nobody's here, and no strays."""
 
     async def commit(self, transition: Transition, held: Held) -> Verdict:
         """Queue a transition and wait for its verdict. Cancelled: one that is under way may be committed."""
@@ -157,6 +159,7 @@ class Commits:
 
     def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED) -> None:
         """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
+        self.releasing.add(claim.claim_id)
         self.releases.setdefault(Release(attempts, hold, interruptions), []).append(claim)
         self._wake.cast(None)
 

@@ -60,6 +60,7 @@ class Feeder(Actor[object]):
         self._node = node
         self._queue = queue
         self._limits = limits
+        self._commits = commits
         self._keys = keys
         self.claimed = Claimed(node, queue, limits=limits, pool=pool, commits=commits, keys=keys)
         self._outage = Outage(node, f"feeder of {queue!r}")
@@ -215,7 +216,7 @@ class Feeder(Actor[object]):
     async def _release_strays(self, conn: PgConn) -> None:
         """After a pick of unknown fate: what it claimed goes back now rather than when its lease is over."""
         node = self._node
-        known = [held.claim.claim_id for held in node.leases.everything()]
+        known = [*(held.claim.claim_id for held in node.leases.everything()), *self._commits.releasing]
         count, offered = await release_strays(
             conn, node.owner.schema, owner=node.owner.name, queue=self._queue, known=known
         )

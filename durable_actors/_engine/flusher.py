@@ -400,7 +400,10 @@ class Flusher(Actor[object]):
                 if not how.hold:
                     for claim in claims:
                         node.poke(claim.queue, number=claim.id)
-                await self._release_again(how, [claim for claim in missing if _is_ours(claim, rows)])
+                again = [claim for claim in missing if _is_ours(claim, rows)]
+                queue.releasing.difference_update([claim.claim_id for claim in claims])
+                queue.releasing.update([claim.claim_id for claim in again])
+                await self._release_again(how, again)
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
         """These are still ours, and were locked (a pick, a caller) or refused: forgetting them would cost a lease."""

@@ -112,13 +112,14 @@ class Keeper(Actor[object]):
         idle = keys.table.next_idle
         # Once one is due, those that soon will be go with it: a statement for each would cost more than it frees.
         free = keys.table.take_idle(now - LINGER / 2) if idle is not None and idle + LINGER <= now else []
-        take = keys_of(keys.collect())
-        if not free and not take:
+        wanted = keys_of(keys.collect())
+        if not free and not wanted:
             return
-        exchanged = await session.exchange(free=free, take=take)
+        here = keys.table.locked_among(wanted)
+        exchanged = await session.exchange(free=free, take=[key for key in wanted if key not in here])
         if self._session is not session:
             raise StoreUnavailable("the session was given up meanwhile")
-        keys.answer(exchanged.taken)
+        keys.answer(exchanged.taken | here)
         keys.table.unlocked(kept=exchanged.kept, now=trio.current_time())
 
     # -- the session

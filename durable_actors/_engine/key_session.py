@@ -99,6 +99,8 @@ class KeySession:
 
     async def exchange(self, *, free: Sequence[str], take: Sequence[str]) -> Exchanged:
         """Unlock and lock keys in one round trip. `StoreUnavailable`: the session is gone, and all locks with it."""
+        if not free and not take:
+            return Exchanged(set(), set())
         sent = trio.current_time()
         schema = self._node.owner.schema
         try:

@@ -69,8 +69,8 @@ class KeyTable:
         return Answer.ASK
 
     def owns(self, key: str, claim: str) -> bool:
-        """Whether this claim is the owner of a key that the session has locked."""
-        return self._owners.get(key) == claim and key in self._locked
+        """Whether this claim is the owner of a key that the session has locked, and knows it."""
+        return self._owners.get(key) == claim and key in self._locked and key not in self._asked
 
     def free(self, key: str, claim: str, now: float) -> bool:
         """The claim needs its key no more; tell whether it had it. Repeating it changes nothing."""
@@ -82,6 +82,13 @@ class KeyTable:
         return True
 
     # -- told by the session
+
+    def locked_among(self, wanted: Iterable[str]) -> set[str]:
+        """Of keys that were asked for, those that the session has: their unlock was under way then, and was refused.
+
+        They are granted without a lock statement: a second lock would need a second unlock, which nobody would send.
+        """
+        return self._locked.intersection(wanted)
 
     def answered(self, key: str, *, got: bool, now: float) -> None:
         """The server's answer to a lock statement. Whoever asked may have gone meanwhile."""

@@ -298,6 +298,39 @@ async def test_a_refused_statement_is_settled_by_the_lock_table(db: Db, monkeypa
         assert db.locks() == 1
 
 
+async def test_a_key_that_is_wanted_while_its_unlock_is_refused_is_locked_once(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+):
+    """The session has it still: locked again it would need two unlocks, and no other node would ever get it."""
+    exchange = key_session.exchange_keys
+    takes: list[str] = []
+    async with keep(db.dsn, name="a") as a, keep(db.dsn, name="b") as b, trio.open_nursery() as nursery:
+        granted: list[set[str]] = []
+
+        async def take() -> None:
+            granted.append(await a.keys.take([claim("k", 2)]))
+
+        async def refused(conn: PgConn, schema: str, *, free: Any, take: Any):
+            takes.extend(take)
+            if free and not granted and not a.keys.statistics().waiting:
+                nursery.start_soon(take_again)
+                await until(lambda: a.keys.statistics().waiting)
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+            return await exchange(conn, schema, free=free, take=take)
+
+        take_again = take
+        monkeypatch.setattr(key_session, "exchange_keys", refused)
+        first = claim("k", 1)
+        assert await a.keys.take([first]) == {"k/1"}
+        a.keys.free(first)
+        await until(lambda: granted)
+        assert granted == [{"k/2"}]
+        a.keys.free(claim("k", 2))
+        await until(lambda: not a.keys.statistics().locked)
+        assert await b.keys.take([claim("k", 3)]) == {"k/3"}
+    assert takes == ["k", "k"], "once by each node"
+
+
 class Pooler:
     """Two server processes behind one connection, as a transaction pooler may serve it."""
 

@@ -63,14 +63,23 @@ class Table(RuleBasedStateMachine):
             self.session[key] -= 1
         self.table.unlocked(kept=(), now=self.now)
         queued, self.queued = self.queued, []
+        here = self.table.locked_among([key for key, _ in queued])
         for key, claim in queued:
             got = key not in self.elsewhere
-            self.session[key] += got
+            self.session[key] += got and key not in here
             self.table.answered(key, got=got, now=self.now)
             if got and (key, claim) not in self.gone:
                 assert key not in self.runs
                 self.runs[key] = claim
             self.gone.discard((key, claim))
+
+    @precondition(lambda self: self.table.idle)
+    @rule(key=KEYS, claim=CLAIMS)
+    def refused_exchange(self, key: str, claim: str) -> None:
+        """Keys were to be unlocked, the server refuses, and one is asked for meanwhile."""
+        free = self.table.take_idle(self.now)
+        self.ask(key, claim)
+        self.table.unlocked(kept=free, now=self.now)
 
     @rule()
     def lose(self) -> None:
@@ -98,7 +107,8 @@ class Table(RuleBasedStateMachine):
             owners = [claim for claim in "1234" if self.table.owns(key, claim)]
             expected = [self.runs[key]] if key in self.runs and self.session[key] else []
             assert owners == expected
-        idle = sum(1 for key in "kl" if self.session[key] and key not in self.runs)
+        reserved = {key for key, _ in set(self.queued) - self.gone}
+        idle = sum(1 for key in "kl" if self.session[key] and key not in self.runs and key not in reserved)
         assert self.table.idle == idle
         assert (self.table.next_idle is None) == (idle == 0)
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine import feeder, flusher
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.statement import Params, Result, Statement
 from durable_actors._store.lease import release_strays
@@ -104,3 +105,47 @@ async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed
         async with node.pool.acquire("claim") as conn:
             await conn.batch(sent)
         assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(2,)]
+
+
+async def test_what_is_on_its_way_back_is_no_stray(db: Db, registry: object, monkeypatch: pytest.MonkeyPatch):
+    """A cancelled run goes back with attempt + 1; taken for a stray, it would go back as if it had not run."""
+    attempts: list[int] = []
+    begun, sent, looked = trio.Event(), trio.Event(), trio.Event()
+
+    class Slow(da.Machine[dict[str, Any]], queue="slow", name="test.Slow"):
+        @da.step(initial=True)
+        async def start(self, ctx: da.Context[dict[str, Any]]) -> da.Outcome:
+            attempts.append(ctx.attempt)
+            if len(attempts) == 1:
+                begun.set()
+                await trio.sleep_forever()
+            return da.Done()
+
+    release, strays = flusher.release_claims, feeder.release_strays
+
+    async def late(*args: Any, **options: Any) -> Any:
+        sent.set()
+        await looked.wait()
+        return await release(*args, **options)
+
+    async def look(*args: Any, **options: Any) -> Any:
+        try:
+            return await strays(*args, **options)
+        finally:
+            looked.set()
+
+    monkeypatch.setattr(flusher, "release_claims", late)
+    monkeypatch.setattr(feeder, "release_strays", look)
+    options: dict[str, Any] = {"dsn": db.dsn, "queues": {"slow": 5}, "machines": [Slow]}
+    async with open_engine(**options) as engine:
+        number = db.insert(queue="slow", fsm="test.Slow", step="start")
+        node = engine._node
+        with trio.fail_after(30):
+            await begun.wait()
+            [held] = node.leases.all()
+            node.leases.interrupt(held, "the test says so")
+            await sent.wait()
+            node.feeders["slow"]._unsure = True  # as after a pick whose answer was lost
+            node.poke("slow")
+            await da.result(number)
+    assert attempts == [0, 1]

@@ -280,8 +280,10 @@ class Keeper:
     async def _turn(self, conn: object, window: float) -> None:
         keys, owner, sent = self.host.keys, self.host.node.owner, trio.current_time()
         free = keys.table.take_idle(sent - LINGER / 2)
-        take = keys_of(keys.collect())
-        if not free and not take:
+        wanted = keys_of(keys.collect())
+        here = keys.table.locked_among(wanted)
+        take = [key for key in wanted if key not in here]
+        if not free and not wanted:
             if sent < self._trusted - 0.2 * window - LINGER:
                 return
             state = await check_session(conn, owner.schema, owner.name)  # type: ignore[arg-type]
@@ -290,7 +292,7 @@ class Keeper:
             self._trusted = sent + window
             return
         taken, kept = await exchange_keys(conn, owner.schema, free=free, take=take)  # type: ignore[arg-type]
-        keys.answer(taken)
+        keys.answer(taken | here)
         keys.table.unlocked(kept=kept, now=trio.current_time())
         self._trusted = sent + window
 
