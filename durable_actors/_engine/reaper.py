@@ -26,6 +26,7 @@ from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
 from durable_actors._store.node import forget_nodes
+from durable_actors._wording import counted
 from durable_actors.otp import Actor
 from durable_actors.telemetry import ClaimsReaped
 
@@ -131,13 +132,16 @@ class Reaper(Actor[object]):
             if each.status == "failed":
                 failed += 1
                 node.on_final(each.id)
+                logger.error(
+                    "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
+                )
             else:
                 node.poke(each.queue, number=each.id)
         logger.warning(
-            "took back %d claims whose lease was over%s; %d of them are quarantined",
-            len(reaped),
-            f", or whose node is dead: {', '.join(dead)}" if dead else "",
-            failed,
+            "took back %s whose lease was over%s%s",
+            counted(len(reaped), "claim"),
+            f", or whose node is gone: {', '.join(dead)}" if dead else "",
+            f"; {failed} of them failed" if failed else "",
         )
         if node.telemetry.active:
             node.telemetry.emit(ClaimsReaped(count=len(reaped), failed=failed, dead_nodes=dead))

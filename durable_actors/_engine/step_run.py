@@ -74,7 +74,8 @@ class StepRun:
         claim, spec = self._claim, self._spec
         over = exhausted(spec, claim.attempt) if claim.attempt else None
         if over is not None:
-            return Ran(transition(claim, spec, over), "Stop", None)
+            # Its last run is the one before this: `attempt` of what has ended counts as if that had failed.
+            return Ran(attrs.evolve(transition(claim, spec, over), attempt=claim.attempt - 1), "Stop", None)
         try:
             ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
         except StateError as exc:
@@ -103,9 +104,8 @@ class StepRun:
                 ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
             except StateError:
                 ctx = self._context(decode_or_text(claim.state))
-        logger.info(
-            "instance %d: %s, step %s, attempt %d raised %r", claim.id, spec, claim.step, claim.attempt, error
-        )
+        # What becomes of it is told when it is committed (`failures.tell_failure`).
+        logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
         try:
             outcome = await self._outcome_of(error, ctx)
             ran = self._ran(outcome, error=error)
@@ -114,8 +114,7 @@ class StepRun:
             if ends_run(exc):
                 raise
             exc.__context__ = error
-            logger.warning("instance %d: handle of %s failed on %r", claim.id, spec, error, exc_info=exc)
-            return Ran(failure(claim, exc), "Stop", error)
+            return Ran(failure(claim, exc), "Stop", _as_exception(exc))
 
     def _ran(self, outcome: Outcome, *, ahead: bool = False, error: Exception | None = None) -> Ran:
         """What an outcome comes to; raises when it cannot be stored."""

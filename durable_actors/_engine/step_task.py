@@ -20,6 +20,7 @@ from typing import Final, cast
 import trio
 
 from durable_actors._engine.commits import Commits, Left
+from durable_actors._engine.failures import tell_failure
 from durable_actors._engine.keeper import Keys
 from durable_actors._engine.leases import Held, Turn
 from durable_actors._engine.node import Node, logger
@@ -229,6 +230,8 @@ class StepTasks:
     def _tell(self, ran: Ran, held: Held, verdict: Verdict) -> None:
         if isinstance(verdict, Committed):
             self._settling.committed(ran, held, verdict)
+            if ran.error is not None or verdict.status == "failed":
+                tell_failure(self._node, ran, held.claim, verdict.status)
         else:
             self._settling.not_committed(held, verdict)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from durable_actors._store.children import Spawn
-from durable_actors._store.rows import Claim, Transition
+from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors.errors import DurableError
 from durable_actors.machine import (
     KEEP,
@@ -22,8 +22,10 @@ from durable_actors.machine import (
     Stop,
     current_registry,
     encode_json,
+    error_type,
     plan_insert,
     reason_text,
+    traceback_text,
 )
 
 _NULL = b"null"
@@ -62,6 +64,7 @@ def transition(
                 state=_state(spec, outcome.state, claim.step),
                 delay=outcome.delay,
                 last_error=None if error is None else reason_text(error),
+                raised=None if error is None else _raised(error),
                 keeps_awaits=True,
             )
         case Await():
@@ -78,8 +81,14 @@ def transition(
                 consumed=_consumed(handed, ()),
             )
         case Stop():
+            cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
             return Transition(
-                claim, "failed", claim.step, attempt=claim.attempt, last_error=reason_text(outcome.reason)
+                claim,
+                "failed",
+                claim.step,
+                attempt=claim.attempt,
+                last_error=reason_text(outcome.reason),
+                raised=None if cause is None else _raised(cause),
             )
         case _:
             assert_never(outcome)
@@ -128,6 +137,7 @@ def _park(
         advance=1 if entered else 0,
         state=_state(spec, outcome.state, outcome.then or claim.step),
         last_error=None if error is None else reason_text(error),
+        raised=None if error is None else _raised(error),
         awaits=outcome.names,
         await_step=outcome.then,
         timeout=outcome.timeout,
@@ -170,7 +180,18 @@ def _consumed(handed: Sequence[Signal], named: Sequence[int]) -> tuple[int, ...]
 
 def failure(claim: Claim, error: BaseException) -> Transition:
     """The end of an instance whose `handle` could not help either: terminal `failed`. Can always be stored."""
-    return Transition(claim, "failed", claim.step, attempt=claim.attempt, last_error=reason_text(error))
+    return Transition(
+        claim,
+        "failed",
+        claim.step,
+        attempt=claim.attempt,
+        last_error=reason_text(error),
+        raised=_raised(error),
+    )
+
+
+def _raised(error: BaseException) -> Raised:
+    return Raised(error_type(error), traceback_text(error))
 
 
 def _result(spec: MachineSpec, result: object, step: str) -> bytes:

@@ -100,6 +100,7 @@ def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:
 
 def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
     claims = [each.claim for each in transitions]
+    raised = [each.raised for each in transitions]
     return [
         encode.int_array([claim.id for claim in claims]),
         encode.uuid_array([claim.claim_id for claim in claims]),
@@ -120,6 +121,8 @@ def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
         encode.bool_array([each.keeps_awaits for each in transitions]),
         encode.text_array([each.await_step for each in transitions]),
         encode.float_array([each.timeout for each in transitions]),
+        encode.text_array(none_for_all([None if each is None else each.type for each in raised])),
+        encode.text_array(none_for_all([None if each is None else each.traceback for each in raised])),
     ]
 
 

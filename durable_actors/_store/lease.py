@@ -70,6 +70,10 @@ class Reaped:
     queue: str
     status: str
     """`runnable`, or `failed` when its step crashed too often."""
+    machine: str
+    step: str
+    fault: str | None
+    """Why it failed."""
 
 
 async def reap_claims(
@@ -97,7 +101,15 @@ async def reap_claims(
     async with conn.transaction():
         rows = (await conn.run(statement("reap_claims", schema), params)).rows
         reaped = [
-            Reaped(int(row[0] or 0), (row[1] or b"").decode(), (row[3] or b"").decode()) for row in rows
+            Reaped(
+                id=int(row[0] or 0),
+                queue=(row[1] or b"").decode(),
+                status=(row[3] or b"").decode(),
+                machine=(row[4] or b"").decode(),
+                step=(row[5] or b"").decode(),
+                fault=None if row[6] is None else row[6].decode(),
+            )
+            for row in rows
         ]
         keys = sorted({row[2].decode() for row in rows if row[2] is not None})
         offered = await promote_siblings(conn, schema, keys) if keys else []

@@ -149,7 +149,8 @@ async def _newest_first(
     conn: PgConn, schema: str, ids: list[int], *, full: bool = True
 ) -> tuple[Instance, ...]:
     rows = await read_by_ids(conn, schema, ids, full=full) if ids else {}
-    return tuple(rows[number] for number in ids if number in rows)
+    # A list is read at a glance, and a traceback may have 16 kB.
+    return tuple(attrs.evolve(rows[number], traceback=None) for number in ids if number in rows)
 
 
 @attrs.frozen(kw_only=True)

@@ -61,6 +61,14 @@ class Stray:
     partition_key: str | None
 
 
+@attrs.frozen
+class Raised:
+    """The exception behind `last_error`, as texts."""
+
+    type: str
+    traceback: str | None
+
+
 @attrs.define(eq=False)
 class Transition:
     """The whole next row of an instance, written by one fenced UPDATE."""
@@ -79,6 +87,8 @@ class Transition:
     delay: float = 0.0
     """Seconds until it is eligible, from the database's now."""
     last_error: str | None = None
+    raised: Raised | None = None
+    """The exception behind it."""
     rekey: bool = False
     """Whether `partition_key` is written."""
     partition_key: str | None = None
@@ -98,7 +108,7 @@ class Transition:
     @property
     def plain(self) -> bool:
         """Whether the short statement can write it."""
-        return self.claim.plain and self.awaits is None and not self.consumed
+        return self.claim.plain and self.awaits is None and not self.consumed and self.raised is None
 
     @property
     def ends(self) -> bool:

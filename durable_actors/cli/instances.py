@@ -183,6 +183,8 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
     console = make_console()
     for name, value in _facts(instance, around):
         console.print(Text(f"{name:<10} ", style="bold").append_text(value), soft_wrap=True)
+    for line in (instance.traceback or "").splitlines():
+        console.print(Text("  ").append(one_line(line, limit=500)), soft_wrap=True)
     console.print(Text(f"{'why':<10} ", style="bold").append(one_line(reason, limit=1000)), soft_wrap=True)
 
 

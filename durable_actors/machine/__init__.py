@@ -44,7 +44,7 @@ from durable_actors.machine._outcome import (
     ScheduleChildren,
     Stop,
 )
-from durable_actors.machine._reason import reason_text
+from durable_actors.machine._reason import error_type, reason_text, traceback_text
 from durable_actors.machine._registry import Registry, current_registry, isolated_registry
 from durable_actors.machine._spec import (
     HandleSpec,
@@ -100,6 +100,7 @@ __all__ = [
     "decode_or_text",
     "default_backoff",
     "encode_json",
+    "error_type",
     "exhausted",
     "isolated_registry",
     "job",
@@ -112,6 +113,7 @@ __all__ = [
     "spec_of",
     "step",
     "step_address",
+    "traceback_text",
 ]
 
 # What users see in tracebacks, reprs and help() is where they import it from.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard, assert_never, cast
 
 from durable_actors._option_checks import shown
+from durable_actors._wording import counted
 from durable_actors.errors import InvalidOutcome
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import seconds
@@ -94,7 +95,9 @@ def exhausted(spec: MachineSpec, attempt: int) -> Stop | None:
     """
     if spec.max_attempts is None or attempt < spec.max_attempts:
         return None
-    return Stop(f"{spec} was executed {attempt} times (max_attempts={spec.max_attempts}) and never finished")
+    return Stop(
+        f"{spec} was executed {counted(attempt, 'time')} (max_attempts={spec.max_attempts}) and never finished"
+    )
 
 
 def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]) -> Outcome:
@@ -106,7 +109,7 @@ def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Call
         case Cancel():
             return Stop(value.reason)
         case Retry() if attempt + 1 >= _max_attempts(spec):
-            return Stop(f"{spec} asked for a retry after {attempt + 1} executions (max_attempts)")
+            return Stop(f"{spec} asked for a retry after {counted(attempt + 1, 'execution')} (max_attempts)")
         case Retry() | Done() | Stop():
             return value
         case Next() | Await() | ScheduleChildren():

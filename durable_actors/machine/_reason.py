@@ -1,14 +1,20 @@
-"""The text of a failure, as it is stored in `last_error` and shown to people."""
+"""A failure as it is stored and shown to people: its text (`last_error`), its class, its traceback."""
 
 from __future__ import annotations
 
 import traceback
-from typing import cast
+from pathlib import Path
+from typing import Final, cast
 
 from durable_actors._option_checks import SafeRepr
 
 MAX_TEXT = 10_000
 """Characters. Enough to see what happened; the log has the rest."""
+
+MAX_TRACEBACK: Final = 16_000
+"""Bytes of a stored traceback: its head and its tail; what lies between is left out."""
+_HEAD: Final = 5_000
+_OURS: Final = (f"{Path(__file__).parent.parent}/", "/site-packages/trio/", "/site-packages/outcome/")
 
 _repr = SafeRepr(2_000)
 _repr.maxdict = _repr.maxlist = _repr.maxtuple = 50
@@ -27,9 +33,51 @@ def reason_text(reason: object) -> str:
         text = _repr.repr(reason)
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
-    # Postgres text holds neither NUL nor surrogates.
-    text = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return text or "(no reason given)"
+    return _storable(text) or "(no reason given)"
+
+
+def error_type(error: BaseException) -> str:
+    """Return what `error_type` stores: `module.Class`, without the module for builtins, as a traceback says it."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return _storable(name[:500])
+
+
+def traceback_text(error: BaseException) -> str | None:
+    """Return what `traceback` stores, from the user's first frame on; None when there is none. This never raises."""
+    try:
+        told = traceback.TracebackException.from_exception(error, compact=True)
+        _drop_our_frames(told)
+        text = "".join(told.format())
+    except Exception:  # noqa: BLE001 - a hostile exception; its text is stored all the same
+        return None
+    return _cut(_storable(text))
+
+
+def _drop_our_frames(told: traceback.TracebackException) -> None:
+    """Drop the frames before the user's code. Where all frames are ours (an invalid outcome), they stay."""
+    ours = 0
+    while ours < len(told.stack) and told.stack[ours].filename.startswith(_OURS[0]) | any(
+        part in told.stack[ours].filename for part in _OURS[1:]
+    ):
+        ours += 1
+    if ours < len(told.stack):
+        del told.stack[:ours]
+
+
+def _cut(text: str) -> str:
+    raw = text.encode()
+    if len(raw) <= MAX_TRACEBACK:
+        return text
+    head = raw[:_HEAD].decode(errors="ignore")
+    tail = raw[len(raw) - (MAX_TRACEBACK - _HEAD - 100) :].decode(errors="ignore")
+    left_out = len(raw) - len(head.encode()) - len(tail.encode())
+    return f"{head}\n  [… {left_out} bytes are left out …]\n{tail}"
+
+
+def _storable(text: str) -> str:
+    """Postgres text holds neither NUL nor surrogates."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _exception_text(error: BaseException) -> str:

@@ -134,6 +134,17 @@ def test_runs_are_counted_as_people_count(shell: Shell):
     assert (shell.json("show", failed)["attempt"], shell.json("show", failed)["interruptions"]) == (2, 1)
 
 
+def test_show_has_the_traceback_and_lists_have_not(shell: Shell):
+    number = shell.add(
+        status="failed", last_error="x", error_type="T", traceback="Traceback:\n  here\x1b[1m\nT: x"
+    )
+    assert "  Traceback:\n    here\\x1b[1m\n  T: x\n" in shell.ok("show", number)
+    assert "here" not in shell.ok("list")
+    [row] = shell.json("list")["instances"]
+    assert (row["traceback"], row["error_type"]) == (None, "T")
+    assert shell.json("show", number)["traceback"].startswith("Traceback:")
+
+
 def test_show_says_who_holds_the_key(shell: Shell):
     shell.node("n:1", queues={"default": 5}, machines=["shop:Checkout/1"])
     running = shell.add(partition_key="k", status="executing", locked_by="n:1")

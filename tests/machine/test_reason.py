@@ -2,6 +2,7 @@
 
 import durable_actors.machine as da
 from durable_actors.errors import StepTimeout
+from durable_actors.machine import error_type, traceback_text
 from hypothesis import given, strategies as st
 
 
@@ -55,3 +56,36 @@ def test_every_reason_is_a_storable_text(reason):
     assert text
     assert "\0" not in text
     text.encode()
+
+
+def _fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_a_traceback_is_storable_and_cut_in_the_middle():
+    try:
+        _fail("first " + "y" * 40_000)
+    except ValueError as error:
+        text = traceback_text(error)
+    assert text is not None
+    assert len(text.encode()) <= 16_000
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert "bytes are left out" in text
+    assert text.endswith("yyy\n")
+    try:
+        _fail("x" * 10 + "\0\udcff")
+    except ValueError as error:
+        text = traceback_text(error)
+    assert text is not None
+    assert text.endswith("ValueError: xxxxxxxxxx\\0\\udcff\n")
+
+
+def test_a_traceback_never_raises():
+    class Hostile(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    text = traceback_text(Hostile())
+    assert text is None or "Hostile" in text
+    assert error_type(Hostile()).endswith("Hostile")
+    assert error_type(KeyError()) == "KeyError"

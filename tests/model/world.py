@@ -139,12 +139,12 @@ class World:
     def crash(self, numbers: Sequence[int], *, max_crashes: int | None) -> None:
         for number in numbers:
             row = self.rows[number]
-            row.attempt += 1
             row.crashes += 1
             row.claim = None
             if max_crashes is not None and row.crashes >= max_crashes:
                 self.end(row, "failed")
             else:
+                row.attempt += 1
                 row.status, row.due = "runnable", True
         self.join([self.rows[number] for number in numbers if self.rows[number].ended])
 

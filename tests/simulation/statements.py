@@ -258,6 +258,7 @@ def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...
     assert isinstance(delay, float)
     new = tx.write(row, *why)
     new.status, new.step, new.attempt, new.last_error = status, step, attempt, error
+    new.error_type = new.traceback = None
     new.state = row.state if state is None else jsonb(str(state))
     new.result = None if result is None else jsonb(str(result))
     new.visit = row.visit + advance
@@ -312,18 +313,21 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
-    late = params[17] == b"t"
+    late = params[19] == b"t"
+    types, traces = lit.texts(params[17]), lit.texts(params[18])
     heads = zip(
         lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]),
         *_row_columns(params[4:13]),
-        lit.texts(params[13]), lit.bools(params[14]), lit.texts(params[15]), lit.floats(params[16]), strict=True,
+        lit.texts(params[13]), lit.bools(params[14]), lit.texts(params[15]), lit.floats(params[16]),
+        types or [None] * len(lit.ints(params[0])), traces or [None] * len(lit.ints(params[0])), strict=True,
     )  # fmt: skip
     out: Rows = []
-    for number, claim, visit, status, *rest, awaits, keeps, then, timeout in heads:
+    for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
         if row is None:
             continue
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
+        new.error_type, new.traceback = kind, trace
         new.locked_by = new.lease = None
         if not keeps and status != "failed":
             new.awaits = None if awaits is None else tuple(lit.texts(str(awaits).encode()))

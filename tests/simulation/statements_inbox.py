@@ -230,6 +230,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     new.await_deadline = None if timeout is None or not needed else tx.now + round(float(timeout) * SECOND)
     new.state = row.state if params[2] is None else jsonb(params[2])
     new.attempt = new.crashes = new.round = 0
+    new.error_type = new.traceback = None
     new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
     new.children_total, new.children_pending, new.wake_on_failure = total, needed, params[5] == b"t"
     new.locked_by = new.lease = None
@@ -339,7 +340,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
-            r.interruptions, None, None, r.tags and encode.text_array(r.tags), r.meta,
+            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
         )
         for r in rows
     ]  # fmt: skip

@@ -52,15 +52,26 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
         new.status, new.hold = "failed" if gone else "runnable", 0
         new.eligible_at = tx.now + pause * SECOND
-        new.attempt, new.crashes = row.attempt + (not stopped), row.crashes + (not stopped)
+        new.attempt, new.crashes = row.attempt + (not stopped and not gone), row.crashes + (not stopped)
         new.interruptions = row.interruptions + stopped
         if gone:
             new.last_error = "quarantined"
+            new.error_type = new.traceback = None
         if "reap keeps claim" not in scene.broken:
             new.unclaim()
         else:
             new.locked_by = new.lease = None
-        out.append(shown(row.id, row.queue, row.partition_key, new.status))
+        out.append(
+            shown(
+                row.id,
+                row.queue,
+                row.partition_key,
+                new.status,
+                row.fsm,
+                row.step,
+                new.last_error if gone else None,
+            )
+        )
     return out
 
 

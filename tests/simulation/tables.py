@@ -19,9 +19,10 @@ class Row:
 
     __slots__ = (
         "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
-        "children_total", "claim_id", "crashes", "eligible_at", "fsm", "hold", "id", "inbox", "interruptions",
-        "last_error", "lease", "locked_by", "meta", "parent_id", "partition_key", "priority", "queue", "result",
-        "round", "scope", "state", "status", "step", "tags", "unique_key", "version", "visit", "wake_on_failure",
+        "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fsm", "hold", "id", "inbox",
+        "interruptions", "last_error", "lease", "locked_by", "meta", "parent_id", "partition_key", "priority", "queue",
+        "result", "round", "scope", "state", "status", "step", "tags", "traceback", "unique_key", "version", "visit",
+        "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:

@@ -16,7 +16,7 @@ import trio
 from durable_actors._store import children, claim as claims, commit, insert, lease, node as nodes, signal
 from durable_actors._store.claim import Owner, PickFrom
 from durable_actors._store.read import Instance, read_by_ids
-from durable_actors._store.rows import Claim, Transition
+from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors.machine._labels import Labels
 from tests.simulation.driver import Transaction
 from tests.simulation.process import World
@@ -32,7 +32,7 @@ COLUMNS = (
     "id, status, hold, step, attempt, crashes, visit, round, priority, partition_key, inbox, awaits, await_step, "
     "locked_by, claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, "
     "children_pending, wake_on_failure, parent_id, barrier, last_error is not null, state::text, result::text, "
-    "interruptions, tags, meta::text"
+    "interruptions, tags, meta::text, error_type, traceback"
 )
 
 
@@ -107,6 +107,7 @@ def stored(row: Row) -> tuple[Any, ...]:
         row.children_pending, row.wake_on_failure, row.parent_id, row.barrier, row.last_error is not None,
         row.state.decode(), None if row.result is None else row.result.decode(), row.interruptions,
         None if row.tags is None else list(row.tags), None if row.meta is None else row.meta.decode(),
+        row.error_type, row.traceback,
     )  # fmt: skip
 
 
@@ -220,13 +221,18 @@ class Pair:
             }
         if kind == "retry":
             retry = {"attempt": claim.attempt + 1, "delay": draw.choice((0.0, 6000.0)), "keeps_awaits": True}
-            return {"status": "runnable", "step": claim.step, "last_error": "x", **retry}
+            raised = draw.choice((None, Raised("T", "trace")))
+            return {"status": "runnable", "step": claim.step, "last_error": "x", "raised": raised, **retry}
         if kind == "park":
             then = draw.choice((None, "t"))
             timeout = draw.choice((None, 6000.0))
             parked = {"awaits": draw.choice((("x",), ("x", "y"))), "await_step": then, "timeout": timeout}
             return {"status": "awaiting_signal", "step": claim.step, "attempt": 0, "state": state, **parked}
-        ended = {"result": b'{"r":1}'} if kind == "done" else {"last_error": "why"}
+        ended = (
+            {"result": b'{"r":1}'}
+            if kind == "done"
+            else {"last_error": "why", "raised": draw.choice((None, Raised("T", None)))}
+        )
         return {"status": kind, "step": claim.step, "attempt": claim.attempt, **ended}
 
     async def spawn(self) -> None:

@@ -30,6 +30,8 @@ update durable.gen_durable g
        eligible_at = case when o.stays then g.eligible_at when o.delay = 0 then now()
                           else now() + make_interval(secs => o.delay) end,
        last_error = o.last_error,
+       error_type = null,  -- what follows an exception is written by commit_parks
+       traceback = null,
        partition_key = case when o.rekey then o.new_key else g.partition_key end,
        locked_by = case when o.stays then g.locked_by end,
        lease_expires_at = case when o.stays then g.lease_expires_at end,

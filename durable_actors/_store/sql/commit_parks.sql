@@ -1,8 +1,10 @@
--- commit_parks: like commit_outcomes, for outcomes that park, or whose instance was parked or has an inbox or children.
+-- commit_parks: like commit_outcomes, for outcomes that park, or that follow an exception, or whose instance was parked or has an
+--          inbox or children.
 -- params   $1 to $16 as there, without $6 ahead (these never run ahead): arrays $1 id · $2 claim · $3 visit · $4 status · $5 step
 --          $6 state · $7 result · $8 attempt · $9 advance · $10 delay · $11 last_error · $12 rekey · $13 new key;
 --          $14 awaits text[] (each an array literal; null: none) · $15 keeps awaits boolean[] (a retry) · $16 await_step text[]
---          $17 timeout float8[] (seconds) · $18 accept late commits boolean
+--          $17 timeout float8[] (seconds) · $18 error_type text[] · $19 traceback text[] (both empty: null for all)
+--          $20 accept late commits boolean
 -- returns  id, visit, status, null, inbox; an inbox whose instance is done is dropped. One that failed keeps its inbox, its dedup keys
 --          and its awaits: retried, it is handed what it was handed before
 -- locks    the rows
@@ -20,6 +22,8 @@ update durable.gen_durable g
        round = case when o.advance > 0 then 0 else least(g.round, 2147483646) + 1 end,
        eligible_at = now() + make_interval(secs => o.delay),
        last_error = o.last_error,
+       error_type = o.error_type,
+       traceback = o.traceback,
        partition_key = case when o.rekey then o.new_key else g.partition_key end,
        locked_by = null,
        lease_expires_at = null,
@@ -32,10 +36,11 @@ update durable.gen_durable g
        wake_on_failure = false,
        updated_at = now()
   from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::int[],
-              $10::float8[], $11::text[], $12::boolean[], $13::text[], $14::text[], $15::boolean[], $16::text[], $17::float8[])
+              $10::float8[], $11::text[], $12::boolean[], $13::text[], $14::text[], $15::boolean[], $16::text[], $17::float8[],
+              $18::text[], $19::text[])
        o(id, claim, visit, status, step, state, result, attempt, advance, delay, last_error, rekey, new_key, awaits, keeps,
-         await_step, timeout)
+         await_step, timeout, error_type, traceback)
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
-   and ($18::boolean or g.lease_expires_at > clock_timestamp())
+   and ($20::boolean or g.lease_expires_at > clock_timestamp())
 returning g.id, g.visit, g.status, null, g.inbox,
           case when g.inbox and o.status = 'done' then durable.drop_inbox(g.id) end

@@ -1,7 +1,8 @@
 -- reap_claims: take back claims whose lease is over, or whose node was proved dead; the step runs again.
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
 --          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
--- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox)
+-- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox), fsm, step,
+--          why it failed
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting. Before them the parents whose
 --          barrier must count a child that fails (join_parents, in the same transaction), SKIP LOCKED, too: a child whose
 --          parent somebody else has locked stays as it is until the next round.
@@ -37,13 +38,14 @@ with dead as materialized (
 )
 update durable.gen_durable g
    set status = (case when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = case when d.stopped then g.attempt else least(g.attempt, 2147483646) + 1 end,
+       hold = 0, attempt = case when d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
        crashes = case when d.stopped then g.crashes else least(g.crashes, 2147483646) + 1 end,
        interruptions = case when d.stopped then least(g.interruptions, 2147483646) + 1 else g.interruptions end,
        rev = least(g.rev, 9223372036854775806) + 1,
        eligible_at = now() + make_interval(secs => case when g.crashes = 0 or d.stopped then 0
                                                        else least(2 ^ least(g.crashes - 1, 9), 300) end),
        last_error = coalesce(d.fault, g.last_error),
+       error_type = case when d.fault is null then g.error_type end, traceback = case when d.fault is null then g.traceback end,
        finished_at = case when d.fault is not null then now() end,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
   from (select y.id,
@@ -64,4 +66,4 @@ update durable.gen_durable g
                                 where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
          order by y.id limit $1::int for no key update of y skip locked) d
  where g.id = d.id
-returning g.id, g.queue, g.partition_key, g.status
+returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when d.fault is not null then g.last_error end
