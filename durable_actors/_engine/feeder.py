@@ -95,7 +95,7 @@ class Feeder(Actor[object]):
     async def init(self) -> None:
         """Become the queue's feeder: pokes come here from now on."""
         self.claimed.recount()
-        self._idle.wake()
+        self._idle.busy()
         self._unsure = self._queue in self._node.feeders  # the last incarnation may have died in a pick
         self._node.feeders[self._queue] = self
 
@@ -115,9 +115,10 @@ class Feeder(Actor[object]):
                 continue
             if self._has_room:
                 self._idle.rest(trio.current_time())
+            else:
+                self._idle.busy()
             with trio.move_on_at(wait) as sleep:
                 await self.mailbox.receive()
-            self._idle.wake()
             # A freed slot is no evidence of work either, if the last look found the queue empty.
             self._polls = (
                 not self._found_work if sleep.cancelled_caught else self._nothing and not self.cursor.hinted
@@ -127,7 +128,7 @@ class Feeder(Actor[object]):
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """Give the buffer back at once, attempt unchanged: nothing of it has run."""
-        self._idle.wake()
+        self._idle.busy()
         self.claimed.close()
 
     # -- picking

@@ -1,7 +1,8 @@
 """PURE: which queues of a node are idle, and which of them the long poll may watch. Time is an argument.
 
-A queue is idle while its feeder sleeps and has room for more than there was to pick. The feeders say so here; the
-long poll reads it. What the long poll has seen due, and the feeder could not claim (somebody has the row locked, or its
+A queue is idle while its feeder has room for more than there was to pick. The feeders say so here; the long poll reads
+it. A feeder that wakes up for a moment, because a step has ended, leaves its queue idle: it would miss the next
+statement. What the long poll has seen due, and the feeder could not claim (somebody has the row locked, or its
 key), is seen again at once: such a queue is watched again after a pause that doubles.
 """
 
@@ -43,7 +44,7 @@ class IdleQueue:
     # -- told by the feeder
 
     def rest(self, now: float) -> None:
-        """The feeder goes to sleep and has room."""
+        """The feeder goes to sleep, and has room."""
         self._idle = True
         if self._hit:  # and it was not claimed
             self._hit = False
@@ -53,8 +54,8 @@ class IdleQueue:
             self._asked = True
             self._on_change()
 
-    def wake(self) -> None:
-        """The feeder is awake, and will look itself."""
+    def busy(self) -> None:
+        """The feeder has no room, or more to pick."""
         self._idle = False
 
     def claimed(self) -> None:
@@ -84,11 +85,9 @@ class IdleQueue:
             self._misses = 0
 
     def hit(self) -> bool:
-        """A due row was seen. True: its feeder sleeps and is to be told."""
-        if not self._idle:
-            return False
-        self._hit, self._idle = True, False
-        return True
+        """A due row was seen. True: its feeder has room, and is to be told."""
+        self._hit = self._idle
+        return self._idle
 
 
 class IdleQueues:

@@ -20,14 +20,14 @@ def names(of: IdleQueues, now: float) -> list[str]:
     return [queue.name for queue in of.choose(now)]
 
 
-def test_a_queue_is_watched_while_its_feeder_sleeps_and_has_room():
+def test_a_queue_is_watched_while_its_feeder_has_room():
     found, asked = queues(a=0.1, b=0.1, c=0.0)
     assert names(found, 0.0) == []
     found.of("b").rest(0.0)
     found.of("c").rest(0.0)
     assert len(asked) == 2
     assert names(found, 0.0) == ["b"], "c is not to be watched"
-    found.of("b").wake()
+    found.of("b").busy()
     assert names(found, 1.0) == []
     assert found.watchable == 2
 
@@ -38,14 +38,13 @@ def test_a_queue_asks_once_until_somebody_chooses():
     queue = found.of("a")
     for _ in range(5):
         queue.rest(0.0)
-        queue.wake()
+    queue.busy()
     assert len(asked) == 1
     assert found.choose(0.0) == []
     queue.rest(0.0)
     assert len(asked) == 2, "else it would never be watched"
     [chosen] = found.choose(0.0)
     chosen.watched = True
-    queue.wake()
     queue.rest(0.0)
     assert len(asked) == 2, "the server watches it already"
     assert not found.new(0.0)
@@ -57,7 +56,6 @@ def test_what_cannot_be_claimed_is_watched_again_after_a_growing_pause():
     queue.rest(now)
     for _ in range(6):
         assert queue.hit()
-        queue.wake()
         queue.rest(now)
         assert names(found, now) == []
         pauses.append(found.next_at(now) - now)
@@ -65,7 +63,6 @@ def test_what_cannot_be_claimed_is_watched_again_after_a_growing_pause():
         assert names(found, now) == ["a"]
     assert pauses == pytest.approx([0.2, 0.4, 0.8, LONGEST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE])
     assert queue.hit()
-    queue.wake()
     queue.claimed()
     queue.rest(now)
     assert names(found, now) == ["a"], "a claim ends it"
@@ -85,12 +82,12 @@ def test_a_look_that_saw_nothing_ends_the_growth():
     assert found.next_at(10.0) == pytest.approx(10.2)
 
 
-def test_a_hit_on_a_feeder_that_is_awake_or_full_tells_nobody():
+def test_a_hit_on_a_feeder_that_is_full_tells_nobody():
     found, _ = queues(a=0.1)
     queue = found.of("a")
     assert not queue.hit()
     queue.rest(0.0)
-    queue.wake()
+    queue.busy()
     assert not queue.hit()
     queue.rest(0.0)
     assert names(found, 0.0) == ["a"], "no pause: it was not told"
