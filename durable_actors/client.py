@@ -16,6 +16,7 @@ from durable_actors._option_checks import Duration, count, shown
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.patience import CALLER, CALLERS
 from durable_actors._postgres.pool import open_pool
+from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
 from durable_actors._store.observe import Filter
@@ -96,20 +97,30 @@ def _names() -> str:
 
 @asynccontextmanager
 async def open_client(
-    dsn: str | None = None, *, schema: str = "durable", name: str = "default", pool_size: int = 4
+    dsn: str | None = None,
+    *,
+    schema: str = "durable",
+    name: str = "default",
+    pool_size: int = 4,
+    start_timeout: Duration = 30,
 ) -> AsyncGenerator[Client, None]:
     """Open a client: insert, signal and wait, without running any step here.
 
-    The schema must exist (an engine or `durable-actors migrate` makes it).
+    The schema must exist (an engine or `durable-actors migrate` makes it). Waits up to `start_timeout` seconds for a
+    Postgres that is starting, recovering or locked for a moment; then `StoreUnavailable`.
     """
     require_trio("open_client")
     count("pool_size", pool_size, least=1, most=1000)
-    config = Config(dsn=dsn, schema=schema, name=name)
+    config = Config(dsn=dsn, schema=schema, name=name, start_timeout=start_timeout)
     async with open_target(config.dsn) as target:
         lane = Lane("client", pool_size, settings=CALLER, max_waiting=CALLERS)
         async with open_pool(target.dsn, lanes=[lane]) as pool:
-            async with pool.acquire("client") as conn:
-                await require_schema(conn, schema=config.schema)
+
+            async def check() -> None:
+                async with pool.acquire("client") as conn:
+                    await require_schema(conn, schema=config.schema)
+
+            await when_ready(check, [target.dsn], start_timeout=config.start_timeout)
             client = Client(config.name, pool, "client", config.schema)
             with opened(client):
                 yield client

@@ -141,6 +141,8 @@ class Config:
     """Seconds that running steps may go on when the engine stops."""
     drain_on_cancel: bool
     """Drain also when the engine is cancelled from outside."""
+    start_timeout: float
+    """Seconds that a start waits for a Postgres that is starting, recovering or locked; then `StoreUnavailable`."""
     pool_size: int
     """The node's connections: session, heartbeat, claim and commit first, the rest for clients."""
     thread_limit: int
@@ -175,6 +177,7 @@ class Config:
         min_demand: int = 1,
         drain_timeout: Duration = 5,
         drain_on_cancel: bool = True,
+        start_timeout: Duration = 30,
         pool_size: int = 6,
         thread_limit: int = 40,
         max_crashes: int | None = None,
@@ -199,6 +202,7 @@ class Config:
         _set(self, "min_demand", check.count("min_demand", min_demand, least=1))
         _set(self, "drain_timeout", check.duration("drain_timeout", drain_timeout, positive=False))
         _set(self, "drain_on_cancel", check.flag("drain_on_cancel", drain_on_cancel))
+        _set(self, "start_timeout", check.duration("start_timeout", start_timeout, positive=False))
         _set(self, "pool_size", check.count("pool_size", pool_size, least=3, most=1000))
         _set(self, "thread_limit", check.count("thread_limit", thread_limit, least=1, most=10_000))
         crashes = None if max_crashes is None else check.count("max_crashes", max_crashes, least=1)

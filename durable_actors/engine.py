@@ -22,8 +22,9 @@ from durable_actors._engine.setup import load_machines, make_node, plan_queues
 from durable_actors._engine.tree import build_tree
 from durable_actors._postgres.embedded import keep_up
 from durable_actors._postgres.pool import Pool, PoolStatistics, open_pool
+from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
-from durable_actors._store.migrate import migrate, require_schema
+from durable_actors._store.migrate import migrate, require_schema, schema_version
 from durable_actors._store.node import register_node, stop_node
 from durable_actors._trio_run import require_trio
 from durable_actors._version import __version__
@@ -137,6 +138,9 @@ def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
 
 async def _prepare_schema(config: Config, target: Target, pool: Pool, lane: str) -> None:
     if config.migrate:
+        # On this lane a table that somebody has locked is refused after a moment; a migrator would wait for it.
+        async with pool.acquire(lane) as conn:
+            await schema_version(conn, schema=config.schema)
         # Past a pooler where there is one: the migrators' lock belongs to a session.
         await migrate(config.session_dsn or target.dsn, schema=config.schema)
     async with pool.acquire(lane) as conn:
@@ -163,10 +167,12 @@ async def run_engine(
         node = make_node(config, pool, roles, specs)
         client = Client(config.name, pool, node.lane("client"), config.schema)
         stack.enter_context(clients.opened(client))
-        await _prepare_schema(config, target, pool, node.lane("client"))
+        dsns = {target.dsn, config.session_dsn or target.dsn}
+        ready = partial(when_ready, dsns=dsns, start_timeout=config.start_timeout)
+        await ready(partial(_prepare_schema, config, target, pool, node.lane("client")))
         engine = Engine(config, node, client, dsn=target.dsn, ended=ended)
         _connect(engine, node, client)
-        await _register(node, queues)
+        await ready(partial(_register, node, queues))
         await _run_tree(engine, node, queues, target, signals=signals, task_status=task_status)
         if engine._fatal is not None:  # noqa: SLF001 - same module
             raise engine._fatal  # noqa: SLF001

@@ -35,6 +35,7 @@ DEFAULTS = {
     "min_demand": 1,
     "drain_timeout": 5,
     "drain_on_cancel": True,
+    "start_timeout": 30,
     "pool_size": 6,
     "thread_limit": 40,
     "max_crashes": None,

@@ -20,6 +20,7 @@ import trio
 
 from durable_actors._option_checks import check_schema_name
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.starting import InRecovery
 from durable_actors._postgres.statement import Statement
 from durable_actors._store.sql import Migration, in_schema, migrations, statement
 from durable_actors.errors import ConfigError, SchemaError
@@ -232,7 +233,7 @@ async def _require_server(conn: PgConn) -> None:
             "create database … encoding 'UTF8' template template0"
         )
     if row[2] == b"t":
-        raise SchemaError("this server is a standby and cannot be migrated; the DSN must reach the primary")
+        raise InRecovery("this server is a standby and cannot be migrated; the DSN must reach the primary")
 
 
 def _ensure_schema(schema: str) -> Statement:

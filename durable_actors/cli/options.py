@@ -104,6 +104,17 @@ class Whole(click.IntRange):
         return number
 
 
+def start_timeout_option(function: _F) -> _F:
+    """Add `--start-timeout`."""
+    return click.option(
+        "--start-timeout",
+        type=duration,
+        metavar="DURATION",
+        default=30.0,
+        help="How long to wait for a Postgres that is not ready yet. Default: 30.",
+    )(function)
+
+
 def read_json(argument: str | None, *, option: str) -> Any:
     """The JSON of an argument; `-` reads it from standard input. None for a missing argument."""
     if argument is None:

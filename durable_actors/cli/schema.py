@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import click
 import trio
 
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store import migrate as migrating
 from durable_actors._store.sql import Migration
-from durable_actors.cli.options import database_options, make_config
+from durable_actors.cli.options import database_options, make_config, start_timeout_option
 from durable_actors.config import Config
 
 
@@ -21,9 +23,17 @@ from durable_actors.config import Config
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 when migrations are pending.")
 @click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for an empty database and do nothing.")
 @click.option("--to", "version", type=int, metavar="N", help="Stop at migration N instead of the newest.")
+@start_timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def migrate(
-    *, dsn: str | None, schema: str, check: bool, as_sql: bool, version: int | None, as_json: bool
+    *,
+    dsn: str | None,
+    schema: str,
+    check: bool,
+    as_sql: bool,
+    version: int | None,
+    start_timeout: float,
+    as_json: bool,
 ) -> None:
     """Create the schema or bring it up to date. Any number of processes may do so at once."""
     if check and as_sql:
@@ -39,11 +49,11 @@ def migrate(
 
     async def run() -> migrating.SchemaVersion:
         async with open_target(config.dsn) as target:
-            if not check:
-                return await migrating.migrate(
-                    target.dsn, schema=config.schema, version=version, on_progress=report
-                )
-            return await _look(target.dsn, config)
+            change = partial(
+                migrating.migrate, target.dsn, schema=config.schema, version=version, on_progress=report
+            )
+            attempt = partial(_look, target.dsn, config) if check else change
+            return await when_ready(attempt, [target.dsn], start_timeout=start_timeout)
 
     found = trio.run(run)
     pending = [f"{m.version:04d}_{m.name}" for m in found.pending]

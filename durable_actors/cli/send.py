@@ -76,7 +76,7 @@ def insert(
         options["state"] = read_json(state, option="--state")
 
     async def main() -> tuple[int | None, bool]:
-        async with open_client(config.dsn, schema=config.schema) as client:
+        async with open_client(config.dsn, schema=config.schema, start_timeout=0) as client:
             try:
                 return await client.insert(spec.definition, **options), True
             except Duplicate as exc:
@@ -160,7 +160,7 @@ def signal(
     value = read_json(payload, option="PAYLOAD")
 
     async def main() -> str:
-        async with open_client(config.dsn, schema=config.schema) as client:
+        async with open_client(config.dsn, schema=config.schema, start_timeout=0) as client:
             [outcome] = await client.signal_many(
                 [{"target": address, "name": name, "payload": value, "dedup_key": dedup_key}]
             )

@@ -12,7 +12,13 @@ from functools import partial
 import click
 import trio
 
-from durable_actors.cli.options import bare_errors, database_options, duration, import_modules
+from durable_actors.cli.options import (
+    bare_errors,
+    database_options,
+    duration,
+    import_modules,
+    start_timeout_option,
+)
 from durable_actors.config import Config, Queue
 from durable_actors.engine import Engine, serve as run_until_signal
 from durable_actors.errors import ConfigError
@@ -103,6 +109,7 @@ def _digits(text: str) -> bool:
     default=5.0,
     help="How long running steps may go on at a stop. Default: 5.",
 )
+@start_timeout_option
 @click.option(
     "--max-crashes", type=int, metavar="N", help="Fail a step that crashed N times. Default: never."
 )
@@ -134,6 +141,7 @@ def serve(
     reap: float,
     dead_after: float,
     drain: float,
+    start_timeout: float,
     max_crashes: int | None,
     pool_size: int,
     threads: int,
@@ -161,6 +169,7 @@ def serve(
         reap_interval=reap,
         dead_after=dead_after,
         drain_timeout=drain,
+        start_timeout=start_timeout,
         max_crashes=max_crashes,
         pool_size=pool_size,
         thread_limit=threads,

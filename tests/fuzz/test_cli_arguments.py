@@ -42,7 +42,7 @@ INSERT = [
 ]
 SERVE = [
     "--queue", "--node", "--lease", "--poll", "--max-poll", "--long-poll", "--reap", "--dead-after", "--drain",
-    "--max-crashes", "--pool-size", "--threads", "--session-dsn",
+    "--start-timeout", "--max-crashes", "--pool-size", "--threads", "--session-dsn",
 ]  # fmt: skip
 # (what stands before the option, its names). A schema that is not there ends `serve` before it runs.
 VERBS: dict[str, tuple[list[str], list[str]]] = {
