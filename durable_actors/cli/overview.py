@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import attrs
 import click
 import trio
 from rich.table import Table
 
+from durable_actors._store.claim import read_queue
 from durable_actors._store.observe import NodeView, QueueWork, count_statuses, read_nodes, read_queues
 from durable_actors.cli.options import database_options, json_option, open_store
 from durable_actors.cli.output import (
@@ -21,6 +23,10 @@ from durable_actors.cli.output import (
     seconds,
     table,
 )
+from durable_actors.machine import parse_step_address
+
+MOST_UNKNOWN: Final = 20
+"""Lines about steps that nobody knows, per queue."""
 
 
 @attrs.frozen(kw_only=True)
@@ -42,12 +48,20 @@ class QueueView:
     """Live nodes that serve it."""
     slots: int
     """Steps that they run at a time, together."""
+    unknown: tuple[str, ...] | None = None
+    """Machines and steps of shelved rows that none of these nodes knows; None when it was not looked at."""
 
 
 def make_views(
-    work: Sequence[QueueWork], nodes: Sequence[NodeView], counts: Mapping[str, Mapping[str, int]] | None
+    work: Sequence[QueueWork],
+    nodes: Sequence[NodeView],
+    counts: Mapping[str, Mapping[str, int]] | None,
+    shelves: Mapping[str, Sequence[str]] | None = None,
 ) -> list[QueueView]:
-    """One line per queue that has work, had some (if counted), or is served. Pure."""
+    """One line per queue that has work, had some (if counted), or is served. Pure.
+
+    `shelves`: the step addresses on each queue's shelf.
+    """
     by_name = {each.queue: each for each in work}
     live = [each for each in nodes if each.alive]
     served = {name for each in live for name in each.queues}
@@ -74,9 +88,27 @@ def make_views(
                 failed=None if statuses is None else statuses.get("failed", 0),
                 nodes=sum(name in node.queues for node in live),
                 slots=sum(node.queues.get(name, 0) for node in live),
+                unknown=None
+                if shelves is None
+                else unknown_steps(shelves.get(name, ()), [node for node in live if name in node.queues]),
             )
         )
     return found
+
+
+def unknown_steps(shelf: Sequence[str], nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    """What of a shelf none of these nodes can run, for people. Pure."""
+    found: list[str] = []
+    for address in shelf:
+        parsed = parse_step_address(address)
+        if parsed is None:  # a hand wrote it
+            found.append(repr(address))
+            continue
+        name, version, step = parsed
+        machine = f"{name}/{version}"
+        if not any(node.knows(machine, step) for node in nodes):
+            found.append(f"step {step!r} of {machine}")
+    return tuple(found)
 
 
 def queue_table(views: Sequence[QueueView]) -> Table:
@@ -119,13 +151,25 @@ def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
     async def run() -> list[QueueView]:
         async with open_store(dsn, schema) as conn:
             counts = None if quick else await count_statuses(conn, schema)
-            return make_views(await read_queues(conn, schema), await read_nodes(conn, schema), counts)
+            work = await read_queues(conn, schema)
+            shelves = {
+                each.queue: (await read_queue(conn, schema, each.queue)).shelved
+                for each in work
+                if each.shelved
+            }
+            return make_views(work, await read_nodes(conn, schema), counts, shelves)
 
     found = trio.run(run)
     if as_json:
         print_json(found)
     elif found:
         make_console().print(queue_table(found))
+        for each in found:
+            for text in (each.unknown or ())[:MOST_UNKNOWN]:
+                click.echo(
+                    f"queue {each.queue!r}: no live node that serves it knows {one_line(text, limit=200)}",
+                    err=True,
+                )
     else:
         click.echo("no queues: nothing waits or runs, and no node is alive")
 

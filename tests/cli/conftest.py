@@ -74,12 +74,14 @@ class Shell:
         assert found is not None
         return found
 
-    def node(self, name: str, *, queues: dict[str, int], machines: list[str], alive: bool = True) -> None:
+    def node(
+        self, name: str, *, queues: dict[str, int], machines: list[str], alive: bool = True, **about: object
+    ) -> None:
         """A node as the others see it: a row, and the lock that its session holds."""
-        about = json.dumps({"queues": queues, "machines": machines, "pid": 7, "version": "x"})
+        told = json.dumps({"queues": queues, "machines": machines, "pid": 7, "version": "x", **about})
         self.conn.execute(
             "insert into durable.nodes (incarnation, node, about) values (%s, %s, %s)",
-            [name, name.partition(":")[0], about],
+            [name, name.partition(":")[0], told],
         )
         if alive:
             self.conn.execute(

@@ -35,6 +35,7 @@ def test_queues_counts(shell: Shell):
         "failed": 0,
         "nodes": 2,
         "slots": 7,
+        "unknown": [],
     }
     assert (found["b"]["failed"], found["b"]["nodes"], found["idle"]["slots"]) == (1, 0, 2)
     quick = {each["queue"]: each for each in shell.json("queues", "--quick")}
@@ -42,6 +43,25 @@ def test_queues_counts(shell: Shell):
     assert (quick["a"]["held"], quick["a"]["done"], quick["a"]["awaiting"]) == (1, None, None)
     lines = shell.ok("queues").splitlines()
     assert [line.split()[0] for line in lines] == ["queue", "a", "b", "idle"]
+
+
+def test_queues_tells_what_nobody_knows(shell: Shell):
+    shell.node("n:1", queues={"a": 3}, machines=[MACHINE], steps={MACHINE: ["start"]})
+    shell.node("n:2", queues={"b": 3}, machines=[MACHINE], steps={MACHINE: ["start", "ship"]})
+    shell.add(queue="a", hold=2, step="ship")
+    shell.add(queue="a", hold=2, step="start")
+    shell.add(queue="a", hold=2, fsm="__main__:Order", step="start")
+    shell.add(queue="a", hold=2, fsm="odd\x1fname", step="start")
+    found = {each["queue"]: each for each in shell.json("queues")}
+    known = [
+        "step 'start' of __main__:Order/1",
+        "'odd\\x1fname\\x1f1\\x1fstart'",
+        f"step 'ship' of {MACHINE}",
+    ]
+    assert (found["a"]["unknown"], found["b"]["unknown"]) == (known, [])
+    told = shell.run("queues").stderr
+    assert f"queue 'a': no live node that serves it knows step 'ship' of {MACHINE}\n" in told
+    assert told.count("\n") == 3
 
 
 def test_nothing_there(shell: Shell):
