@@ -16,3 +16,11 @@ def decode_text_array(value: bytes) -> tuple[str, ...]:
         _ESCAPE.sub(r"\1", match[1]) if match[1] is not None else match[2]
         for match in _ELEMENT.finditer(value.decode()[1:-1])
     )
+
+
+def decode_nullable_array(literal: str) -> list[str | None]:
+    """Read an array literal as `encode` writes them: what is not quoted and says NULL is None."""
+    return [
+        _ESCAPE.sub(r"\1", match[1]) if match[1] is not None else None if match[2] == "NULL" else match[2]
+        for match in _ELEMENT.finditer(literal[1:-1])
+    ]

@@ -99,10 +99,14 @@ def _error_class(code: str) -> type[psycopg.Error]:
 
 
 def is_stale_plan(result: pq.abc.PGresult) -> bool:
-    """Tell whether preparing the statement again would help: it is gone, or a migration changed its type."""
+    """Tell whether preparing the statement again would help: it is gone, or a migration changed its type.
+
+    Texts are in the server's language: the function that raised it tells a stale plan from other things that Postgres
+    does not support, where preparing again helps nobody.
+    """
     code = sqlstate(result)
-    if code == "0A000":  # also "feature not supported", where preparing again helps nobody
-        return b"cached plan" in (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"")
+    if code == "0A000":
+        return result.error_field(DiagnosticField.SOURCE_FUNCTION) == b"RevalidateCachedQuery"
     return code == "26000"
 
 

@@ -70,9 +70,12 @@ async def set_up(conn: PgConn, settings: Mapping[str, str]) -> None:
         raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
     level = (shared.rows[0][-1] or b"").decode()
     if level != "read committed":
+        name, wanted = "default_transaction_isolation", "'read committed'"
+        if level == "read only":
+            name, wanted = "default_transaction_read_only", "off"
         raise ConfigError(
-            f"default_transaction_isolation is {level!r} for this role or database, and behind a pooler it cannot be "
-            "set per connection. Set it to 'read committed' there (ALTER ROLE … SET), or connect directly",
+            f"{name} makes transactions {level!r} for this role or database, and behind a pooler it cannot be set per "
+            f"connection. Set it to {wanted} there (ALTER ROLE … SET), or connect directly",
             option="dsn",
         )
     conn.preamble = preamble

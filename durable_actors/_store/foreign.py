@@ -1,23 +1,28 @@
 """Our statements on connections of the caller's: psycopg's, synchronous or not.
 
-psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says. Results come in
+psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says. Arrays with nulls go
+in binary form: as text, a caller's `array_nulls = off` would make the text 'NULL' of each. Results come in
 binary form: how Postgres writes an instant, a bytea or a float as text depends on the caller's settings, and how
 psycopg reads it on loaders that the caller may have registered.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+import re
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
-from struct import unpack
+from functools import cache
+from struct import pack, unpack
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import pq
+from psycopg.adapt import Dumper
 from psycopg.pq import TransactionStatus
 
 from durable_actors._postgres import encode
+from durable_actors._postgres.decode import decode_nullable_array
 from durable_actors._postgres.statement import Params, Row, Statement
 from durable_actors.errors import DurableError, SchemaError
 
@@ -56,7 +61,8 @@ def execute(conn: psycopg.Connection[Any], call: Statement, params: Params, *, s
     """Run a statement in the caller's transaction; its rows in the driver's own form."""
     with psycopg.RawCursor(conn) as cursor:
         with explained(schema):
-            cursor.execute(call.sql.encode(), _texts(params), binary=True)
+            cursor.adapters.register_dumper(_TextArray, _TextArrayDumper)
+            cursor.execute(_sql(call.sql), _values(call, params, conn.info.encoding), binary=True)
             if cursor.pgresult is None:  # in a pipeline it is not there before
                 cursor.fetchone()
         return _rows(cursor.pgresult, conn.info.encoding)
@@ -68,7 +74,8 @@ async def execute_async(
     """The same on an asynchronous connection, of asyncio or Trio."""
     async with psycopg.AsyncRawCursor(conn) as cursor:
         with explained(schema):
-            await cursor.execute(call.sql.encode(), _texts(params), binary=True)
+            cursor.adapters.register_dumper(_TextArray, _TextArrayDumper)
+            await cursor.execute(_sql(call.sql), _values(call, params, conn.info.encoding), binary=True)
             if cursor.pgresult is None:
                 await cursor.fetchone()
         return _rows(cursor.pgresult, conn.info.encoding)
@@ -169,8 +176,49 @@ def _check_isolation(rows: list[Row]) -> None:
 # -- parameters and rows
 
 
-def _texts(params: Params) -> list[str | None]:
-    return [None if param is None else param.decode() for param in params]
+class _TextArray:
+    """An array of texts in binary form; the statement casts it."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, texts: Sequence[str | None], encoding: str) -> None:
+        parts = [
+            pack("!iiiii", 1, 1, _TEXT, len(texts), 1)
+        ]  # dimensions, has nulls, type, length, first index
+        for text in texts:
+            raw = None if text is None else text.encode(encoding)
+            parts.append(_NULL if raw is None else pack("!i", len(raw)) + raw)
+        self.raw = b"".join(parts)
+
+
+class _TextArrayDumper(Dumper):
+    format = pq.Format.BINARY
+    oid = 1009
+
+    def dump(self, obj: _TextArray) -> bytes:
+        return obj.raw
+
+
+def _values(call: Statement, params: Params, encoding: str) -> list[str | _TextArray | None]:
+    """Parameters as psycopg takes them."""
+    values: list[str | _TextArray | None] = [None if param is None else param.decode() for param in params]
+    for index in _arrays(call.sql):
+        literal = values[index]
+        if isinstance(literal, str) and "NULL" in literal:
+            values[index] = _TextArray(decode_nullable_array(literal), encoding)
+    return values
+
+
+@cache
+def _sql(sql: str) -> bytes:
+    """Without comments: they are not in ASCII, and the connection may have any encoding."""
+    return _COMMENT.sub("", sql).encode()
+
+
+@cache
+def _arrays(sql: str) -> tuple[int, ...]:
+    """Which of a statement's parameters are arrays."""
+    return tuple(sorted({int(number) - 1 for number in _ARRAY.findall(sql)}))
 
 
 def _rows(result: pq.abc.PGresult | None, encoding: str) -> list[Row]:
@@ -229,6 +277,10 @@ def _text_array(raw: bytes, encoding: str) -> bytes:
     return encode.text_array(texts)
 
 
+_ARRAY: Final = re.compile(r"\$(\d+)::\w+\[\]")
+_COMMENT: Final = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_TEXT: Final = 25
+_NULL: Final = pack("!i", -1)
 _EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 _READERS: Final[dict[int, Callable[[bytes, str], bytes]]] = {

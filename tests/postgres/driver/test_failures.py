@@ -17,6 +17,7 @@ class FakeResult:
     code: str | None = None
     status: int = ExecStatus.FATAL_ERROR
     text: str = "what the server said"
+    function: str | None = None
 
     @property
     def error_message(self) -> bytes:
@@ -25,6 +26,8 @@ class FakeResult:
     def error_field(self, field: int) -> bytes | None:
         if field == DiagnosticField.SQLSTATE:
             return self.code.encode() if self.code else None
+        if field == DiagnosticField.SOURCE_FUNCTION:
+            return self.function.encode() if self.function else None
         if field == DiagnosticField.MESSAGE_PRIMARY and self.code:
             return self.text.encode()
         return None
@@ -108,17 +111,19 @@ def test_sets_agree():
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "stale"),
+    ("code", "text", "function", "stale"),
     [
-        ("26000", 'prepared statement "x_1" does not exist', True),
-        ("0A000", "cached plan must not change result type", True),
-        ("0A000", "cross-database references are not implemented", False),
-        ("42P01", 'relation "x" does not exist', False),
-        (None, "cached plan", False),
+        ("26000", 'prepared statement "x_1" does not exist', "FetchPreparedStatement", True),
+        ("0A000", "cached plan must not change result type", "RevalidateCachedQuery", True),
+        ("0A000", "gecachter Plan darf den Ergebnistyp nicht ändern", "RevalidateCachedQuery", True),
+        ("0A000", "cached plan, says a trigger of the user's", "exec_stmt_raise", False),
+        ("0A000", "cross-database references are not implemented", "transformColumnRef", False),
+        ("42P01", 'relation "x" does not exist', "parserOpenTable", False),
+        (None, "cached plan", None, False),
     ],
 )
-def test_stale_plans(code, text, stale):
-    assert failures.is_stale_plan(FakeResult(code=code, text=text)) is stale
+def test_stale_plans(code, text, function, stale):
+    assert failures.is_stale_plan(FakeResult(code=code, text=text, function=function)) is stale
 
 
 @given(st.text(st.characters(codec="ascii", exclude_characters=" \0"), min_size=4))
