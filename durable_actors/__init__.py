@@ -12,6 +12,7 @@ Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 
 from durable_actors import aio, otp, sync, telemetry
 from durable_actors._client import Client
+from durable_actors._postgres.embedded import embedded_dsn
 from durable_actors._postgres.trio_connection import TrioConnection
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import Filter
@@ -116,6 +117,7 @@ __all__ = [
     "UnknownMachine",
     "__version__",
     "aio",
+    "embedded_dsn",
     "insert",
     "insert_many",
     "inspect",
@@ -138,6 +140,6 @@ __all__ = [
 ]
 
 # Where people find them, not where they are written.
-for _public in (Client, Filter, Instance, TrioConnection, migrate):
+for _public in (Client, Filter, Instance, TrioConnection, embedded_dsn, migrate):
     _public.__module__ = __name__
 del _public

@@ -21,12 +21,13 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import attrs
 import trio
@@ -44,6 +45,7 @@ from durable_actors._postgres.embedded_files import (
     wait_lock,
 )
 from durable_actors._postgres.embedded_launch import Launch, ensure_running
+from durable_actors.config import EMBEDDED, resolve_dsn
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -160,6 +162,30 @@ def start(
         os.close(lease)
         raise
     return EmbeddedServer(data, state, lease, launch=how)
+
+
+_kept: Final[dict[Path, EmbeddedServer]] = {}
+_keeping: Final = threading.Lock()
+
+
+def embedded_dsn(dbname: str = "postgres") -> str:
+    """Start or join the embedded Postgres and return a connection string for it: for psycopg, Django, SQLAlchemy.
+
+    The server stays up as long as this process lives, whether it is connected or not. Call it again when connections
+    fail: a server whose supervisor was killed is started then. Blocks for a tenth of a second, for some seconds when the
+    database is new; in Trio: `await trio.to_thread.run_sync(durable_actors.embedded_dsn)`.
+    Raises `ConfigError` when it cannot run here or `DURABLE_EMBEDDED=0` forbids it, `StoreUnavailable` when it did not
+    come up in time.
+    """
+    resolve_dsn(EMBEDDED)
+    data_dir = default_data_dir()
+    with _keeping:
+        server = _kept.get(data_dir)
+        if server is None:
+            server = _kept[data_dir] = start(data_dir)
+        else:
+            server.ensure()
+    return server.dsn(dbname)
 
 
 @asynccontextmanager
