@@ -26,6 +26,8 @@ from durable_actors._store.claim import HELD, OFFERED
 from durable_actors._store.rows import Claim
 from durable_actors.otp import Pool
 
+FRESH: Final = 0.25
+"""Seconds for which the inbox flag of a claimed row is believed, while the row waits for nothing but its turn."""
 SLICE: Final = 0.001
 """Seconds for which steps that wait for nothing may follow one another in one task before others run."""
 
@@ -45,6 +47,7 @@ class Claimed:
         self._buffer: deque[Held] = deque()
         self._going: deque[Held] = deque()  # between two steps on one claim; each has kept its slot
         self._keyed = False  # some of the buffer may have a key
+        self._doubted = False  # what is in the buffer waits for a slot, and is known to
         self._closed = False
         self._woken = False  # the feeder will look: it need not be told again
         self._now = trio.lowlevel.current_clock().current_time
@@ -66,9 +69,12 @@ class Claimed:
         waiting, now = len(self._buffer), self._now()
         self._note_all_ran(now)
         self.slots.ahead.picked(len(claims), now)
-        self._buffer.extend([self._node.leases.hold(claim) for claim in claims])
+        self._buffer.extend([self._node.leases.hold(claim, now) for claim in claims])
+        self._doubted = False
         self._keyed = self._keyed or any([claim.partition_key is not None for claim in claims])  # noqa: C419 - faster
         self.over = self.slots.excess(len(self._buffer)) > 0
+        if self.slots.full(self._eager):
+            self._doubt()
         if waiting and claims:
             self._buffer = deque(sorted(self._buffer, key=_urgency))
 
@@ -147,6 +153,8 @@ class Claimed:
         while not self._node.draining:
             if self._going:
                 held = self._going.popleft()
+                if now - held.seen > FRESH:
+                    held.claim.inbox = True
                 if _may_run(held, now) and self._keys.holds(held.claim):
                     return held
                 self._give_back(held)
@@ -156,6 +164,8 @@ class Claimed:
                 if found is None:
                     return None
                 if _may_run(found, now):
+                    if now - found.seen > FRESH:
+                        found.claim.inbox = True  # a signal may have come since: it is worth a look
                     self.slots.running += 1
                     return found
                 self._give_back(found)
@@ -193,12 +203,25 @@ class Claimed:
     def stays(self, held: Held) -> None:
         """A step keeps its slot beyond its first turn: it waits, or its instance goes on when it is committed."""
         self.slots.ahead.waited()
+        if self._buffer and self.slots.full(self._eager - (not held.waited)):
+            self._doubt()
         if self.over and self.slots.full(self._eager - (not held.waited)):
             self._wake()  # what has no slot goes back
+
+    def _doubt(self) -> None:
+        """Every slot is taken by a step that waits: what is in the buffer now does, too, for nobody knows how long.
+
+        Its inbox is read when it begins. Once per pick: nothing else puts rows into the buffer.
+        """
+        if not self._doubted:
+            self._doubted = True
+            for held in self._buffer:
+                held.seen = -math.inf
 
     def goes_on(self, held: Held) -> None:
         """What a task has left is committed, and its instance stays on the claim: its next step has a slot already."""
         held.left = held.waited = False
+        held.seen = self._commits.answered
         held.interrupted = None  # it was that step's: the next one can be interrupted again
         if self._closed:
             self._give_back(held)

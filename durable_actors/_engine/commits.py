@@ -6,6 +6,7 @@ outcome was refused, and that has run `handle`. Others leave their outcome and a
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -138,6 +139,8 @@ class Commits:
     def __init__(self, wake: Address[object]) -> None:
         self._wake = wake
         self.entries: deque[Entry] = deque()
+        self.answered = math.inf
+        """When the outcomes that are settled now were committed, on Trio's clock; one reading for a whole group."""
         self.releases: dict[Release, list[Claim]] = {}
         self.releasing: set[str] = set()
         """Claims (`claim_id`) on their way back: queued, sent, or set aside. They are nobody's here, and no strays."""

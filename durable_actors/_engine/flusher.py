@@ -156,6 +156,7 @@ class Flusher(Actor[object]):
             else:
                 self._outage.over()
                 self._tries, self._most, self._lone_refusals = 0, min(self._most * 2, MAX_BATCH), 0
+                self._queue.answered = trio.current_time()
                 for entry in batch:
                     entry.answer(committed.get(entry.transition.claim.id, STALE))
                 return

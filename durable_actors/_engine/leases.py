@@ -6,6 +6,7 @@ has nothing to wait for, and its knowledge must survive the restart of any of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from durable_actors._store.rows import Claim
@@ -15,10 +16,23 @@ from durable_actors.otp import PoolTask
 class Held:
     """One claim in this node's hands."""
 
-    __slots__ = ("ahead_until", "claim", "ending", "interrupted", "left", "lost", "steps", "task", "waited")
+    __slots__ = (
+        "ahead_until",
+        "claim",
+        "ending",
+        "interrupted",
+        "left",
+        "lost",
+        "seen",
+        "steps",
+        "task",
+        "waited",
+    )
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, seen: float = math.inf) -> None:
         self.claim = claim
+        self.seen = seen
+        """When the database told whether its inbox is worth a look, on Trio's clock; -inf: it has waited since."""
         self.task: PoolTask | None = None
         """The step task that runs it; None while it waits in a buffer, and once its outcome is left."""
         self.waited = False
@@ -73,9 +87,9 @@ class Leases:
         """The claim of this id, if it is in our hands."""
         return self._held.get(claim_id) if isinstance(claim_id, str) else None
 
-    def hold(self, claim: Claim) -> Held:
-        """Keep this claim alive from now on."""
-        held = self._held[claim.claim_id] = Held(claim)
+    def hold(self, claim: Claim, seen: float = math.inf) -> Held:
+        """Keep this claim alive from now on. `seen`: when the database told of it."""
+        held = self._held[claim.claim_id] = Held(claim, seen)
         return held
 
     def drop(self, held: Held) -> None:

@@ -143,11 +143,16 @@ class StepTasks:
         """
         while True:
             try:
-                return await self._node.surveyor.look(claim)
+                around = await self._node.surveyor.look(claim)
             except StateError as exc:
                 return exc
             except TROUBLE:
                 await trio.sleep(LOOK_AGAIN)
+            else:
+                # With nothing unread its outcomes take the short way, and it may run ahead. A signal that comes now is
+                # for the next step: the commit tells of it.
+                claim.inbox = bool(around.signals)
+                return around
 
     def _may_go_on(self, held: Held) -> bool:
         """Whether this instance may keep its slot for its next step.

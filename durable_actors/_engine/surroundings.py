@@ -1,12 +1,14 @@
 """What a step is shown beside its state: its inbox, the signals it awaited, the children of its barrier.
 
 Read when the step starts, not when it was claimed: a claim may have waited in a buffer. An instance that nobody ever
-signalled, and that waited for nothing, costs no statement.
+signalled, that awaited nothing and that began at once, costs no statement; one that had to wait for a slot is looked at
+anew (`Claimed` sets the flag of its inbox), many by one statement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import attrs
 
@@ -41,11 +43,13 @@ NOTHING = Surroundings()
 class Surveyor:
     """Reads surroundings for the step tasks of one engine."""
 
-    def __init__(self, pool: Pool, lane: str, schema: str) -> None:
+    def __init__(self, pool: Pool, lane: str, schema: str, *, beside: str | None = None) -> None:
         self._pool = pool
         self._lane = lane
         self._schema = schema
-        self._inboxes: Batched[int, list[Signal]] = Batched(self._fetch)
+        self._inboxes: Batched[int, list[Signal]] = Batched(partial(self._fetch, lane))
+        # What was claimed and awaited nothing must not wait for a pick that takes long, which has the lane of claims.
+        self._beside: Batched[int, list[Signal]] = Batched(partial(self._fetch, beside or lane))
 
     async def look(self, claim: Claim) -> Surroundings:
         """What the claim's step is shown. Raises `StoreUnavailable`; `StateError` for a child's result."""
@@ -56,7 +60,7 @@ class Surveyor:
         # The flag is as old as the claim: a signal may have come while it waited in a buffer, and one that awaited
         # must not take itself for timed out.
         if claim.inbox or claim.awaits is not None:
-            found = await self._inboxes.get(claim.id)
+            found = await (self._beside if claim.awaits is None else self._inboxes).get(claim.id)
             more = len(found) > SHOWN
             signals = tuple(found[:SHOWN])
         if claim.awaits is not None:
@@ -92,8 +96,8 @@ class Surveyor:
         async with self._pool.acquire(self._lane) as conn:
             return await count_children(conn, self._schema, claim.id, claim.visit)
 
-    async def _fetch(self, ids: list[int]) -> Mapping[int, list[Signal]]:
-        async with self._pool.acquire(self._lane) as conn:
+    async def _fetch(self, lane: str, ids: list[int]) -> Mapping[int, list[Signal]]:
+        async with self._pool.acquire(lane) as conn:
             return await read_inboxes(
                 conn, self._schema, ids, limit=SHOWN + 1
             )  # one more tells that there are

@@ -112,7 +112,12 @@ class Context(Generic[S_co]):
     visit: int = 1
     """Counts up on every transition into a step."""
     signals: tuple[Signal, ...] = ()
-    """The inbox when the step began, oldest first: all of it up to 1,000, see `more_signals`."""
+    """The inbox when the step began, oldest first: all of it up to 1,000, see `more_signals`.
+
+    Every signal that was acknowledged before the step began is in it, also when its claim waited for a slot. One that
+    comes in the moment (mostly milliseconds, 0.25 s at most) between the claim of a row that nobody had signalled and a
+    step that begins at once may be seen by the next step only.
+    """
     awaited: tuple[Signal, ...] = ()
     """The signals that matched the await which led to this run: all up to 1,000, see `more_signals`. Empty on a first
     run and after a timeout."""

@@ -57,10 +57,10 @@ async def test_a_result_that_does_not_decode_goes_through_handle(durable_dsn, mo
 async def test_a_survey_that_postgres_refuses_is_repeated(durable_dsn, monkeypatch):
     M, real, refusals = Waiter().machine, surroundings.read_inboxes, [QueryCanceled("x")]
 
-    async def refused(*args):
+    async def refused(*args, **options):
         if refusals:
             raise refusals.pop()
-        return await real(*args)
+        return await real(*args, **options)
 
     monkeypatch.setattr(surroundings, "read_inboxes", refused)
     async with running(durable_dsn) as run:
