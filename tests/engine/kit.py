@@ -91,7 +91,8 @@ async def make_node(dsn: str, name: str | None = None, **options: Any) -> AsyncI
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
     unique = {lane.name: lane for lane in roles.values()}
     async with open_pool(dsn, lanes=unique.values()) as pool:
-        with isolated_registry():  # other tests' machines may have that name
+        with isolated_registry(empty=False) as registry:
+            registry.unregister("m", 1)  # another test's machine may have that name
             node = setup.make_node(config, pool, roles, {("m", 1): SPEC})
         node.owner = attrs.evolve(node.owner, name=name or f"node-{next(_numbers)}")
         yield node
