@@ -60,8 +60,8 @@ async def insert(
 
     The `Duplicate` is raised after the statement: your transaction goes on if you catch it.
     """
-    check_aio(conn)
     check_schema_name(schema)
+    check_aio(conn)
     plans = plan_rows(machine, [options], on_duplicate="raise")
     return (await insert_on(conn, plans, schema=schema))[0]
 
@@ -74,8 +74,8 @@ async def insert_many(
     schema: str = "durable",
 ) -> list[int | None]:
     """Insert many instances in one statement; ids in input order, None where a unique key is occupied."""
-    check_aio(conn)
     check_schema_name(schema)
+    check_aio(conn)
     plans = plan_rows(machine, rows)
     return await insert_on(conn, plans, schema=schema)
 
@@ -93,8 +93,8 @@ async def signal(
 
     Raises `NoTarget` when the instance has ended or does not exist. Its row stays locked until you commit.
     """
-    check_aio(conn)
     check_schema_name(schema)
+    check_aio(conn)
     [sent] = await signal_on(conn, [plan_signal(target, name, payload, dedup_key)], schema=schema)
     if sent.outcome == "no_target":
         raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
@@ -134,8 +134,8 @@ async def result(
     `NoTarget` when there is none, `TimeoutError` after `timeout` seconds. Commit first: what you inserted in a
     transaction that is still open cannot end.
     """
-    check_aio(conn)
     check_schema_name(schema)
+    check_aio(conn)
     looks = Looks(timeout)
     async with looking_async(conn) as looked:
         number = await hold_async(conn, resolving(schema, target), schema=schema)
