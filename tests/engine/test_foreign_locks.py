@@ -202,3 +202,68 @@ async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcome
                 other.run("rollback")
                 await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", numbers[3])
         assert [db.row(number, "attempt")[0] for number in numbers] == [1] * 7 + [0]
+
+
+async def test_a_locked_parent_holds_up_only_the_ends_of_its_children(durable_dsn, db):
+    gate = Gate()
+    _, plain = define(gate)
+
+    class Parent(da.Machine, name="parent"):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.end, [da.Child(plain, args={"say": n}) for n in range(4)])
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done(sorted(child.result for child in ctx.children))
+
+    async with running(durable_dsn, queues={"default": 50}) as run:
+        locked, free = await run.insert(Parent), await run.insert(Parent)
+        good = [await run.insert(plain, args={"say": "good"}) for _ in range(20)]
+        await gate.wait_entered(28)
+        with open_sessions(durable_dsn, 1) as (other,):
+            other.run("begin")
+            other.run("select 1 from durable.gen_durable where id = %s for update", [locked])
+            gate.open()
+            assert {(await run.ended(number)).result for number in good} == {"good"}
+            assert (await run.ended(free)).result == [0, 1, 2, 3]
+            assert db.row(locked, "status, children_pending") == ("awaiting_children", 4)
+            other.run("rollback")
+        assert (await run.ended(locked)).result == [0, 1, 2, 3]
+
+
+async def test_parents_that_wait_for_signals_leave_the_connections_to_others(durable_dsn):
+    """Eight of them consume a signal and schedule children while `signals` is locked; two connections are for that."""
+    gate = Gate()
+
+    @da.job(name="leaf")
+    async def leaf(args):
+        return 1
+
+    class Parent(da.Machine, name="parent"):
+        @da.step
+        async def start(self, ctx):
+            return da.Await("go", then=self.spawn) if ctx.state.get("waits") else da.Next(self.spawn)
+
+        @da.step
+        async def spawn(self, ctx):
+            await gate.wait()
+            return da.ScheduleChildren(self.end, [da.Child(leaf, args={})])
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done(len(ctx.children))
+
+    async with running(durable_dsn, queues={"default": 50}) as run:
+        bad = await parked(run, Parent, 8, waits=True)
+        await gate.wait_entered(8)
+        with open_sessions(durable_dsn, 1) as (other,):
+            other.run("begin")
+            other.run("lock table durable.signals in share mode")
+            gate.open()
+            for _ in range(3):
+                assert (await run.run(Parent)).result == 1
+            for number in bad:
+                assert (await run.engine.client.inspect(number)).status == "executing"
+            other.run("rollback")
+        assert {(await run.ended(number)).result for number in bad} == {1}
