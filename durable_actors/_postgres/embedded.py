@@ -172,8 +172,8 @@ def embedded_dsn(dbname: str = "postgres") -> str:
     """Start or join the embedded Postgres and return a connection string for it: for psycopg, Django, SQLAlchemy.
 
     The server stays up as long as this process lives, whether it is connected or not. Call it again when connections
-    fail: a server whose supervisor was killed is started then. Blocks for a tenth of a second, for some seconds when the
-    database is new; in Trio: `await trio.to_thread.run_sync(durable_actors.embedded_dsn)`.
+    fail: a server whose supervisor was killed is started then. Blocks for a tenth of a second, for some seconds when
+    the database is new; in Trio: `await trio.to_thread.run_sync(durable_actors.embedded_dsn)`.
     Raises `ConfigError` when it cannot run here or `DURABLE_EMBEDDED=0` forbids it, `StoreUnavailable` when it did not
     come up in time.
     """

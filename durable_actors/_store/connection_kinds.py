@@ -57,7 +57,8 @@ def check_aio(conn: object) -> None:
 
 def check_trio(conn: object) -> None:
     """Raise `ConfigError` for what cannot be used on Trio: a plain connection, asyncio's, other libraries'."""
-    if not isinstance(conn, psycopg.AsyncConnection) or type(conn) is psycopg.AsyncConnection:
+    kind: type = type(conn)
+    if not issubclass(kind, psycopg.AsyncConnection) or kind is psycopg.AsyncConnection:
         raise _wrong(conn, _TRIO)
 
 

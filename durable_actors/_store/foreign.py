@@ -9,7 +9,7 @@ psycopg reads it on loaders that the caller may have registered.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -125,7 +125,7 @@ async def hold_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], 
 
 
 @contextmanager
-def looking(conn: psycopg.Connection[Any]) -> Iterator[Callable[[], None]]:
+def looking(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
     """For reads that are repeated until something has changed: call what this yields after each.
 
     It ends the transaction that the read began, if it began one. Inside a transaction of the caller's that keeps its
@@ -147,7 +147,7 @@ def looking(conn: psycopg.Connection[Any]) -> Iterator[Callable[[], None]]:
 
 
 @asynccontextmanager
-async def looking_async(conn: psycopg.AsyncConnection[Any]) -> AsyncIterator[Callable[[], Any]]:
+async def looking_async(conn: psycopg.AsyncConnection[Any]) -> AsyncGenerator[Callable[[], Any]]:
     """The same on an asynchronous connection; await what the function returns."""
     outside = conn.info.transaction_status == TransactionStatus.IDLE
     if not outside:
