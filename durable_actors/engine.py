@@ -113,7 +113,7 @@ class Engine:
             self.request_stop()
 
     def _fail(self, error: BaseException) -> None:
-        """A step raised KeyboardInterrupt or SystemExit: stop, then raise it where the engine was started."""
+        """A step raised KeyboardInterrupt: stop, then raise it where the engine was started."""
         self._fatal = self._fatal or error
         self.request_stop()
         self.hurry()

@@ -21,6 +21,7 @@ event                  when
 `QueueSaturated`       every slot and buffer place of a queue is taken
 `StepStarted`          a step begins to run
 `StepStopped`          its outcome is known (not yet committed): kind, seconds, error
+`StepCrashed`          it raised SystemExit or another BaseException: no outcome, it runs again after a pause
 `StepCommitted`        its outcome is in the database
 `OutcomeStale`         its outcome was refused by the fence: another claim owns the instance
 `OutcomeLate`          it was committed after its lease had ended, the claim still being current
@@ -62,6 +63,7 @@ __all__ = [
     "Picked",
     "QueueSaturated",
     "StepCommitted",
+    "StepCrashed",
     "StepLogFilter",
     "StepStarted",
     "StepStopped",
@@ -158,6 +160,13 @@ class StepStopped(_OfStep):
 
 
 @attrs.frozen(kw_only=True)
+class StepCrashed(_OfStep):
+    """Its code raised SystemExit or another BaseException: no outcome, `handle` is not asked, it runs again."""
+
+    error: BaseException
+
+
+@attrs.frozen(kw_only=True)
 class StepCommitted(_OfStep):
     """Its outcome is in the database. Told when the answer is read; the next step may have begun already."""
 
@@ -232,6 +241,7 @@ Event = (
     | QueueSaturated
     | StepStarted
     | StepStopped
+    | StepCrashed
     | StepCommitted
     | OutcomeStale
     | OutcomeLate

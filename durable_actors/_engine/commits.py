@@ -20,7 +20,7 @@ from durable_actors._engine.leases import Held
 from durable_actors._engine.step_run import Ran, StepRun
 from durable_actors._engine.verdicts import Verdict
 from durable_actors._store.claim import OFFERED
-from durable_actors._store.rows import Claim, Transition
+from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors.otp import Address
 
 MAX_BATCH: Final = 1000
@@ -131,6 +131,10 @@ class Release:
     """How often their rows were found locked."""
     refused: bool = False
     """Postgres refuses to take one of them back, alone."""
+    crash: str | None = None
+    """What their steps raised, if each is a crash."""
+    raised: Raised | None = None
+    """Its class and traceback."""
 
 
 class Commits:
@@ -172,6 +176,11 @@ class Commits:
         if len(claims) > most:
             self.releases[how] = claims[most:]
         return how, claims[:most]
+
+    def crash(self, claim: Claim, error: str, raised: Raised) -> None:
+        """Queue a claim to be given back whose step raised what is for no `handle`: it counts as a crash."""
+        self.releases.setdefault(Release(1, hold=False, crash=error, raised=raised), []).append(claim)
+        self._wake.cast(None)
 
     def take(self, most: int = MAX_BATCH) -> list[Entry]:
         """The next group: distinct instances, nobody who has gone, at most so many and about `MAX_BYTES`."""

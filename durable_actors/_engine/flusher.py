@@ -4,7 +4,7 @@ Owns       transitions that wait for their commit, and claims that wait to be gi
 Receives   `commit` from step tasks that wait for the verdict, `leave` from those that do not; `release`.
 Sends      verdicts to the waiting tasks; settles what nobody waits for; hints to the feeders about siblings that a
            freed key lets go.
-Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, on the commit lane.
+Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, crash_claims.sql, on the commit lane.
 If it dies the tasks that wait, and what was left, wait for its next incarnation: the queue outlives it.
 Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
 
@@ -29,10 +29,12 @@ from durable_actors._engine.commits import MAX_BATCH, Commits, Entry, Release, w
 from durable_actors._engine.node import Node, answer_patience, logger
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._engine.verdicts import STALE, Refused, blames_data
+from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.failures import RETRYABLE
 from durable_actors._store.claim import ClaimState, probe_locks, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
-from durable_actors._store.rows import Claim, Committed
+from durable_actors._store.lease import crash_claims
+from durable_actors._store.rows import Claim, Committed, Promoted
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason
 
@@ -367,14 +369,7 @@ class Flusher(Actor[object]):
             how, claims = queue.take_releases(self._most_released)
             try:
                 async with node.pool.acquire(node.lane("commit")) as conn:
-                    released, promoted = await release_claims(
-                        conn,
-                        node.owner.schema,
-                        claims,
-                        attempts=how.attempts,
-                        interruptions=how.interruptions,
-                        hold=how.hold,
-                    )
+                    released, promoted = await self._give_back(conn, how, claims)
                     missing = [claim for claim in claims if claim.id not in released]
                     rows = dict[int, ClaimState]()
                     if missing:
@@ -405,6 +400,31 @@ class Flusher(Actor[object]):
                 queue.releasing.difference_update([claim.claim_id for claim in claims])
                 queue.releasing.update([claim.claim_id for claim in again])
                 await self._release_again(how, again)
+
+    async def _give_back(
+        self, conn: PgConn, how: Release, claims: list[Claim]
+    ) -> tuple[set[int], list[Promoted]]:
+        node = self._node
+        if how.crash is None:
+            return await release_claims(
+                conn,
+                node.owner.schema,
+                claims,
+                attempts=how.attempts,
+                interruptions=how.interruptions,
+                hold=how.hold,
+            )
+        most = node.config.max_crashes
+        crashed, promoted = await crash_claims(
+            conn, node.owner.schema, claims, error=how.crash, raised=how.raised, max_crashes=most
+        )
+        for each in crashed:
+            if each.status == "failed":
+                logger.error(
+                    "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
+                )
+                node.on_final(each.id)
+        return {each.id for each in crashed}, promoted
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
         """These are still ours, and were locked (a pick, a caller) or refused: forgetting them would cost a lease."""

@@ -188,8 +188,10 @@ class Node:
     random: Callable[[], float] = random.random
     threads: Threads = attrs.field(init=False)
     """Those of `def` steps."""
+    leaks_told: set[tuple[str, int, str]] = attrs.field(factory=set[tuple[str, int, str]])
+    """Steps (machine, version, step) that have left something open in their task, and of which it was said."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
-    """A step raised KeyboardInterrupt or SystemExit: the node must stop."""
+    """A step raised KeyboardInterrupt: the node must stop."""
     on_final: Callable[[int], None] = attrs.field(default=lambda _: None)
     """An instance became terminal here: whoever waits for its result may look."""
 

@@ -15,8 +15,9 @@ from durable_actors._engine.leases import Held
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.step_run import Ran
 from durable_actors._engine.verdicts import Refused, Verdict
-from durable_actors._store.rows import Claim, Committed
-from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted
+from durable_actors._store.rows import Claim, Committed, Raised
+from durable_actors.machine import error_type, reason_text, traceback_text
+from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
 
 
 class Settling:
@@ -87,6 +88,24 @@ class Settling:
             logger.warning("instance %d: step %s was cancelled: %s", claim.id, claim.step, reason)
             if node.telemetry.active:
                 node.telemetry.emit(ClaimLost(**facts(claim), reason=reason))
+
+    def crashed(self, held: Held, error: BaseException) -> None:
+        """User code raised what is for no `handle`: it goes back as if its worker had died, but for the worker."""
+        node, claim = self._node, held.claim
+        if held.lost is None:
+            self._commits.crash(claim, reason_text(error), Raised(error_type(error), traceback_text(error)))
+        logger.error(
+            "instance %d: %s v%d, step %s crashed: it raised %s, which is no Exception. It runs again after a pause; "
+            "max_crashes limits that",
+            claim.id,
+            claim.fsm,
+            claim.version,
+            claim.step,
+            type(error).__name__,
+            exc_info=error,
+        )
+        if node.telemetry.active:
+            node.telemetry.emit(StepCrashed(**facts(claim), error=error))
 
     def let_go(self, held: Held) -> None:
         """Renew it no longer; its key is for others.

@@ -8,7 +8,11 @@ runs longer than its timeout           `StepTimeout`, the same way
 returns nonsense, or what cannot be    `InvalidOutcome` or `StateError`, the same way
 stored; a state that does not decode
 is cancelled                           nothing: no outcome, `handle` is not called
-raises KeyboardInterrupt, SystemExit   nothing, and the node stops
+raises KeyboardInterrupt               nothing, and the node stops
+raises SystemExit, a Cancelled that    nothing: `Crashed`, which is counted and backed off
+no scope of ours has sent, or another
+BaseException (also in a group)
+leaves a scope or a nursery open       closed, and told; what it returned counts
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ import trio
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.surroundings import NOTHING
 from durable_actors._engine.transition import failure, plan_some, spawn_of, transition
+from durable_actors._engine.user_code import Crashed, close_leftovers, fate_of
 from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Transition
+from durable_actors._trio_inside import innermost, is_cancelled
 from durable_actors.errors import StateError, StepTimeout
 from durable_actors.machine import (
     Context,
@@ -60,12 +66,16 @@ class Ran:
 class StepRun:
     """Runs the current step of a claim; the claim moves on, this stays."""
 
-    __slots__ = ("_claim", "_node", "_spec", "around")
+    __slots__ = ("_claim", "_node", "_spec", "around", "home", "leaked")
 
-    def __init__(self, node: Node, claim: Claim, spec: MachineSpec) -> None:
+    def __init__(self, node: Node, claim: Claim, spec: MachineSpec, home: object) -> None:
         self._node = node
         self._claim = claim
         self._spec = spec
+        self.home = home
+        """`innermost` of the task that runs it, before user code has run."""
+        self.leaked = False
+        """User code has left something open in that task; it is closed."""
         self.around = NOTHING
         """What the step is shown beside its state."""
 
@@ -80,6 +90,9 @@ class StepRun:
             ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
         except StateError as exc:
             return await self.recover(exc, self._context(decode_or_text(claim.state)))
+        except BaseException as exc:  # a converter or validator of the user's class
+            await self._judge(exc)
+            raise  # an Exception would be a bug of ours
         try:
             step = spec.steps[claim.step]
             if step.is_async and step.timeout is None:  # most are
@@ -90,11 +103,12 @@ class StepRun:
                 value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
             )
             ran = self._ran(outcome, ahead=isinstance(outcome, Next) and ahead())
-            return ran if not isinstance(outcome, ScheduleChildren) else await _with_children(ran, outcome)
-        except BaseException as exc:  # user code may raise anything; all of it goes through handle
-            if ends_run(exc):
-                raise
-            return await self.recover(_as_exception(exc), ctx)
+            if not isinstance(outcome, ScheduleChildren):
+                return ran
+            await self.tidy()  # what it has left open could cancel this
+            return await _with_children(ran, outcome)
+        except BaseException as exc:  # noqa: BLE001 - user code may raise anything
+            return await self.recover(await self._judge(exc), ctx)
 
     async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> Ran:
         """Let `handle` (or a job's rules) turn an error into an outcome; if that fails, so does the instance."""
@@ -109,12 +123,28 @@ class StepRun:
         try:
             outcome = await self._outcome_of(error, ctx)
             ran = self._ran(outcome, error=error)
-            return ran if not isinstance(outcome, ScheduleChildren) else await _with_children(ran, outcome)
-        except BaseException as exc:  # a handle that raises: failed, by contract
-            if ends_run(exc):
-                raise
-            exc.__context__ = error
-            return Ran(failure(claim, exc), "Stop", _as_exception(exc))
+            if not isinstance(outcome, ScheduleChildren):
+                return ran
+            await self.tidy()  # what it has left open could cancel this
+            return await _with_children(ran, outcome)
+        except BaseException as exc:  # noqa: BLE001 - a handle that raises: failed, by contract
+            raised = await self._judge(exc)
+            raised.__context__ = error
+            return Ran(failure(claim, raised), "Stop", raised)
+
+    async def _judge(self, error: BaseException) -> Exception:
+        """The error as `handle` gets it; raises what is not for `handle`."""
+        await self.tidy()
+        fate = fate_of(error, cancelled=is_cancelled())
+        if fate == "crash":
+            raise Crashed(error) from error
+        if fate == "ends":
+            raise error
+        return cast("Exception", error)
+
+    async def tidy(self) -> None:
+        """Close what user code has left open in this task: it would hit what comes next, the engine's code first."""
+        self.leaked = await close_leftovers(self._node, self._claim, self.home) or self.leaked
 
     def _ran(self, outcome: Outcome, *, ahead: bool = False, error: Exception | None = None) -> Ran:
         """What an outcome comes to; raises when it cannot be stored."""
@@ -142,6 +172,7 @@ class StepRun:
             value = handle.call(error, ctx)
         else:
             value = await self._in_thread(handle.call, error, ctx.for_handle())
+        await self.tidy()
         return normalize_outcome(
             value, spec, step=claim.step, attempt=claim.attempt, random=random, source="handle"
         )
@@ -160,7 +191,12 @@ class StepRun:
         began = trio.current_time()
         value: object = None
         with trio.move_on_after(timeout) as scope:
-            value = await self._run_step(step, ctx)
+            outside, self.home = self.home, innermost(trio.lowlevel.current_task())
+            try:
+                value = await self._run_step(step, ctx)
+            finally:
+                await self.tidy()  # before the scope around it is closed
+                self.home = outside
         # A thread cannot be cancelled: it has returned too late.
         if scope.cancelled_caught or (not step.is_async and trio.current_time() - began > timeout):
             raise StepTimeout(
@@ -204,19 +240,3 @@ async def _with_children(ran: Ran, outcome: ScheduleChildren) -> Ran:
         await trio.lowlevel.checkpoint()
     ran.spawn = spawn_of(outcome, plans)
     return ran
-
-
-def ends_run(error: BaseException) -> bool:
-    """Whether this is no error of the step's: cancelled, or told to exit; also inside a group."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(ends_run(each) for each in cast("BaseExceptionGroup[BaseException]", error).exceptions)
-    return isinstance(error, trio.Cancelled | KeyboardInterrupt | SystemExit)
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """`handle` is promised an Exception; asyncio.CancelledError, GeneratorExit and the like are none."""
-    if isinstance(error, Exception):
-        return error
-    odd = RuntimeError(f"the step raised {error!r}, which is not an Exception")
-    odd.__cause__ = error
-    return odd

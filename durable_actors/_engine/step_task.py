@@ -6,7 +6,8 @@ Sends      transitions to the flusher. It waits for the verdict only when the in
            outcome. An instance that stays on its claim goes on when that is committed, in whichever task is free.
 Writes     nothing itself.
 If it dies (cancelled) its claim goes back, attempt + 1 (unchanged when a drain cancels it); the step runs again from
-its beginning. After a bug of ours its lease ends it. An outcome that it has left does not die with it.
+its beginning. After a bug of ours its lease ends it. An outcome that it has left does not die with it. User code that
+raises SystemExit or the like does not kill it: that is a crash of its step, which is counted and backed off.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import contextlib
 import contextvars
 from collections.abc import Callable
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final
 
 import trio
 
@@ -27,12 +28,14 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE
 from durable_actors._engine.settling import Settling, facts
 from durable_actors._engine.spawn import spawn_children
-from durable_actors._engine.step_run import Ran, StepRun, ends_run
+from durable_actors._engine.step_run import Ran, StepRun
 from durable_actors._engine.surroundings import NOTHING, Surroundings
 from durable_actors._engine.transition import failure
+from durable_actors._engine.user_code import Crashed, cancelled_in, interrupt_in
 from durable_actors._engine.verdicts import Refused, Verdict
 from durable_actors._store.claim import SHELVED
 from durable_actors._store.rows import Claim, Committed
+from durable_actors._trio_inside import LOCKS, innermost
 from durable_actors.errors import StateError
 from durable_actors.otp import Pool, PoolClosed, PoolFull, Renewed
 from durable_actors.telemetry import StepStarted, StepStopped, current_step
@@ -75,23 +78,24 @@ class StepTasks:
         Returns what the pool is told about this task's context.
         """
         claimed = self._node.feeders[turn.held.claim.queue].claimed
+        task = trio.lowlevel.current_task()
+        home = innermost(task)
         while True:
             held = turn.held
             try:
                 if left is None or refused is None:
-                    await self._run_step(held)
+                    leaked = await self._run_step(held, task, home)
                 else:
-                    await self._recover(left, refused)
-            except trio.Cancelled:
-                self._settling.given_up(held)
-                raise
+                    leaked = await self._recover(left, refused, home)
+            except Crashed as exc:
+                self._settling.crashed(held, exc.error)
+                leaked = True  # who knows what else it has done to this task
             except BaseException as exc:
-                fatal = _asked_to_exit(exc)
-                if fatal is None and not ends_run(exc):
-                    raise  # a bug of ours. Given back it would run into it again at once; the reaper backs off
+                fatal = interrupt_in(exc)
                 if fatal is None:
-                    self._settling.given_up(held)
-                    raise  # cancelled, and the step's own clean-up failed beside that
+                    if cancelled_in(exc):  # also beside an error of the step's own clean-up
+                        self._settling.given_up(held)
+                    raise  # else a bug of ours. Given back it would run into it again at once; the reaper backs off
                 self._commits.release(held.claim, attempts=1)
                 # The node stops, and the row goes back. Raised here it would tear the tree down before that.
                 self._node.on_fatal(fatal)
@@ -99,17 +103,20 @@ class StepTasks:
             finally:
                 if not held.left:
                     self._settling.let_go(held)
+            if leaked and turn.task is not None:
+                turn.task.spend()
+                return None
             if held.waited or not held.left or not claimed.follow(turn):
                 return Renewed
 
-    async def _run_step(self, held: Held) -> None:
-        """One step: its outcome is left, or, with children, committed."""
+    async def _run_step(self, held: Held, task: Any, home: object) -> bool:
+        """One step: its outcome is left, or, with children, committed. True: it has left something open in its task."""
         node, claim = self._node, held.claim
         spec = node.known.find(claim.fsm, claim.version)
         if spec is None or claim.step not in spec.steps:
             self._shelve(claim)
-            return
-        run = StepRun(node, claim, spec)
+            return False
+        run = StepRun(node, claim, spec, home)
         held.steps += 1
         goes_on = spec.run_ahead and spec.kind == "machine" and held.steps < AHEAD_STEPS
         ahead = partial(self._may_go_on, held) if goes_on else _no
@@ -121,14 +128,18 @@ class StepTasks:
         else:
             run.around = around
             ran = await (self._observed(run, claim, ahead) if node.telemetry.active else run.run(ahead))
+        # Read in place, 20 ns instead of 70: see `_trio_inside`.
+        if task._cancel_status is not home or task._child_nurseries or (LOCKS and task in LOCKS):  # noqa: SLF001
+            await run.tidy()
         if ran.spawn is None:
             await self._renew()  # first: once it is left, the task must be gone
             self._leave(run, ran, held)
-            return
+            return run.leaked
         verdict = await self._send(ran, held)
         if isinstance(verdict, Refused):
             ran, verdict = await self._refused(run, ran, held, verdict)
         self._tell(ran, held, verdict)
+        return run.leaked
 
     def _shelve(self, claim: Claim) -> None:
         """A reload has removed its step since it was claimed, and nothing of it has run: for a node that has it."""
@@ -260,10 +271,12 @@ class StepTasks:
         held.waited = True  # nobody counts on this task to start what is next
         return True
 
-    async def _recover(self, left: Left, refused: Refused) -> None:
+    async def _recover(self, left: Left, refused: Refused, home: object) -> bool:
         held = left.held
+        left.run.home = home
         ran, verdict = await self._refused(left.run, left.ran, held, refused)
         self._tell(ran, held, verdict)
+        return left.run.leaked
 
     async def _refused(self, run: StepRun, ran: Ran, held: Held, verdict: Refused) -> tuple[Ran, Verdict]:
         """Data that Postgres refuses goes through `handle` once, then fails."""
@@ -298,11 +311,3 @@ class StepTasks:
 
 def _no() -> bool:
     return False
-
-
-def _asked_to_exit(error: BaseException) -> BaseException | None:
-    """The KeyboardInterrupt or SystemExit in what a step raised; a nursery of the step's may have wrapped it."""
-    if isinstance(error, BaseExceptionGroup):
-        inner = map(_asked_to_exit, cast("BaseExceptionGroup[BaseException]", error).exceptions)
-        return next((each for each in inner if each is not None), None)
-    return error if isinstance(error, KeyboardInterrupt | SystemExit) else None

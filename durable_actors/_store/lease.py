@@ -9,8 +9,9 @@ import attrs
 
 from durable_actors._postgres import encode
 from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.statement import Row
 from durable_actors._store.claim import promote_siblings, read_promoted, release_claims
-from durable_actors._store.rows import Claim, Promoted, Stray
+from durable_actors._store.rows import Claim, Promoted, Raised, Stray
 from durable_actors._store.sql import statement
 
 
@@ -99,24 +100,58 @@ async def reap_claims(
         encode.float_array(dead.values()),
     ]
     async with conn.transaction():
-        rows = (await conn.run(statement("reap_claims", schema), params)).rows
-        reaped = [
-            Reaped(
-                id=int(row[0] or 0),
-                queue=(row[1] or b"").decode(),
-                status=(row[3] or b"").decode(),
-                machine=(row[4] or b"").decode(),
-                step=(row[5] or b"").decode(),
-                fault=None if row[6] is None else row[6].decode(),
-            )
-            for row in rows
-        ]
-        keys = sorted({row[2].decode() for row in rows if row[2] is not None})
-        offered = await promote_siblings(conn, schema, keys) if keys else []
-        ended = [each.id for each in reaped if each.status == "failed"]
-        if ended:
-            joined = await conn.run(statement("join_parents", schema), [encode.int_array(ended)])
-            offered += read_promoted(joined.rows)
+        return await _taken_back(
+            conn, schema, (await conn.run(statement("reap_claims", schema), params)).rows
+        )
+
+
+async def crash_claims(
+    conn: PgConn,
+    schema: str,
+    claims: Sequence[Claim],
+    *,
+    error: str,
+    raised: Raised | None = None,
+    max_crashes: int | None = None,
+) -> tuple[list[Reaped], list[Promoted]]:
+    """Give claims back whose step raised `error`, which is for no `handle`: each is a crash, as if its worker had died.
+
+    Returns them, and rows that are on offer now. One that is missing was lost already, or its row or its parent's is
+    locked: then it is ours still.
+    """
+    params = [
+        encode.int_array([claim.id for claim in claims]),
+        encode.text_array([claim.claim_id for claim in claims]),
+        encode.text_array([error] * len(claims)),
+        encode.number(max_crashes),
+        None if raised is None else raised.type.encode(),
+        None if raised is None or raised.traceback is None else raised.traceback.encode(),
+    ]
+    async with conn.transaction():
+        return await _taken_back(
+            conn, schema, (await conn.run(statement("crash_claims", schema), params)).rows
+        )
+
+
+async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[Reaped], list[Promoted]]:
+    """Offer what the end of these claims lets go: siblings of their keys, parents of those that have failed."""
+    reaped = [
+        Reaped(
+            id=int(row[0] or 0),
+            queue=(row[1] or b"").decode(),
+            status=(row[3] or b"").decode(),
+            machine=(row[4] or b"").decode(),
+            step=(row[5] or b"").decode(),
+            fault=None if row[6] is None else row[6].decode(),
+        )
+        for row in rows
+    ]
+    keys = sorted({row[2].decode() for row in rows if row[2] is not None})
+    offered = await promote_siblings(conn, schema, keys) if keys else []
+    ended = [each.id for each in reaped if each.status == "failed"]
+    if ended:
+        joined = await conn.run(statement("join_parents", schema), [encode.int_array(ended)])
+        offered += read_promoted(joined.rows)
     return reaped, offered
 
 

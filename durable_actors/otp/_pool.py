@@ -2,9 +2,10 @@
 
 Worker tasks are reused. A parked worker costs one reschedule where a new task costs a spawn, and it
 keeps its cancel scope where a new one costs a scope: together about four fifths of a no-op task
-(bench/otp.py). A worker whose scope was cancelled is spent and leaves; the next start makes a new
-one. To the function that runs in it nothing shows: it gets a copy of its starter's context, as from
-`start_soon`, and its scope is nobody else's while it runs.
+(bench/otp.py). A worker whose scope was cancelled, or in which a task has left a scope, a nursery or a
+lock open, is spent and leaves; the next start makes a new one. To the function that runs in it nothing
+shows: it gets a copy of its starter's context, as from `start_soon`, and its scope is nobody else's while
+it runs.
 
 A busy pool does without the reschedule, too: what `on_exit` starts for the slot that has just become
 free runs on in the same worker, at once, if the task that ended has returned `Renewed`: it has given its
@@ -14,19 +15,23 @@ worker a context of which nobody has changed anything.
 from __future__ import annotations
 
 import contextvars
+import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from functools import partial
 from types import CoroutineType
-from typing import Any, TypeVarTuple, cast
+from typing import Any, Final, TypeVarTuple, cast
 
 import trio
 
+from durable_actors._trio_inside import LOCKS, close_left, innermost, is_cancelled, keep_generators
 from durable_actors.otp._errors import PoolClosed, PoolFull, SpecError
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Normal, Shutdown
 from durable_actors.otp._pool_task import PoolTask, Renewed, Worker
 from durable_actors.otp._snapshot import Node, PoolStatistics, waits_for
 from durable_actors.otp._watched import Watched
+
+logger: Final = logging.getLogger("durable_actors.otp")
 
 Ts = TypeVarTuple("Ts")
 
@@ -209,52 +214,72 @@ class Pool:
             return trio.lowlevel.Abort.SUCCEEDED
 
         with scope:
+            home = innermost(worker.task)
             while (job := worker.job) is not None:
                 if worker.busy_since is None:
                     worker.busy_since = job.since
                 elif job.since - worker.busy_since > _SLICE:
                     worker.busy_since = job.since
                     await trio.lowlevel.cancel_shielded_checkpoint()
-                await self._run(job, worker)
+                await self._run(job, worker, home)
                 if worker.job is not job:
                     continue  # `on_exit` has started another one here
                 worker.job = None
                 # A scope that was cancelled, or whose deadline has passed, would hit the next task.
-                if scope.cancel_called or not self._accepting or len(idle) >= _SPARE:
+                if worker.spent or scope.cancel_called or not self._accepting or len(idle) >= _SPARE:
                     return
                 idle.append(worker)
                 await trio.lowlevel.wait_task_rescheduled(leave)
 
-    async def _run(self, job: PoolTask, worker: Worker) -> None:
+    async def _run(self, job: PoolTask, worker: Worker, home: object) -> None:
         reason: ExitReason | None = None
         value: object = None
+        task = cast("Any", worker.task)
         try:
-            value = await (job._fn(*job._args) if self._on_wait is None else self._watched(job))  # noqa: SLF001
+            try:
+                value = await (job._fn(*job._args) if self._on_wait is None else self._watched(job))  # noqa: SLF001
+            finally:
+                # Read in place: see `_trio_inside`.
+                if task._cancel_status is not home or task._child_nurseries or (LOCKS and task in LOCKS):  # noqa: SLF001
+                    worker.spent = True
+                    await self._close_left(job, home)
             reason = NORMAL
-        except Exception as exc:
-            reason = Error(exc)
-            if self._on_exit is None:
-                self._accepting = False  # the pool fails with this
+        except BaseException as exc:
+            reason, goes_on = self._judge(job, exc)
+            if goes_on is exc:
                 raise
-        except (KeyboardInterrupt, SystemExit) as exc:
-            reason = Error(exc)
-            raise
-        except BaseExceptionGroup as group:
-            # Cancelled and something else, from a nursery in the task: the scope takes only the former.
-            cancelled, rest = group.split(trio.Cancelled)
-            if rest is not None:
-                reason = Error(rest)
-            if cancelled is None or self._on_exit is None or not isinstance(rest, Exception):
-                raise
-            raise cancelled from None
+            if goes_on is not None:
+                raise goes_on from None
         finally:
             # None: Cancelled passes through here, from `cancel`, its deadline, or the pool's end.
-            if value is Renewed and self._accepting and not worker.scope.cancel_called:
+            if value is Renewed and self._accepting and not (worker.spent or worker.scope.cancel_called):
                 self._here = worker
             try:
                 self._reap(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001
             finally:
                 self._here = None
+
+    def _judge(self, job: PoolTask, error: BaseException) -> tuple[Error | None, BaseException | None]:
+        """What a task has ended with, None if it was cancelled; and what of it goes on from here, to the pool's end."""
+        told = self._on_exit is not None
+        if isinstance(error, Exception):
+            self._accepting = self._accepting and told  # else the pool fails with this
+            return Error(error), None if told else error
+        inside, rest = _split(error)
+        if inside is not None and not is_cancelled() and (rest is None or isinstance(rest, Exception)):
+            # Of a scope that was left open, or kept for later: no scope around this would take it.
+            self._accepting = self._accepting and told
+            stray = RuntimeError(f"{job!r} raised Cancelled, and nobody has cancelled it")
+            stray.__cause__ = error
+            return Error(stray), None if told else stray
+        # Cancelled and something else, from a nursery in the task: the scope takes only the former.
+        reason = None if rest is None else Error(rest)
+        return reason, inside if inside is not None and told and isinstance(rest, Exception) else error
+
+    async def _close_left(self, job: PoolTask, home: object) -> None:
+        """It would hit what runs next in this worker, and the pool: Trio wants it closed by the task that opened it."""
+        for what in await close_left(home):
+            logger.warning("pool %r: %r has left %s open", self.name, job, what)
 
     def _watched(self, job: PoolTask) -> Awaitable[object]:
         found = job._fn(*job._args)  # noqa: SLF001 - its other half
@@ -286,6 +311,7 @@ class Pool:
             raise SpecError(f"pool {self.name!r} runs already")
 
     def _open(self, nursery: trio.Nursery) -> None:
+        keep_generators()
         self._nursery = nursery
         self._now = trio.lowlevel.current_clock().current_time
         self._accepting = True
@@ -324,6 +350,13 @@ class Pool:
                 )
             )
         return tuple(nodes)
+
+
+def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """The cancellation in it, and the rest."""
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).split(trio.Cancelled)
+    return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
 
 
 async def _wait(found: Awaitable[object]) -> object:

@@ -16,13 +16,14 @@ class Renewed:
 class Worker:
     """A task that runs one pool task after the other."""
 
-    __slots__ = ("busy_since", "job", "scope", "task")
+    __slots__ = ("busy_since", "job", "scope", "spent", "task")
 
     def __init__(self, job: PoolTask, deadline: float) -> None:
         self.job: PoolTask | None = job
         self.busy_since: float | None = job.since  # others could run until then; None: its task has waited
         self.scope = trio.CancelScope(deadline=deadline)
         self.task: trio.lowlevel.Task | None = None
+        self.spent = False  # it must run nothing else
 
 
 class PoolTask:
@@ -60,6 +61,11 @@ class PoolTask:
             self._why = why
         worker.scope.cancel(reason=why)
         return True
+
+    def spend(self) -> None:
+        """Its worker runs nothing after this: something was left open in it. What follows gets another one."""
+        if self._worker is not None:
+            self._worker.spent = True
 
     @property
     def cancelling(self) -> bool:

@@ -111,7 +111,7 @@ def _fence_broken(old_visit: int, visit: int, old_rev: int, rev: int, move: Move
         return "visit grew without an outcome"
     if rev < old_rev:
         return f"rev went back from {old_rev} to {rev}"
-    if move in {Move.COMMIT, Move.RELEASE, Move.REAP} and rev == old_rev:
+    if move in {Move.COMMIT, Move.RELEASE, Move.REAP, Move.CRASH} and rev == old_rev:
         return "an outcome, a release or a reap left rev as it was"
     return None
 
@@ -139,7 +139,7 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
                 sentence = "a row was changed by somebody who did not own it"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
             continue
-        if move in {Move.COMMIT, Move.RENEW, Move.RELEASE} and old.locked_by is not None:
+        if move in {Move.COMMIT, Move.RENEW, Move.RELEASE, Move.CRASH} and old.locked_by is not None:
             known = names.get(old.locked_by, frozenset())
             if known and change.writer not in known:
                 sentence = f"{change.writer or 'somebody'} wrote under a claim of {', '.join(sorted(known))}"

@@ -150,7 +150,7 @@ def i5_inside_the_trust_window(history: History) -> list[Violation]:
             if event.kind == BEGIN or (event.kind in {END, LEFT} and not run.threaded):
                 found.extend(_overrun(history, event, granted))
         ended, exit_ = run.ended, history.exits.get((claim, visit))
-        if ended is not None and exit_ is not None and exit_[1] is Move.RELEASE:
+        if ended is not None and exit_ is not None and exit_[1] in {Move.RELEASE, Move.CRASH}:
             released = exit_[0]
             if history.at(ended) - history.doubt > released.at:
                 sentence = "its claim was given back while its step ran"

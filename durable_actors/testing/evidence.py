@@ -198,7 +198,7 @@ class History:
         for change, move in self.moves:
             old = change.old
             if (
-                move in {Move.COMMIT, Move.RELEASE, Move.REAP}
+                move in {Move.COMMIT, Move.RELEASE, Move.REAP, Move.CRASH}
                 and old is not None
                 and old.claim_id is not None
             ):

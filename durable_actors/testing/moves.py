@@ -10,6 +10,7 @@ COMMIT     executing → anything, the claim kept            the outcome of the 
 RELEASE    executing → runnable, the claim cleared         its worker: a drain, a busy key, a cancelled step
 REAP       the same, crashes + 1; or failed: quarantined   a reaper
            (unchanged: its node had stopped in order)
+CRASH      the same, and `last_error` says what it raised  its worker: SystemExit and the like in a step
 WAKE       awaiting_signal → runnable                      a signal, the park's recheck, a deadline
 COUNT      awaiting_children, fewer (or more) pending      a child's end (or its retry)
 OPEN       awaiting_children → runnable                    the last child, or a deadline
@@ -41,6 +42,7 @@ class Move(enum.Enum):
     COMMIT = enum.auto()
     RELEASE = enum.auto()
     REAP = enum.auto()
+    CRASH = enum.auto()
     WAKE = enum.auto()
     COUNT = enum.auto()
     OPEN = enum.auto()
@@ -85,8 +87,17 @@ def _given_back(old: InstanceState, new: InstanceState) -> Move:
             )  # its node had stopped in good order
         return _only(old, new, Move.RELEASE, *given_back)
     if new.crashes == old.crashes + 1 and new.status in {"runnable", "failed"}:
-        return _only(old, new, Move.REAP, *given_back, "crashes", "eligible_at", "last_error")
+        move = Move.CRASH if _tells_crash(new) else Move.REAP
+        return _only(old, new, move, *given_back, "crashes", "eligible_at", "last_error")
     return Move.FOREIGN
+
+
+def _tells_crash(new: InstanceState) -> bool:
+    """crash_claims.sql says what was raised; reap_claims.sql, which has seen nothing, does not."""
+    told = new.last_error or ""
+    if new.status == "failed":
+        return told.startswith("quarantined: ") and "without an outcome (the last time: " in told
+    return told.startswith(f"crash {new.crashes}: ")
 
 
 def _from_await(old: InstanceState, new: InstanceState) -> Move:

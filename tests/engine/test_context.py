@@ -167,7 +167,7 @@ async def test_a_lost_claim_starts_nothing(durable_dsn, db):
 
 def test_the_engine_gives_a_context_all_its_fields():
     """It makes them without attrs: a field added there must be added in `step_run`, too."""
-    run = StepRun(cast("Any", SimpleNamespace(port=None)), claim(None), cast("Any", None))
+    run = StepRun(cast("Any", SimpleNamespace(port=None)), claim(None), cast("Any", None), None)
     made = contextvars.copy_context().run(run._context, {})  # it notes the step that runs, for log records
     assert list(vars(made)) == [field.name for field in attrs.fields(da.Context)]
     assert attrs.evolve(made, attempt=3).attempt == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 
@@ -143,20 +142,6 @@ async def test_a_group_comes_as_it_is(durable_dsn):
         assert (await run.run(machine(body, handle=handle))).status == "done"
     assert isinstance(caught[0], ExceptionGroup)
     assert isinstance(caught[0].exceptions[0], Broken)
-
-
-@pytest.mark.parametrize("odd", [asyncio.CancelledError("from a library"), GeneratorExit("odd")])
-async def test_what_is_no_exception_reaches_handle_as_one(durable_dsn, odd):
-    """A BaseException of some library must not take the node, or its other steps, down."""
-
-    async def body(self, ctx):
-        raise odd
-
-    async with running(durable_dsn) as run:
-        row = await run.run(machine(body, handle=got))
-        assert run.engine.snapshot().render().count("restart") == 0
-    assert row.result["error"] == "RuntimeError"
-    assert type(odd).__name__ in row.result["text"]
 
 
 async def test_a_step_that_takes_too_long(durable_dsn):

@@ -18,7 +18,7 @@ from tests.engine.engine_kit import PATIENCE, running
 from tests.warm import Program, warm
 
 WORKER = """
-import json, logging, sys
+import json, logging, os, sys
 from functools import partial
 import trio
 import durable_actors as da
@@ -38,6 +38,10 @@ async def late(args: dict):
     with trio.CancelScope(shield=True):
         await trio.sleep(args["seconds"])
     return "finished"
+
+@da.job(name="dies")
+async def dies(args: dict):
+    os._exit(args["code"])
 
 @da.job(name="exits")
 async def exits(args: dict, ctx: da.Context[dict]):
@@ -166,12 +170,36 @@ async def test_a_third_signal_kills(durable_dsn, db, tmp_path):
     )  # its lease, or its lock, ends the claim
 
 
-async def test_a_step_that_exits_ends_the_process(durable_dsn, db, tmp_path):
+async def test_a_step_that_exits_does_not_end_the_process(durable_dsn, db, tmp_path):
+    """It is a crash of that step; others go on, and the process still drains."""
     async with worker(tmp_path, durable_dsn) as process:
         number = insert(durable_dsn, "exits", {"code": 7})
-        assert await process.ends() == 7
-        assert "stopped" not in process.lines
-    assert db.row(number, ROW) == ("runnable", 1, 0, None)
+        await db.wait("select crashes >= 2 from durable.gen_durable where id = %s", number, timeout=PATIENCE)
+        other = insert(durable_dsn, "nap", {})
+        await db.wait(
+            "select status = 'done' from durable.gen_durable where id = %s", other, timeout=PATIENCE
+        )
+        process.process.send_signal(signal.SIGTERM)
+        assert await process.ends() == 0
+    assert db.row(other, "attempt, crashes") == (0, 0)
+
+
+async def test_a_step_that_ends_the_process_at_once(durable_dsn, db, tmp_path):
+    """os._exit: nobody can catch it. The claims of that process come back; the step is quarantined, the others run."""
+    options = {"lease_ttl": 2, "reap_interval": 0.2, "max_crashes": 1}
+    async with worker(tmp_path, durable_dsn, "doomed", **options) as doomed:
+        number = insert(durable_dsn, "dies", {"code": 9})
+        assert await doomed.ends() == 9
+    async with worker(tmp_path, durable_dsn, "left", **options):
+        other = insert(durable_dsn, "nap", {})
+        await db.wait(
+            "select status = 'done' from durable.gen_durable where id = %s", other, timeout=PATIENCE
+        )
+        await db.wait(
+            "select status = 'failed' from durable.gen_durable where id = %s", number, timeout=PATIENCE
+        )
+    assert db.row(other, "attempt, crashes") == (0, 0)
+    assert db.row(number, "attempt, crashes") == (1, 1)
 
 
 async def test_two_nodes_share_the_work_of_a_third_that_is_killed(durable_dsn, db, tmp_path):

@@ -367,3 +367,54 @@ async def test_a_worker_that_was_cancelled_in_vain_takes_no_other_task(pool, exi
         await wait_all_tasks_blocked()
         pool.start_nowait(trio.sleep, 1, key=2)
     assert exits == [(1, "normal"), (2, "normal")]
+
+
+async def test_a_task_that_leaves_a_scope_open_hits_no_other(pool, exits, caplog):
+    """Its worker is replaced; its scope would cancel what follows, and its shield keep it from being cancelled."""
+    tasks = []
+
+    async def leaves_open(*scopes: trio.CancelScope) -> None:
+        tasks.append(trio.lowlevel.current_task())
+        for scope in scopes:
+            scope.__enter__()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def innocent() -> None:
+        tasks.append(trio.lowlevel.current_task())
+        await trio.sleep_forever()
+
+    async with otp.open_tree(root(pool)):
+        pool.start_nowait(
+            leaves_open, trio.CancelScope(shield=True), trio.CancelScope(deadline=-1), key="leaves"
+        )
+        await wait_until(lambda: exits)
+        task = pool.start_nowait(innocent, key="innocent")
+        await wait_all_tasks_blocked()
+        assert task.running
+        task.cancel("asked to")
+        await wait_until(lambda: len(exits) == 2)
+    assert exits == [("leaves", "normal"), ("innocent", "shutdown: asked to")]
+    assert tasks[0] is not tasks[1]
+    assert [
+        record.levelname for record in caplog.records if "left a cancel scope open" in record.message
+    ] == ["WARNING"] * 2
+
+
+@pytest.mark.parametrize("group", [False, True])
+async def test_a_cancelled_that_no_scope_takes_is_an_error_of_its_task(pool, exits, group):
+    found = []
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.sleep(0)
+        except trio.Cancelled as exc:
+            found.append(exc)
+    error = BaseExceptionGroup("kept", [found.pop(), ValueError()]) if group else found.pop()
+    async with otp.open_tree(root(pool)):
+        pool.start_nowait(trio.sleep_forever, key="innocent")
+        pool.start_nowait(fail, error, key="stray")
+        await wait_until(lambda: exits)
+        assert len(pool) == 1
+        pool.get("innocent").cancel("end")
+    assert exits[0][0] == "stray"
+    assert "nobody has cancelled it" in exits[0][1]

@@ -84,13 +84,13 @@ class Book:
             self._claims.add(new.claim_id)
         if new.lease is not None:
             self._leases[new.claim_id] = max(self._leases.get(new.claim_id, 0), new.lease)
-        if what in {"commit", "renew", "release"} and (not live or old.claim_id != why[1]):
+        if what in {"commit", "renew", "release", "crash"} and (not live or old.claim_id != why[1]):
             self.fail(
                 "I4", f"instance {old.id}: stale {what} of {why[1]} changed it; its claim was {old.claim_id}"
             )
         elif what == "commit":
             self._committed(tx, old, why)
-        elif what == "release":
+        elif what in {"release", "crash"}:
             self._released(old)
         elif what == "reap":
             self._reaped(old)

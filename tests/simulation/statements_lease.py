@@ -84,6 +84,33 @@ def _waiting_parent(tx: Tx, row: Row) -> int | None:
 
 
 @meaning
+def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
+    most = None if params[3] is None else int(params[3])
+    out: Rows = []
+    given = zip(lit.ints(params[0]), lit.texts(params[1]), lit.texts(params[2]), strict=True)
+    for number, claim, error in sorted(given):
+        row = tx.get(number)
+        if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
+            continue
+        gone = most is not None and row.crashes + 1 >= most
+        if gone and (parent := _waiting_parent(tx, row)) is not None:
+            if tx.is_locked(parent):
+                continue
+            tx.lock(parent)
+        new = tx.write(row, "crash", claim)
+        pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
+        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.attempt, new.crashes = row.attempt + (not gone), row.crashes + 1
+        new.eligible_at = tx.now + pause * SECOND
+        new.last_error = "quarantined" if gone else f"crash {row.crashes + 1}: {error}"
+        new.error_type, new.traceback = (None if each is None else each.decode() for each in params[4:6])
+        new.unclaim()
+        fault = new.last_error if gone else None
+        out.append(shown(row.id, row.queue, row.partition_key, new.status, row.fsm, row.step, fault))
+    return out
+
+
+@meaning
 def read_owners(scene: Scene, tx: Tx, params: Params) -> Rows:
     owners: dict[str, list[int]] = {}
     for row in tx.all():

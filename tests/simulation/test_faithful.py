@@ -271,6 +271,18 @@ class Pair:
         assert ours[0] == theirs[0], self.said[-5:]
         assert unordered(ours[1]) == unordered(theirs[1]), self.said[-5:]
 
+    async def crash(self) -> None:
+        pairs = self._some()
+        results = []
+        for side, conn in enumerate((self.real, self.model)):
+            chosen = [pair[side] for pair in pairs]
+            results.append(
+                await lease.crash_claims(conn, SCHEMA, chosen, error="SystemExit: 2", max_crashes=3)  # type: ignore[arg-type]
+            )
+        ours, theirs = results
+        assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
+        self._far_future()
+
     async def strays(self) -> None:
         known = self._some() if self.held else []
         results = []
@@ -293,7 +305,10 @@ class Pair:
         dead = self.random.choice(({}, {"a": math.inf}, {"a": 0.0}, {"b": math.inf}))
         ours, theirs = await self.both(lease.reap_claims, SCHEMA, limit=2, dead=dead, max_crashes=3)
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
-        # Pauses of seconds: the server's clock runs, ours does not.
+        self._far_future()
+
+    def _far_future(self) -> None:
+        """Pauses of seconds: the server's clock runs, ours does not."""
         self.db.execute(
             "update durable.gen_durable set eligible_at = eligible_at + interval '1 h' where eligible_at > now()"
         )
@@ -337,7 +352,7 @@ class Pair:
 @pytest.mark.parametrize("seed", range(2))
 async def test_the_model_does_what_the_sql_does(durable_dsn: str, seed: int):
     kinds = ("insert", "pick", "pick", "pick", "commit", "commit", "commit", "spawn", "signal", "signal", "renew",
-             "release", "strays", "reap", "stop", "maintain", "time", "time")  # fmt: skip
+             "release", "crash", "strays", "reap", "stop", "maintain", "time", "time")  # fmt: skip
     with psycopg.connect(durable_dsn, autocommit=True) as db:
         async with connect(durable_dsn) as conn:
             pair = Pair(conn, db, seed)

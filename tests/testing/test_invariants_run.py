@@ -117,7 +117,7 @@ async def test_a_run_of_everything_breaks_nothing(durable_dsn, log, shop):
     history = read(durable_dsn, log)
     assert "\n".join(map(str, check(history))) == ""
     moves = {move for _, move in history.moves}
-    expected = set(Move) - {Move.FOREIGN, Move.DELETE, Move.RETRY, Move.RENEW, Move.REAP}
+    expected = set(Move) - {Move.FOREIGN, Move.DELETE, Move.RETRY, Move.RENEW, Move.REAP, Move.CRASH}
     assert moves >= expected, history.tally
     assert history.tally["commit"] == sum(move is Move.COMMIT for _, move in history.moves) > 30
     assert history.tally["runs"] > 30

@@ -1,0 +1,40 @@
+-- crash_claims: give claims back whose step's own code ended without an outcome (SystemExit and the like); counted as a crash.
+-- params   $1 id bigint[] · $2 claim uuid[] · $3 what was raised text[] · $4 max crashes int or null · $5 its class text ·
+--          $6 its traceback text
+-- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often), fsm, step, why it failed
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order, and of what fails also its parent, whose barrier join_parents counts
+--          next: waits for nobody. What is locked stays ours and is tried again.
+-- index    gen_durable_pkey
+-- keeps    I4 a stale write changes nothing. Counters stop at their ends, as in release_claims.
+-- backoff  and quarantine: as in reap_claims; tests/store/test_crashes.py compares the two
+with mine as materialized (
+    select y.id, y.parent_id, y.barrier, u.error,
+           case when octet_length(y.partition_key) > 2000
+                then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
+                when y.crashes >= $4::int - 1
+                then format('quarantined: step %s ended %s times without an outcome (the last time: %s)',
+                            left(y.step, 255), y.crashes + 1::bigint, u.error) end as fault
+      from unnest($1::bigint[], $2::uuid[], $3::text[]) u(id, claim, error)
+      join durable.gen_durable y on y.id = u.id and y.claim_id = u.claim and y.locked_by is not null
+     order by y.id for no key update of y skip locked
+), parents as materialized (
+    select p.id from durable.gen_durable p
+     where p.id = any (array(select m.parent_id from mine m where m.fault is not null and m.barrier is not null))
+       and p.status::text = 'awaiting_children'
+     order by p.id for no key update skip locked
+)
+update durable.gen_durable g
+   set status = (case when m.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
+       hold = 0, attempt = case when m.fault is null then least(g.attempt, 2147483646) + 1 else g.attempt end, crashes = least(g.crashes, 2147483646) + 1,
+       rev = least(g.rev, 9223372036854775806) + 1,
+       eligible_at = now() + make_interval(secs => case when g.crashes = 0 then 0 else least(2 ^ least(g.crashes - 1, 9), 300) end),
+       last_error = coalesce(m.fault, format('crash %s: %s', least(g.crashes, 2147483646) + 1, m.error)),
+       error_type = $5::text, traceback = $6::text,
+       finished_at = case when m.fault is not null then now() end,
+       locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
+  from mine m
+ where g.id = m.id
+   and (m.fault is null or m.barrier is null or m.parent_id = any (array(select p.id from parents p))
+        or not exists (select 1 from durable.gen_durable p
+                        where p.id = m.parent_id and p.visit = m.barrier and p.status::text = 'awaiting_children'))
+returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when m.fault is not null then g.last_error end

@@ -1,0 +1,186 @@
+"""Steps that end without an outcome by what they raise: a crash of that step alone, counted and backed off."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+import attrs
+import durable_actors as da
+import pytest
+import trio
+from durable_actors.telemetry import StepCrashed
+from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
+
+pytestmark = [
+    pytest.mark.usefixtures("registry"),
+    pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning"),
+]
+
+
+@attrs.frozen
+class Strict:
+    n: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.n == 13:
+            sys.exit("not 13")
+
+
+async def explode() -> None:
+    sys.exit(2)
+
+
+def machine(where: str) -> Any:
+    async def in_step(self, ctx):
+        if where == "handle":
+            raise ValueError
+        if where == "group":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(explode)
+        if where == "timed":
+            await trio.sleep(0)
+        return argparse.ArgumentParser().parse_args(["--unknown"])
+
+    def in_thread(self, ctx):
+        sys.exit(2)
+
+    async def handle(self, error, ctx):
+        await explode()
+
+    class M(da.Machine[Strict], name=f"crashes in {where}"):
+        start = da.step(timeout=60 if where == "timed" else None)(in_thread if where == "thread" else in_step)
+        locals()["handle"] = handle
+
+    return M
+
+
+@pytest.mark.parametrize("where", ["step", "group", "thread", "handle", "timed", "state"])
+async def test_system_exit_is_a_crash_of_its_step(durable_dsn, db, where, caplog, capsys):
+    """Told with its traceback; counted; backed off from the second on; the node and its workers live on."""
+    async with running(durable_dsn, queues={"default": 2}) as run:
+        found = machine(where)
+        if where == "state":  # insert would refuse it
+            number = db.insert(fsm="crashes in state", step="start", state='{"n": 13}')
+        else:
+            number = await run.insert(found, state={"n": 0})
+        await run.events.wait(StepCrashed, id=number, count=2)
+        await db.wait("select crashes = 2 from durable.gen_durable where id = %s", number)
+        row = db.row(
+            number,
+            "status::text, attempt, crashes, eligible_at > updated_at, claim_id, last_error like 'crash 2: %%'",
+        )
+        assert run.engine.snapshot().render().count("restart") == 0
+        event = run.events.all(StepCrashed, id=number)[0]
+    assert row == ("runnable", 2, 2, True, None, True)
+    assert "SystemExit" in repr(event.error)
+    told = [record for record in caplog.records if record.levelno == logging.ERROR and record.exc_info]
+    assert len(told) >= 2
+    assert f"instance {number}: crashes in {where} v1, step start crashed" in told[0].getMessage()
+
+
+async def test_it_is_quarantined_and_others_keep_their_attempts(durable_dsn, capsys):
+    """With innocent jobs in the same worker, each of which may run once."""
+
+    @da.job(name="exits")
+    async def exits(args: dict[str, Any]) -> None:
+        argparse.ArgumentParser().parse_args(["--unknown"])
+
+    @da.job(name="innocent", max_attempts=1)
+    async def innocent(args: dict[str, Any]) -> None:
+        await trio.sleep(0)
+
+    async with running(durable_dsn, queues={"default": 1}, max_crashes=2) as run:
+        plans = [(exits if n in {2, 7} else innocent) for n in range(10)]
+        ids = [await run.insert(each, args={}) for each in plans]
+        rows = [await run.ended(number) for number in ids]
+    assert [row.status for row in rows] == ["failed" if each is exits else "done" for each in plans]
+    for row in (rows[2], rows[7]):
+        assert (row.attempt, row.crashes, row.error_type) == (1, 2, "SystemExit")
+        assert "parse_args" in (row.traceback or "")
+        assert "quarantined: step perform ended 2 times without an outcome" in (row.last_error or "")
+        assert "SystemExit: 2" in (row.last_error or "")
+
+
+async def open_scope() -> Any:
+    with trio.CancelScope(shield=True):
+        yield 1
+
+
+async def test_a_leaked_shield_does_not_hold_up_a_drain(durable_dsn):
+    """The next step in that worker can be cancelled: the drain ends it in time."""
+    gate, tasks = Gate(), list[object]()
+
+    @da.job(name="leaks")
+    async def leaks(args: dict[str, Any]) -> Any:
+        tasks.append(trio.lowlevel.current_task())
+        async for each in open_scope():
+            return each
+        return None
+
+    @da.job(name="waits")
+    async def waits(args: dict[str, Any]) -> None:
+        tasks.append(trio.lowlevel.current_task())
+        await gate.wait()
+
+    with trio.fail_after(PATIENCE):
+        async with running(
+            durable_dsn, queues={"default": da.Queue(1, prefetch=2)}, drain_timeout=0.05
+        ) as run:
+            await run.engine.client.insert_many(leaks, [{"args": {}}])
+            await run.insert(waits, args={})
+            await gate.wait_entered()
+    assert tasks[0] is not tasks[1]
+
+
+async def test_the_author_is_told_once(durable_dsn, caplog):
+    @da.job(name="leaks", version=3)
+    async def leaks(args: dict[str, Any]) -> Any:
+        async for each in open_scope():
+            return each
+        return None
+
+    async with running(durable_dsn, queues={"default": 1}) as run:
+        for _ in range(3):
+            assert (await run.run(leaks, args={})).result == 1
+    told = [record.getMessage() for record in caplog.records if "open in its task" in record.getMessage()]
+    assert [record.levelname for record in caplog.records if "open in its task" in record.getMessage()].count(
+        "WARNING"
+    ) == 1
+    assert "leaks v3, step perform has left a cancel scope open" in told[0]
+    assert "contextlib.aclosing" in told[0]
+
+
+async def test_a_lock_that_a_step_keeps_is_broken_for_those_who_wait(durable_dsn):
+    """As at the end of any task of Trio's: nobody waits for ever for a worker that has gone on to other work."""
+    lock = trio.Lock()
+
+    @da.job(name="keeps", max_attempts=1)
+    async def keeps(args: dict[str, Any]) -> None:
+        await lock.acquire()
+
+    async with running(durable_dsn, **QUIET) as run:
+        await run.run(keeps, args={})
+        row = await run.run(keeps, args={})
+    assert row.status == "failed"
+    assert "BrokenResourceError" in (row.last_error or "")
+
+
+async def test_a_crash_during_a_drain_goes_back(durable_dsn, db):
+    gate = Gate()
+
+    @da.job(name="exits")
+    async def exits(args: dict[str, Any]) -> None:
+        try:
+            await gate.wait()
+        except trio.Cancelled:
+            sys.exit(1)
+
+    async with running(durable_dsn, drain_timeout=0) as run:
+        number = await run.insert(exits, args={})
+        await gate.wait_entered()
+        await run.engine.stop()
+        await until(lambda: db.row(number, "locked_by") == (None,))
+    assert db.row(number, "status::text, crashes, claim_id") == ("runnable", 1, None)
