@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Mapping
 from types import AsyncGeneratorType, MethodType
 from typing import Any, Final, cast
 
+import attrs
 import trio
 from trio._core import _parking_lot, _run
 
@@ -154,3 +155,31 @@ _DEEP: Final = 1000
 
 async def _closed_already(error: BaseException | None) -> BaseException | None:
     return error
+
+
+@attrs.frozen(eq=False)
+class Running:
+    """What a loop runs at this moment."""
+
+    task: trio.lowlevel.Task
+    turns: int
+    """How often the task has given way to others."""
+    where: str
+    """The line of code."""
+
+
+def what_runs(thread: int) -> Running | None:
+    """What the loop in a thread runs; None: it waits, or is between two tasks. May be called in any thread."""
+    top = frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not _run.unrolled_run.__code__:
+        frame = frame.f_back
+    task: Any = None if frame is None else frame.f_locals.get("task")
+    if top is None or task is None or not getattr(task.coro, "cr_running", False):
+        return None
+    where = f"{top.f_code.co_filename}:{top.f_lineno} in {top.f_code.co_qualname}"
+    return Running(task, task._schedule_points, where)
+
+
+def runs_in_real_time() -> bool:
+    """Whether the clock of this run is the system's."""
+    return isinstance(trio.lowlevel.current_clock(), _run.SystemClock)

@@ -16,6 +16,7 @@ import trio
 from durable_actors import client as clients
 from durable_actors._client import Client
 from durable_actors._engine.demand import QueueLimits
+from durable_actors._engine.loop_watch import watch_loop
 from durable_actors._engine.node import Node, lanes, logger
 from durable_actors._engine.port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
@@ -217,7 +218,8 @@ async def _run_tree(
 
     failed = False
     try:
-        await run_tree(parts.root, drain_on_cancel=node.config.drain_on_cancel, task_status=Started())
+        with watch_loop(node):
+            await run_tree(parts.root, drain_on_cancel=node.config.drain_on_cancel, task_status=Started())
     except BaseException as exc:
         failed = not _is_cancelled(exc)
         if not isinstance(exc, StartFailed):

@@ -29,6 +29,7 @@ event                  when
 `PartitionContended`   a claimed row went back because its key is busy elsewhere
 `ClaimsReaped`         claims were taken back from dead or silent nodes
 `AwaitTimedOut`        a parked instance's deadline passed
+`LoopBlocked`          something has blocked the event loop for half a second or more
 `StoreDown`            Postgres cannot be reached
 `StoreUp`              Postgres is back
 =====================  ==================================================================================
@@ -55,6 +56,7 @@ __all__ = [
     "ClaimsReaped",
     "DrainStarted",
     "Event",
+    "LoopBlocked",
     "NodeStarted",
     "NodeStopped",
     "OutcomeLate",
@@ -217,6 +219,22 @@ class AwaitTimedOut:
 
 
 @attrs.frozen(kw_only=True)
+class LoopBlocked:
+    """Code has blocked the event loop: no other step and no heartbeat of this process could run."""
+
+    id: int | None
+    """The instance whose step it was; None: another task of the process."""
+    machine: str | None
+    step: str | None
+    task: str
+    """Trio's name of the task."""
+    where: str
+    """The line that ran when it was seen."""
+    seconds: float
+    """For how long, at least: from when it was first seen."""
+
+
+@attrs.frozen(kw_only=True)
 class StoreDown:
     """Postgres cannot be reached. Told once per outage and actor."""
 
@@ -249,6 +267,7 @@ Event = (
     | PartitionContended
     | ClaimsReaped
     | AwaitTimedOut
+    | LoopBlocked
     | StoreDown
     | StoreUp
 )

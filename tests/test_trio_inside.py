@@ -6,11 +6,22 @@ import contextlib
 import functools
 import gc
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from durable_actors._trio_inside import LOCKS, close_left, innermost, is_cancelled, keep_generators, left_open
+from durable_actors._trio_inside import (
+    LOCKS,
+    close_left,
+    innermost,
+    is_cancelled,
+    keep_generators,
+    left_open,
+    runs_in_real_time,
+    what_runs,
+)
 from trio.testing import wait_all_tasks_blocked
 
 pytestmark = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
@@ -176,3 +187,25 @@ async def test_other_generators_are_trios():
     with trio.fail_after(10):
         await closed.wait()
     sys.set_asyncgen_hooks(*before)
+
+
+@in_a_run
+async def test_what_a_loop_runs():
+    me, task = threading.get_ident(), trio.lowlevel.current_task()
+    found = what_runs(me)
+    assert found is not None
+    assert found.task is task
+    assert "what_runs" in found.where
+    turns = found.turns
+    await trio.lowlevel.checkpoint()
+    again = what_runs(me)
+    assert again is not None
+    assert again.turns > turns
+
+    def until_it_waits():
+        while what_runs(me) is not None:
+            time.sleep(0.001)
+
+    with trio.fail_after(10):
+        await trio.to_thread.run_sync(until_it_waits)
+    assert runs_in_real_time()

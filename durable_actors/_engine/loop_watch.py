@@ -1,0 +1,115 @@
+"""Loop watch: names the step that blocks the event loop, while it does, and says afterwards for how long it did.
+
+A thread looks twice a second at what the loop's thread is doing. Nothing is done in the loop for it, and nothing at all
+per step: code that runs on in one task, without a turn of the scheduler, is the same at two looks. So a block of a
+second is always seen, one of half a second sometimes; code that never lets go of the GIL may not be.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from durable_actors._engine.node import Node, logger
+from durable_actors._trio_inside import Running, runs_in_real_time, what_runs
+from durable_actors.telemetry import LoopBlocked, RunningStep, current_step
+
+INTERVAL: Final = 0.5
+"""Seconds between two looks."""
+
+
+@attrs.define
+class Seen:
+    """What ran at the last look, and since when at least."""
+
+    what: Running
+    step: RunningStep | None
+    since: float
+    told: bool = False
+
+    def same(self, what: Running, step: object) -> bool:
+        """Whether it has run on without a turn of the scheduler, or of ours."""
+        return self.what.task is what.task and self.what.turns == what.turns and self.step is step
+
+
+class LoopWatch:
+    """Looks at one loop, for one engine."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._loop = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
+        self._seen: Seen | None = None
+
+    def look(self, now: float) -> None:
+        """Called in the thread."""
+        what = what_runs(self._loop)
+        if what is None:
+            self._seen = None
+            return
+        step = what.task.context.get(current_step)
+        seen = self._seen
+        if seen is None or not seen.same(what, step):
+            self._seen = Seen(what, step, now)
+        elif not seen.told:
+            seen.told = True
+            logger.warning(
+                "%s has blocked the event loop for %.1f s, and goes on, at %s: all other steps and heartbeats of this "
+                "process wait. Make it a def step, which runs in a thread, or use trio.to_thread.run_sync",
+                _name(seen),
+                now - seen.since,
+                what.where,
+            )
+            try:
+                self._token.run_sync_soon(self._over, seen, what.where)
+            except trio.RunFinishedError:
+                self._seen = None
+
+    def _over(self, seen: Seen, where: str) -> None:
+        """In the loop, which turns again."""
+        seconds = time.monotonic() - seen.since
+        logger.warning("%s blocked the event loop for %.1f s", _name(seen), seconds)
+        if self._node.telemetry.active:
+            step = seen.step
+            self._node.telemetry.emit(
+                LoopBlocked(
+                    id=None if step is None else step.id,
+                    machine=None if step is None else step.machine,
+                    step=None if step is None else step.step,
+                    task=seen.what.task.name,
+                    where=where,
+                    seconds=seconds,
+                )
+            )
+
+
+def _name(seen: Seen) -> str:
+    step = seen.step
+    if step is None:
+        return f"task {seen.what.task.name}"
+    return f"instance {step.id}: {step.machine}, step {step.step}"
+
+
+@contextmanager
+def watch_loop(node: Node) -> Iterator[None]:
+    """Watch the loop of the current task while this is open. Not where time is simulated."""
+    if not runs_in_real_time():
+        yield
+        return
+    watch, ended = LoopWatch(node), threading.Event()
+
+    def run() -> None:
+        while not ended.wait(INTERVAL):
+            watch.look(time.monotonic())
+
+    threading.Thread(target=run, name="durable_actors loop watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
