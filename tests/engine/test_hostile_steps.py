@@ -12,7 +12,7 @@ import durable_actors as da
 import pytest
 import trio
 from tests.engine import hostile_bodies
-from tests.engine.engine_kit import PATIENCE, Run, running
+from tests.engine.engine_kit import PATIENCE, Gate, Run, running
 from tests.engine.hostile_bodies import HOSTILE, Hostile
 
 pytestmark = [
@@ -101,3 +101,47 @@ async def test_no_innocent_one_is_hurt(durable_dsn, name):
         assert row.crashes == (1 if hostile.fate == "crash" else 0), row
         if hostile.fate == "crash":
             assert "quarantined" in (row.last_error or ""), row
+
+
+async def test_a_thread_that_never_returns_takes_its_own_slot_alone(durable_dsn):
+    gate = Gate()
+
+    def never(ctx: Any) -> str:
+        gate.wait_in_thread(60)
+        return "late"
+
+    async with beside_innocents(durable_dsn, Hostile(never, "done")) as (run, job, innocents):
+        number = await run.insert(job, args={})
+        await gate.wait_entered()
+        await innocents.send(10)
+        await innocents.check()
+        gate.open()
+        assert (await run.ended(number)).result == "late"
+
+
+async def test_one_that_cancels_the_nursery_of_its_worker_ends_more_than_itself(durable_dsn):
+    """Nobody can keep that from the others: they run again, on a new pool, and all of them end."""
+    ran = list[int]()
+    gate = Gate()
+
+    @da.job(name="saboteur")
+    async def saboteur(ctx: da.Context[dict[str, Any]]) -> None:
+        ran.append(ctx.id)
+        if len(ran) == 1:
+            nursery = trio.lowlevel.current_task().parent_nursery
+            assert nursery is not None
+            nursery.cancel_scope.cancel()
+            await trio.sleep_forever()
+
+    @da.job(name="innocent")
+    async def innocent(args: dict[str, Any]) -> None:
+        gate.arrive()
+        if gate.entered <= 2:
+            await trio.sleep_forever()
+
+    async with running(durable_dsn, queues={"default": 4}) as run:
+        ids = [await run.insert(innocent, args={}) for _ in range(2)]
+        await gate.wait_entered(2)
+        ids.append(await run.insert(saboteur, args={}))
+        rows = [await run.ended(number) for number in ids]
+    assert [row.status for row in rows] == ["done"] * 3
