@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
@@ -97,7 +97,7 @@ def _name(seen: Seen) -> str:
 
 
 @contextmanager
-def watch_loop(node: Node) -> Iterator[None]:
+def watch_loop(node: Node) -> Generator[None]:
     """Watch the loop of the current task while this is open. Not where time is simulated."""
     if not runs_in_real_time():
         yield
