@@ -120,8 +120,8 @@ async def test_a_server_that_is_not_there(durable_dsn):
     async with open_proxy(durable_dsn) as proxy:
         proxy.refuse()
         with pytest.raises(da.StoreUnavailable):
-            async with da.open_engine(dsn=proxy.dsn):
+            async with da.open_engine(dsn=proxy.dsn, start_timeout=0.1):
                 raise AssertionError("must not start")
         with pytest.raises(da.StoreUnavailable):
-            async with da.open_client(proxy.dsn):
+            async with da.open_client(proxy.dsn, start_timeout=0.1):
                 raise AssertionError("must not start")
