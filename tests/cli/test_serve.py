@@ -173,7 +173,7 @@ def test_it_ends_with_its_standard_input(start: Start):
             1,
             'durable-actors: schema "elsewhere" does not exist',
         ),
-        (["json", "--dsn", "host=/nowhere connect_timeout=1"], 1, "durable-actors: "),
+        (["json", "--start-timeout", "0", "--dsn", "host=/nowhere connect_timeout=1"], 1, "durable-actors: "),
     ],
     ids=str,
 )

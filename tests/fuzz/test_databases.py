@@ -86,7 +86,7 @@ async def test_a_database_that_is_not_utf8_is_refused(empty_dsn):
             with pytest.raises(da.SchemaError, match="encoding is SQL_ASCII, durable_actors needs UTF8"):
                 await migrate(dsn)
             with pytest.raises(da.SchemaError, match="UTF8"):
-                async with da.open_client(dsn):
+                async with da.open_client(dsn, start_timeout=0):
                     pass
         finally:
             conn.execute(f"drop database {name} with (force)")
@@ -95,7 +95,7 @@ async def test_a_database_that_is_not_utf8_is_refused(empty_dsn):
 @pytest.mark.parametrize("dsn", BAD_DSNS, ids=lambda each: ascii(each)[:40])
 async def test_a_malformed_dsn(dsn):
     with pytest.raises(da.ConfigError, match="dsn is not a connection string") as caught:
-        async with da.open_client(dsn):
+        async with da.open_client(dsn, start_timeout=0):
             pass
     assert "secret" not in str(caught.value)
 
@@ -106,7 +106,7 @@ async def test_a_dsn_that_leads_nowhere(dsn):
         trio.fail_after(30),
         pytest.raises(da.StoreUnavailable, match="cannot connect to Postgres") as caught,
     ):
-        async with da.open_client(dsn):
+        async with da.open_client(dsn, start_timeout=0):
             pass
     assert "secret" not in str(caught.value)
 
