@@ -179,7 +179,8 @@ class Commits:
 
     def crash(self, claim: Claim, error: str, raised: Raised) -> None:
         """Queue a claim to be given back whose step raised what is for no `handle`: it counts as a crash."""
-        self.releases.setdefault(Release(1, hold=False, crash=error, raised=raised), []).append(claim)
+        self.releasing.add(claim.claim_id)
+        self.releases.setdefault(Release(1, OFFERED, crash=error, raised=raised), []).append(claim)
         self._wake.cast(None)
 
     def take(self, most: int = MAX_BATCH) -> list[Entry]:

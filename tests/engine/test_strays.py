@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, cast
 
 import durable_actors as da
@@ -107,10 +108,13 @@ async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed
         assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(2,)]
 
 
-async def test_what_is_on_its_way_back_is_no_stray(db: Db, registry: object, monkeypatch: pytest.MonkeyPatch):
-    """A cancelled run goes back with attempt + 1; taken for a stray, it would go back as if it had not run."""
+@pytest.mark.parametrize("how", ["cancelled", "crashed"])
+async def test_what_is_on_its_way_back_is_no_stray(
+    db: Db, registry: object, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    """Its run counts as an attempt, and may as a crash; taken for a stray, it would go back as if it had not run."""
     attempts: list[int] = []
-    begun, sent, looked = trio.Event(), trio.Event(), trio.Event()
+    begun, go, sent, looked = trio.Event(), trio.Event(), trio.Event(), trio.Event()
 
     class Slow(da.Machine[dict[str, Any]], queue="slow", name="test.Slow"):
         @da.step(initial=True)
@@ -118,10 +122,12 @@ async def test_what_is_on_its_way_back_is_no_stray(db: Db, registry: object, mon
             attempts.append(ctx.attempt)
             if len(attempts) == 1:
                 begun.set()
-                await trio.sleep_forever()
+                await go.wait()
+                sys.exit(2)
             return da.Done()
 
-    release, strays = flusher.release_claims, feeder.release_strays
+    function = "release_claims" if how == "cancelled" else "crash_claims"
+    release, strays = getattr(flusher, function), feeder.release_strays
 
     async def late(*args: Any, **options: Any) -> Any:
         sent.set()
@@ -134,7 +140,7 @@ async def test_what_is_on_its_way_back_is_no_stray(db: Db, registry: object, mon
         finally:
             looked.set()
 
-    monkeypatch.setattr(flusher, "release_claims", late)
+    monkeypatch.setattr(flusher, function, late)
     monkeypatch.setattr(feeder, "release_strays", look)
     options: dict[str, Any] = {"dsn": db.dsn, "queues": {"slow": 5}, "machines": [Slow]}
     async with open_engine(**options) as engine:
@@ -142,10 +148,14 @@ async def test_what_is_on_its_way_back_is_no_stray(db: Db, registry: object, mon
         node = engine._node
         with trio.fail_after(30):
             await begun.wait()
-            [held] = node.leases.all()
-            node.leases.interrupt(held, "the test says so")
+            if how == "cancelled":
+                [held] = node.leases.all()
+                node.leases.interrupt(held, "the test says so")
+            else:
+                go.set()
             await sent.wait()
             node.feeders["slow"]._unsure = True  # as after a pick whose answer was lost
             node.poke("slow")
             await da.result(number)
     assert attempts == [0, 1]
+    assert db.row(number, "crashes") == (int(how == "crashed"),)
