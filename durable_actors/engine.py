@@ -233,6 +233,8 @@ async def _run_tree(
         raise cause from cause.__cause__
     finally:
         await _farewell(node, failed=failed)
+        if not failed:
+            logger.info("engine %s: %s stopped", engine.name, node.owner.name)
 
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
@@ -277,7 +279,7 @@ async def _obey_signals(engine: Engine, *, task_status: trio.TaskStatus[None]) -
             count += 1
             name = signal.Signals(number).name
             if count == 1:
-                logger.warning("%s: draining, for at most %g s", name, engine.config.drain_timeout)
+                logger.info("%s: draining, for at most %g s", name, engine.config.drain_timeout)
                 engine.request_stop()
             elif count == 2:
                 logger.warning("%s again: cancelling the steps that still run", name)

@@ -236,17 +236,19 @@ class LoopBlocked:
 
 @attrs.frozen(kw_only=True)
 class StoreDown:
-    """Postgres cannot be reached. Told once per outage and actor."""
+    """Postgres cannot be reached: once per outage of a node; or it refuses statements of an actor: once per actor."""
 
     actor: str
+    """Who noticed it first."""
     error: BaseException
 
 
 @attrs.frozen(kw_only=True)
 class StoreUp:
-    """Postgres is back."""
+    """Postgres is back, for everybody who could not reach it."""
 
     actor: str
+    """Who noticed it last."""
     seconds: float
     """How long it was away."""
 

@@ -35,6 +35,7 @@ from durable_actors._store.claim import ClaimState, probe_locks, read_claims, re
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.lease import crash_claims
 from durable_actors._store.rows import Claim, Committed, Promoted
+from durable_actors._wording import counted
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason
 
@@ -103,7 +104,7 @@ class Flusher(Actor[object]):
                 await self._release()
         if scope.cancelled_caught and draining:
             count = sum(len(claims) for claims in queue.releases.values())
-            logger.warning("flusher: %d claims could not be given back, their leases end them", count)
+            logger.warning("%s could not be given back; leases end what is left", counted(count, "claim"))
 
     async def _turn(self) -> None:
         batch = self._queue.take(self._most)

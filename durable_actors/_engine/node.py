@@ -11,6 +11,7 @@ import attrs
 
 from durable_actors._engine.idle_queues import IdleQueues
 from durable_actors._engine.leases import Leases
+from durable_actors._engine.store_health import StoreHealth
 from durable_actors._engine.surroundings import Surveyor
 from durable_actors._engine.threads import Threads
 from durable_actors._option_checks import shown
@@ -185,6 +186,8 @@ class Node:
     """That row is there. Else it was locked when the engine started, and the heartbeat writes it."""
     draining: bool = False
     """Nothing is claimed any more, and no step runs ahead."""
+    health: StoreHealth = attrs.field(factory=StoreHealth)
+    """Whether the store can be reached."""
     random: Callable[[], float] = random.random
     threads: Threads = attrs.field(init=False)
     """Those of `def` steps."""

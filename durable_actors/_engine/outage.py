@@ -1,4 +1,4 @@
-"""How an actor bears a Postgres that is away: one log line per change, a growing pause between attempts."""
+"""Retry with back-off while Postgres is unavailable: one log line per outage, a growing pause between attempts."""
 
 from __future__ import annotations
 
@@ -20,32 +20,65 @@ LONGEST_PAUSE: Final = 2.0
 
 
 class Outage:
-    """One actor's view of the store: up, or down since when."""
+    """One actor's view of the store, and when it tries again.
 
-    __slots__ = ("_actor", "_failures", "_node", "_since")
+    That the store cannot be reached is told once per node, by whoever notices it first (`StoreHealth`). A statement
+    that Postgres refuses is the actor's own trouble, and told by it.
+    """
+
+    __slots__ = ("_actor", "_failures", "_health", "_node", "_refused", "_since")
 
     def __init__(self, node: Node, actor: str) -> None:
         self._node = node
+        self._health = node.health
         self._actor = actor
         self._since = 0.0
         self._failures = 0
+        self._refused = False
+        self._health.forget(actor)
 
     def failed(self, error: Exception) -> float:
         """Note a failure; return the seconds to wait before the next attempt."""
+        now = trio.current_time()
         if not self._failures:
-            self._since = trio.current_time()
+            self._since = now
+        if isinstance(error, StoreUnavailable):
+            if self._health.failed(self._actor, now):
+                logger.warning(
+                    "%s: the store cannot be reached, trying again until it can: %s", self._actor, error
+                )
+                self._emit_down(error)
+            elif not self._failures:
+                logger.debug("%s: the store cannot be reached: %s", self._actor, error)
+        elif not self._refused:
+            self._refused = True
             logger.warning("%s: the store fails, trying again until it works: %s", self._actor, error)
-            if self._node.telemetry.active:
-                self._node.telemetry.emit(StoreDown(actor=self._actor, error=error))
+            self._emit_down(error)
         pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 10), LONGEST_PAUSE)
         self._failures += 1
         return pause * (0.5 + 0.5 * self._node.random())
 
     def over(self) -> None:
-        """Note a success. Costs one test when there was no failure."""
+        """Note a success. Costs two tests when there was no failure."""
         if self._failures:
-            away = trio.current_time() - self._since
             self._failures = 0
-            logger.warning("%s: the store works again after %.1f s", self._actor, away)
-            if self._node.telemetry.active:
-                self._node.telemetry.emit(StoreUp(actor=self._actor, seconds=away))
+            if self._refused:
+                self._refused = False
+                self._tell_up(trio.current_time() - self._since)
+        if self._health.away:
+            seconds = self._health.works(self._actor, trio.current_time())
+            if seconds is not None:
+                self._tell_up(seconds)
+
+    def close(self) -> None:
+        """Its actor is gone, and has perhaps not seen the end of it."""
+        self._health.forget(self._actor)
+
+    def _emit_down(self, error: Exception) -> None:
+        if self._node.telemetry.active:
+            self._node.telemetry.emit(StoreDown(actor=self._actor, error=error))
+
+    def _tell_up(self, seconds: float) -> None:
+        logger.warning("%s: the store works again after %.1f s", self._actor, seconds)
+        if self._node.telemetry.active:
+            self._node.telemetry.emit(StoreUp(actor=self._actor, seconds=seconds))

@@ -18,6 +18,7 @@ from durable_actors._engine.surroundings import Surveyor
 from durable_actors._postgres.lane import Lane
 from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
+from durable_actors._wording import counted
 from durable_actors.config import Config, Queue
 from durable_actors.errors import ConfigError, UnknownMachine
 from durable_actors.machine import MachineSpec, current_registry
@@ -26,6 +27,10 @@ from durable_actors.telemetry import Telemetry
 EAGER: Final = 0.7
 """Where polls are quicker than `long_poll`, the server looks after this share of the interval: to pick and start what
 it has found takes some of it, too."""
+
+
+NAMED: Final = 5
+"""Machines that one line of the log names."""
 
 
 def load_machines(config: Config) -> dict[tuple[str, int], MachineSpec]:
@@ -57,9 +62,16 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
     wanted = config.queues
     if wanted is None:
         wanted = {name: Queue() for name in sorted({"default", *(spec.queue for spec in specs.values())})}
-    for spec in specs.values():
-        if wanted and spec.queue not in wanted:
-            logger.warning("%s goes to queue %r, which this node does not serve", spec, spec.queue)
+    elsewhere = [spec for spec in specs.values() if wanted and spec.queue not in wanted]
+    if elsewhere:
+        queues = ", ".join(sorted({repr(spec.queue) for spec in elsewhere}))
+        named = ", ".join([str(spec) for spec in elsewhere[:NAMED]] + ["…"] * (len(elsewhere) > NAMED))
+        logger.warning(
+            "%s to queues that this node does not serve: %s (%s)",
+            counted(len(elsewhere), "machine goes", "machines go"),
+            queues,
+            named,
+        )
     found: dict[str, QueueLimits] = {}
     for name, queue in wanted.items():
         poll = config.poll_interval if queue.poll_interval is None else queue.poll_interval

@@ -30,7 +30,14 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
 
     Cancelled: all or nothing; if the commit was under way, the row tells later.
     """
-    outage = Outage(node, f"spawning {len(spawn.plans)} children")
+    outage = Outage(node, f"spawning children of instance {transition.claim.id}")
+    try:
+        return await _spawn(node, transition, spawn, outage)
+    finally:
+        outage.close()
+
+
+async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outage) -> Verdict:
     unknown, pause = False, LOCK_PAUSE
     accept_late = node.config.late_commit == "accept"
     # Its lease is renewed meanwhile: without an end, a silent connection would be waited for as long as TCP likes.

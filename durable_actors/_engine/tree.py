@@ -28,6 +28,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.reaper import Reaper
 from durable_actors._engine.slots import most_in_hand
 from durable_actors._engine.step_task import StepTasks
+from durable_actors._wording import counted
 from durable_actors.otp import (
     ActorChild,
     Address,
@@ -117,7 +118,11 @@ async def _gate(node: Node, *, task_status: trio.TaskStatus[None]) -> None:
         node.draining = True
         running = sum(feeder.claimed.slots.running for feeder in node.feeders.values())
         buffered = sum(len(feeder.claimed) for feeder in node.feeders.values())
-        logger.info("draining: %d steps run, %d claimed rows go back", running, buffered)
+        logger.info(
+            "draining: %s still running, %s to give back",
+            counted(running, "step"),
+            counted(buffered, "claimed row"),
+        )
         if node.telemetry.active:
             node.telemetry.emit(DrainStarted(node=node.owner.name, running=running, buffered=buffered))
         for wake in node.wakes.values():

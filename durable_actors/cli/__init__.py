@@ -58,6 +58,8 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
     Without a DSN (--dsn, DURABLE_DSN, PGHOST or PGSERVICE) an embedded Postgres is used.
     """
     ctx.obj = verbose
+    if ctx.invoked_subcommand == "serve":
+        return  # it asks the user's modules first
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 

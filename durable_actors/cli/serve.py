@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import partial
+from typing import Final
 
 import click
 import trio
@@ -46,6 +47,9 @@ def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
 
 def _digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
+
+
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @click.command(short_help="Run a worker process.")
@@ -123,6 +127,11 @@ def _digits(text: str) -> bool:
 @click.option(
     "--stop-on-eof", is_flag=True, help="Drain, too, when standard input ends: when the parent is gone."
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    help="Least level of the log on standard error. Default: INFO, or what your modules have configured.",
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -147,6 +156,7 @@ def serve(
     threads: int,
     no_migrate: bool,
     stop_on_eof: bool,
+    log_level: str | None,
 ) -> None:
     """Run a worker process: import MODULE..., then run steps of their machines and jobs.
 
@@ -175,10 +185,22 @@ def serve(
         thread_limit=threads,
     )
     _require_machines(modules)
-    logging.getLogger("durable_actors").setLevel(min(logging.INFO, logging.getLogger().level))
+    _configure_logging(log_level, verbose=ctx.obj or 0)
     with bare_errors():
         _collect_garbage_less_often()
         trio.run(partial(_run, config, stop_on_eof=stop_on_eof))
+
+
+def _configure_logging(level: str | None, *, verbose: int) -> None:
+    """Log to standard error, with times, unless the user's modules have configured the root logger: they decide."""
+    root = logging.getLogger()
+    if not root.handlers:
+        chosen = level or ("DEBUG" if verbose > 1 else "INFO")
+        logging.basicConfig(
+            level=chosen.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+    elif level is not None:
+        root.setLevel(level.upper())
 
 
 def _require_machines(modules: tuple[str, ...]) -> None:

@@ -41,6 +41,19 @@ def block(args: dict) -> None:
     time.sleep(args["seconds"])
 """
 
+LOGGED = """
+import logging
+import durable_actors as da
+
+@da.job(queue="mail")
+async def send(args: dict) -> None:
+    logging.getLogger("logged").info("sent by the user")
+
+for n in range(7):
+    @da.job(queue="other", name=f"other {n}")
+    async def other(args: dict) -> None: ...
+"""
+
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -115,7 +128,7 @@ async def test_it_serves_and_drains_on_sigterm(start: Start, durable_dsn: str, t
     slow = insert(durable_dsn, '{"to": "b", "until": "may-end"}')
     await wait_status(durable_dsn, slow, "executing")
     process.send_signal(signal.SIGTERM)
-    wait_for(process, "draining: 1 steps run")
+    wait_for(process, "draining: 1 step still running, 0 claimed rows to give back")
     (tmp_path / "may-end").touch()  # it may finish its step
     out, _ = process.communicate(timeout=40)
     assert (process.returncode, out) == (0, "")
@@ -133,6 +146,42 @@ async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str, tm
     process.communicate(timeout=40)
     assert process.returncode == 0
     assert await wait_status(durable_dsn, slow, "runnable") == ("runnable", None, 0, None)
+
+
+async def test_its_log(start: Start, durable_dsn: str, tmp_path: Path):
+    """Times, the user's own lines, one line for machines of other queues, a polite end."""
+    (tmp_path / "logged.py").write_text(LOGGED)
+    process = start("logged", "--queue", "mail", "--poll", "50ms")
+    said = wait_for(process, "serves mail")
+    number = insert(durable_dsn, "{}", machine="logged:send")
+    said += wait_for(process, "sent by the user")
+    await wait_status(durable_dsn, number, "done")
+    process.send_signal(signal.SIGTERM)
+    said += process.communicate(timeout=40)[1]
+    lines = said.splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ [\w.]+: ", line) for line in lines), (
+        said
+    )
+    assert [line for line in lines if " WARNING " in line] == [
+        next(
+            line for line in lines if "7 machines go to queues that this node does not serve: 'other'" in line
+        )
+    ]
+    assert any(line.endswith(" INFO logged: sent by the user") for line in lines)
+    assert any(" INFO durable_actors.engine: SIGTERM: draining, for at most 5 s" in line for line in lines)
+    assert re.search(r" INFO durable_actors.engine: engine default: \S+ stopped$", lines[-1])
+
+
+@pytest.mark.parametrize("level", [None, "error"])
+def test_the_modules_may_configure_the_log(start: Start, tmp_path: Path, level: str | None):
+    configured = "import logging\nlogging.basicConfig(level='INFO', format='MINE %(message)s')\n"
+    (tmp_path / "logged.py").write_text(configured + LOGGED)
+    options = [] if level is None else ["--log-level", level]
+    process = start("logged", "--stop-on-eof", *options, stdin=subprocess.PIPE)
+    _, said = process.communicate(timeout=40)
+    assert process.returncode == 0
+    assert all(line.startswith("MINE ") for line in said.splitlines()), said
+    assert ("stopped" in said) == (level is None)
 
 
 async def test_a_thread_does_not_keep_the_process(start: Start, durable_dsn: str, tmp_path: Path):

@@ -47,7 +47,7 @@ async def dies(args: dict):
 async def exits(args: dict, ctx: da.Context[dict]):
     sys.exit(args["code"])
 
-logging.basicConfig(stream=sys.stdout, format="%(message)s")
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level="INFO")
 NODE, DSN = sys.argv[1:3]
 options = json.loads(sys.argv[3])
 
