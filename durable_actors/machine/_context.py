@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Unpack, overload
 
@@ -64,19 +64,21 @@ class ChildView:
 class ContextPort(Protocol):
     """The engine's side of `Context`: one object per engine, shared by all contexts, so a step costs none."""
 
-    async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
+    def insert(
+        self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /
+    ) -> Coroutine[Any, Any, int | None]:
         """Insert an instance; None when its key is occupied and `on_duplicate` is "skip"."""
         ...
 
-    async def signal(
+    def signal(
         self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Send a signal to an instance, by id or unique key."""
         ...
 
-    async def start_child(
+    def start_child(
         self, ctx: Context[Any], machine: MachineRef, key: str, options: RowOptions, /
-    ) -> int:
+    ) -> Coroutine[Any, Any, int]:
         """Start a child, or find the one that an earlier run of this step started."""
         ...
 
