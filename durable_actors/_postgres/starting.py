@@ -1,17 +1,21 @@
 """Starting while Postgres is not ready: it starts, it recovers, somebody has locked a table for a moment.
 
 What may pass is waited for; what an operator must mend is told at once. A failed connect alone does not say which it
-is: libpq gives a text in the server's language and no SQLSTATE. `PQping` tells whether the server lets anybody in. If
-it does, and refuses us a second time, then it is the password, the role or the database's name.
+is: libpq gives a text in the server's language and no SQLSTATE. So the server is asked, in three lines of its protocol,
+whether it lets anybody in (`PQping` would do the same, but psycopg holds the GIL while it waits: a silent server would
+stop the whole process). If it does, and refuses us a second time, it is the password, the role or the database's name.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import psycopg
+import psycopg.conninfo
 import trio
 from psycopg import pq
 
@@ -27,6 +31,10 @@ FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
 PING_TIMEOUT: Final = 3.0
 """Seconds; a server that is silent for longer does not answer."""
+PROTOCOL: Final = 196608
+"""Version 3.0 of the protocol."""
+NOT_NOW: Final = frozenset({b"57P03", b"57P01", b"57P02", b"53300"})
+"""SQLSTATEs of a server that starts, recovers, stops, or has no connection left."""
 
 T = TypeVar("T")
 
@@ -81,13 +89,56 @@ def _is_failed_connect(error: BaseException) -> bool:
 
 
 async def _lets_in(dsns: Iterable[str]) -> bool:
-    """Whether the servers of all these take connections. Cancelled: the thread is left to itself."""
+    """Whether the servers of all these take connections. False also where nobody can tell."""
     for dsn in dsns:
+        options = _resolved(engine_conninfo(dsn))
+        answer: bool | None = None
         with trio.move_on_after(PING_TIMEOUT):
-            status = await trio.to_thread.run_sync(
-                pq.PGconn.ping, engine_conninfo(dsn).encode(), abandon_on_cancel=True
-            )
-            if status == pq.Ping.OK:
-                continue
-        return False
+            for host, port in _places(options):
+                with suppress(OSError, trio.BrokenResourceError):
+                    answer = await _ask(host, port, options)
+                if answer is not None:
+                    break  # the first one that answers decides, as for libpq
+        if not answer:
+            return False
     return True
+
+
+def _resolved(conninfo: str) -> dict[str, str]:
+    """The options of a connection, with libpq's own defaults and environment."""
+    found = {
+        option.keyword.decode(): option.val.decode()
+        for option in pq.Conninfo.get_defaults()
+        if option.val is not None
+    }
+    given = psycopg.conninfo.conninfo_to_dict(conninfo)
+    return found | {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _places(options: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Hosts and ports, as libpq pairs them: one port, or one for each host."""
+    hosts = (options.get("hostaddr") or options.get("host") or "").split(",")
+    ports = (options.get("port") or "5432").split(",")
+    if len(ports) != len(hosts):
+        ports = ports[:1] * len(hosts)
+    pairs = zip(hosts, (port or "5432" for port in ports), strict=True)
+    return [(host, int(port)) for host, port in pairs if host and port.isascii() and port.isdigit()]
+
+
+async def _ask(host: str, port: int, options: Mapping[str, str]) -> bool | None:
+    """Begin a session and look at the first answer: does the server take sessions now? None: no Postgres answers."""
+    stream = (
+        await trio.open_unix_socket(f"{host}/.s.PGSQL.{port}")
+        if host.startswith("/")
+        else await trio.open_tcp_stream(host, port)
+    )
+    async with stream:
+        user = options.get("user", "postgres")
+        names = ("user", user, "database", options.get("dbname", user), "")
+        message = struct.pack("!i", PROTOCOL) + b"\0".join(name.encode() for name in names) + b"\0"
+        await stream.send_all(struct.pack("!i", len(message) + 4) + message)
+        answer = bytes(await stream.receive_some(4096))
+    if answer[:1] != b"E":
+        return bool(answer) or None
+    fields = {field[:1]: field[1:] for field in answer[5:].split(b"\0")}
+    return fields.get(b"C") not in NOT_NOW

@@ -205,3 +205,33 @@ async def test_a_table_that_stays_locked(durable_dsn, kind):
         with pytest.raises(da.StoreUnavailable, match="start_timeout="):
             async with open_either(kind, durable_dsn, start_timeout=0.2):
                 pass
+
+
+async def test_a_silent_server_does_not_stop_the_process(monkeypatch):
+    """Who asks a server that never answers waits alone: other tasks of the process go on."""
+    monkeypatch.setattr(starting, "PING_TIMEOUT", 0.5)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.sleep(0.01)
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and says nothing
+        port = listeners[0].socket.getsockname()[1]
+        nursery.start_soon(count)
+        assert not await starting._lets_in([f"host=127.0.0.1 port={port} user=postgres dbname=x"])
+        nursery.cancel_scope.cancel()
+    for listener in listeners:
+        await listener.aclose()
+    assert turns > 10
+
+
+async def test_a_server_that_lets_in_is_recognised(durable_dsn: str):
+    assert await starting._lets_in([durable_dsn])
+    assert await starting._lets_in([make_conninfo(durable_dsn, user="nobody_at_all")]), (
+        "refused for its name, not for the hour"
+    )
+    assert not await starting._lets_in(["host=127.0.0.1 port=1"])
