@@ -144,4 +144,6 @@ def bad_dsn(dsn: str, error: Exception) -> ConfigError:
     text = str(error).strip()
     if "password" in dsn or "@" in dsn:
         text = re.sub(r'".*"', '"…"', text, flags=re.DOTALL)
+    if (found := re.match(r"[\w+]+:/*", dsn)) and found[0] not in {"postgresql://", "postgres://"}:
+        text = f"a URI begins with postgresql://, not with {found[0]}"
     return ConfigError(f"dsn is not a connection string or URI of Postgres: {text}", option="dsn")

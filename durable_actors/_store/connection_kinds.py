@@ -11,14 +11,23 @@ import psycopg
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError
+from durable_actors.machine import Context, Job, Machine
 
 _SYNC: Final = "durable_actors.sync needs an open psycopg.Connection (psycopg 3)"
 _AIO: Final = "durable_actors.aio needs an open psycopg.AsyncConnection (psycopg 3)"
 _TRIO: Final = "conn= needs an open durable_actors.TrioConnection"
 
-_ELSEWHERE: Final = {
+_ADVICE: Final[dict[type, str]] = {
+    type(
+        None
+    ): "a connection that is not open yet has none (Django: call connection.ensure_connection() first)",
+    str: "if it is a DSN, open a connection with it first",
+    bytes: "if it is a DSN, open a connection with it first",
     psycopg.Connection: "use durable_actors.sync with it",
     psycopg.AsyncConnection: "use durable_actors.aio with it",
+    Context: "of a step's context there are insert, signal and start_child, in durable_actors.sync, too; "
+    "an async step awaits da.inspect and the others, a def step calls trio.from_thread.run(da.inspect, ...)",
+    Job: "the connection comes first, then the machine or job",
 }
 
 # (module, class) → what to hand over instead; an empty class means any of that package.
@@ -70,21 +79,19 @@ def _wrong(conn: object, needed: str) -> ConfigError:
 
 def _described(conn: object) -> str:
     kind = type(conn)
+    if isinstance(conn, str | bytes):
+        return "a text"  # a DSN, as a rule, and its password is not for logs
     if kind.__module__ == "builtins":
         return shown(conn)
     return f"a {kind.__module__}.{kind.__qualname__}"
 
 
 def _hint(conn: object) -> str | None:
-    if conn is None:
-        return (
-            "a connection that is not open yet has none (Django: call connection.ensure_connection() first)"
-        )
-    if isinstance(conn, str | bytes):
-        return "open a connection with it first"
-    for kind, advice in _ELSEWHERE.items():
+    for kind, advice in _ADVICE.items():
         if isinstance(conn, kind):
             return advice
+    if isinstance(conn, type) and issubclass(conn, Machine):
+        return _ADVICE[Job]
     names = [(each.__module__.partition(".")[0], each.__name__) for each in type(conn).__mro__]
     for package, name, instead in _HINTS:
         if any(package == module and name in {"", its} for module, its in names):

@@ -131,10 +131,11 @@ async def require_schema(conn: PgConn, *, schema: str) -> None:
     """Refuse a database whose schema is not exactly what this package needs. Raises `SchemaError`."""
     found = await schema_version(conn, schema=schema)
     if found.pending:
-        state = f"is at version {found.current}" if found.current else "does not exist"
+        state = f"is at version {found.current}, and version {found.latest} is needed"
+        command = "durable-actors migrate" + ("" if schema == "durable" else f" --schema {schema}")
         raise SchemaError(
-            f'schema "{schema}" {state}, this durable_actors needs {found.latest}. '
-            "Run `durable-actors migrate`, or start without migrate=False."
+            f'schema "{schema}" {state if found.current else "does not exist in this database"}: '
+            f"run `{command}`, or start a worker that may migrate (without --no-migrate, migrate=False)"
         )
 
 

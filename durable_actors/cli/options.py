@@ -24,6 +24,8 @@ from durable_actors.machine import decode_json
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_OURS: Final = Path(__file__).parent.parent
+
 _DSN_HELP = "Postgres to use: a libpq connection string or URI, or 'embedded'. Default: $DURABLE_DSN."
 _SCHEMA_HELP = "Schema of the tables. Default: $DURABLE_SCHEMA, else 'durable'."
 
@@ -168,7 +170,8 @@ def _where(error: Exception) -> str:
     text = f"{type(error).__name__}: {_one_line(error)}"
     if isinstance(error, ModuleNotFoundError | SyntaxError):  # these tell the place, or there is none
         return text
-    frames = traceback.extract_tb(error.__traceback__)
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if not Path(frame.filename).is_relative_to(_OURS)] or every
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}; -v shows more)" if frames else ""
     return text + place
 

@@ -250,6 +250,15 @@ def test_the_error_of_the_whole_program_is_one_line(tmp_path: Path):
     )
 
 
+def test_a_mistake_in_a_module_is_placed_in_that_module(tmp_path):
+    (tmp_path / "wrong_job.py").write_text("import durable_actors as da\n\n@da.job\ndef f(args, b): ...\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "durable_actors.cli", "serve", "wrong_job"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "(wrong_job.py, line 3; -v shows more)" in run.stderr
+
+
 def test_queues_as_people_write_them():
     assert read_queues(()) is None
     assert read_queues(("a", "b=3", "c=3+7", "d")) == {"a": 10, "b": 3, "c": Queue(3, prefetch=7), "d": 10}

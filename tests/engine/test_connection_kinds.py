@@ -44,6 +44,7 @@ WRONG = {
     "pool": (made("psycopg_pool.pool", "ConnectionPool"), "with pool.connection() as conn"),
     "nothing": (None, "ensure_connection()"),
     "dsn": ("host=localhost", "open a connection"),
+    "context": (da.Context(state=None), "trio.from_thread.run(da.inspect"),
     "anything": (object(), "not <object"),
 }
 
@@ -59,6 +60,18 @@ def test_the_right_object_is_named(name, check):
     assert {"check_sync": "sync", "check_aio": "aio", "check_trio": "TrioConnection"}[check.__name__] in str(
         raised.value
     )
+
+
+def test_a_dsn_is_not_shown():
+    with pytest.raises(da.ConfigError) as raised:
+        check_sync("postgresql://ada:secret@db/shop")
+    assert "secret" not in str(raised.value)
+
+
+def test_the_connection_comes_first(nothing):
+    for machine in (nothing, da.Machine):
+        with pytest.raises(da.ConfigError, match="the connection comes first"):
+            check_sync(machine)
 
 
 def test_nothing_is_imported():

@@ -132,3 +132,9 @@ def test_a_bad_dsn_never_shows_its_password(password):
         quoted = psycopg.ProgrammingError(f'missing "=" after "{password}" in "{dsn}"')
         text = str(failures.bad_dsn(dsn, quoted))
         assert text.endswith('missing "…"')
+
+
+@pytest.mark.parametrize("begin", ["postgresql+psycopg://", "postgres:/", "mysql://"])
+def test_a_uri_of_another_kind(begin):
+    text = str(failures.bad_dsn(f"{begin}ada:secret@db/shop", psycopg.ProgrammingError("missing")))
+    assert text.endswith(f"a URI begins with postgresql://, not with {begin}")
