@@ -271,8 +271,8 @@ async def list_instances(
     """List instances, newest first: `list_instances(Filter(status="failed", machine=Checkout))`.
 
     Without `full` they come without state, result and errors. A list that is shorter than `limit` (at most 10,000) has
-    all there are; with `after`, an id, it goes on below that one. A filter by unique key or parent has an index; others
-    read rows, newest first, until `limit` of them pass.
+    all there are; with `after`, an id, it goes on below that one. Filters by unique key, parent
+    or tag have an index; others read rows, newest first, until `limit` of them pass.
     """
     return await find_client(engine).list_instances(where, limit=limit, after=after, full=full)
 

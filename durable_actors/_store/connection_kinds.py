@@ -87,12 +87,13 @@ def _described(conn: object) -> str:
 
 
 def _hint(conn: object) -> str | None:
-    for kind, advice in _ADVICE.items():
-        if isinstance(conn, kind):
+    kind: type = type(conn)
+    for known, advice in _ADVICE.items():
+        if issubclass(kind, known):
             return advice
     if isinstance(conn, type) and issubclass(conn, Machine):
         return _ADVICE[Job]
-    names = [(each.__module__.partition(".")[0], each.__name__) for each in type(conn).__mro__]
+    names = [(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__]
     for package, name, instead in _HINTS:
         if any(package == module and name in {"", its} for module, its in names):
             return f"hand over {instead}"
