@@ -109,7 +109,9 @@ class Feeder(Actor[object]):
             self._tell_saturation(wanted)
             wait = self.claimed.until if not wanted else min(await self._refill(wanted), self.claimed.until)
             if wait <= trio.current_time() and not self.mailbox.stopping:
-                # What has begun takes its turn. To be cancelled in a receive would cost ten times that.
+                # What has begun takes its turn, while no connection is held: after one checkpoint this task may still
+                # be the first of its turn. To be cancelled in a receive would cost ten times that.
+                await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 self._polls = not self._found_work
                 continue

@@ -100,9 +100,11 @@ def make_node(
         lease_ttl=config.lease_ttl,
     )
     # Not on the client lane: there a signal to a row that a caller's open transaction has locked may wait for it.
-    surveyor = Surveyor(pool, roles["claim"].name, config.schema, beside=roles["client"].name)
-    leases = Leases()
     patience = answer_patience(config.lease_ttl)
+    surveyor = Surveyor(
+        pool, roles["claim"].name, config.schema, beside=roles["client"].name, patience=patience
+    )
+    leases = Leases()
     port = EnginePort(pool, roles["client"].name, config.schema, leases, patience=patience)
     return Node(
         config,

@@ -43,10 +43,14 @@ NOTHING = Surroundings()
 class Surveyor:
     """Reads surroundings for the step tasks of one engine."""
 
-    def __init__(self, pool: Pool, lane: str, schema: str, *, beside: str | None = None) -> None:
+    def __init__(
+        self, pool: Pool, lane: str, schema: str, *, beside: str | None = None, patience: float | None = None
+    ) -> None:
+        """Read on `lane`, or `beside` it, where an answer is waited for `patience` seconds at most."""
         self._pool = pool
         self._lane = lane
         self._schema = schema
+        self._patience = patience
         self._inboxes: Batched[int, list[Signal]] = Batched(partial(self._fetch, lane))
         # What was claimed and awaited nothing must not wait for a pick that takes long, which has the lane of claims.
         self._beside: Batched[int, list[Signal]] = Batched(partial(self._fetch, beside or lane))
@@ -97,7 +101,9 @@ class Surveyor:
             return await count_children(conn, self._schema, claim.id, claim.visit)
 
     async def _fetch(self, lane: str, ids: list[int]) -> Mapping[int, list[Signal]]:
-        async with self._pool.acquire(lane) as conn:
+        # A lane of clients has no end of its own, and the lease is renewed as long as the step waits.
+        within = None if lane == self._lane else self._patience
+        async with self._pool.acquire(lane, within=within) as conn:
             return await read_inboxes(
                 conn, self._schema, ids, limit=SHOWN + 1
             )  # one more tells that there are

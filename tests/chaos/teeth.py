@@ -28,7 +28,7 @@ STORE: Final = "durable_actors/_store"
 FENCE: Final = "where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null"
 
 
-TAKEN: Final = '        async with node.pool.acquire(node.lane("commit")) as conn:\n'
+TAKEN: Final = "        async with node.pool.acquire(node.lane(role), within=within) as conn:\n"
 PROCEED: Final = """\
         lost = [e for e in batch if e.transition.ahead and e.transition.claim.id % 5 == 0]
         batch = [e for e in batch if e not in lost]
@@ -131,9 +131,9 @@ BREAKAGES: Final = {
     ),
     # a thread that outlives its claim is forgotten, its key given to others
     "threads": _edit(
-        f"{ENGINE}/step_run.py",
-        "limiter=self._node.threads)",
-        "limiter=self._node.threads, abandon_on_cancel=True)",
+        f"{ENGINE}/threads.py",
+        "await thread.wait_ended()",
+        "pass",
         "terminate",
         "stop",
         "term",
@@ -156,7 +156,7 @@ BREAKAGES: Final = {
     # what a step sends is sent again by its next run
     "identity": _edit(
         f"{STORE}/children.py",
-        "json.dumps([kind, caller, step, machine, key])",
+        "json.dumps(parts if initial is None else [*parts, initial])",
         "repr(uuid.uuid4())",
         "kill",
         "mixed",

@@ -51,7 +51,7 @@ async def test_an_error_of_the_block_survives_a_cancelled_drain(durable_dsn, wra
 
 
 async def test_both_errors_are_told(durable_dsn, monkeypatch):
-    async def fails(node):
+    async def fails(node, *, failed):
         raise RuntimeError("the engine's")
 
     monkeypatch.setattr(engines, "_farewell", fails)
@@ -109,7 +109,7 @@ async def test_stop_from_within_a_step(durable_dsn, db):
         number = await run.insert(stops, args={})
         with trio.fail_after(PATIENCE):
             await stopped.wait()
-    assert db.row(number, "status::text, attempt, crashes") == ("runnable", 1, 0)
+    assert db.row(number, "status::text, attempt, crashes, interruptions") == ("runnable", 0, 0, 1)
 
 
 async def test_a_stop_in_a_schema_that_is_gone(durable_dsn, db):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import durable_actors as da
 import pytest
 import trio
@@ -10,6 +12,7 @@ from durable_actors._engine import flusher
 from durable_actors._engine.commits import MAX_BYTES, Commits, Entry, Release
 from durable_actors._engine.flusher import Flusher
 from durable_actors._engine.leases import Held
+from durable_actors._engine.store_health import StoreHealth
 from durable_actors._store.claim import OFFERED
 from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, StoreUnavailable
@@ -81,7 +84,7 @@ async def test_a_stop_without_postgres_ends_in_time(durable_dsn, monkeypatch, ca
         monkeypatch.setattr(flusher, "release_claims", away)
         began = trio.current_time()
     assert trio.current_time() - began < 9  # the supervisor's patience alone would be eleven
-    assert "1 claims could not be given back" in caplog.text
+    assert "1 claim could not be given back" in caplog.text
 
 
 async def test_an_error_of_the_block_survives_a_stop_without_postgres(durable_dsn, monkeypatch):
@@ -121,7 +124,7 @@ def test_a_group_is_bounded_by_its_bytes():
 async def test_a_row_may_stay_locked_for_hours(autojump_clock):
     address: Address[object] = Address("flusher", capacity=1)
     commits = Commits(address)
-    actor = Flusher(None, commits)  # type: ignore[arg-type]
+    actor = Flusher(SimpleNamespace(health=StoreHealth()), commits)  # type: ignore[arg-type]
     actor.address = address
     how = Release(1, hold=OFFERED, tries=5000)
     began = trio.current_time()
