@@ -34,14 +34,50 @@ def test_test_files_stay_small(path: Path):
     assert len(path.read_text("utf-8").splitlines()) <= 600, "one test file per statement or actor"
 
 
+MAP = [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
+
+
 def test_every_module_is_on_the_map():
-    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    text = "\n".join(page.read_text("utf-8") for page in MAP)
     missing = [
         name
         for path in PACKAGE
         if (name := relative(path)) not in text and path.name not in {"__init__.py", "_version.py"}
     ]
-    assert not missing, "ARCHITECTURE.md has a line per module"
+    assert not missing, "docs/internals has a line per module"
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions, classes, their methods and constants of a file, as `name` or `Class.name`."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{each.name}"
+                for each in node.body
+                if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+@pytest.mark.parametrize("page", [*MAP, ROOT / "docs" / "explanation" / "guarantees.md"], ids=relative)
+def test_the_places_that_the_map_names_exist(page: Path):
+    text = page.read_text("utf-8")
+    package = ROOT / "durable_actors"
+    places = re.findall(r"`([\w/]+\.py)::([\w.]+)`", text)
+    gone = [
+        f"{file}::{name}"
+        for file, name in places
+        if not (package / file).exists() or name not in names_in(package / file)
+    ]
+    statements = {path.name for path in SQL}
+    gone += [name for name in re.findall(r"`(\w+\.sql)`", text) if name not in statements]
+    assert not gone, "renamed or moved: say where it is now"
 
 
 # A word is built from two halves so that this file does not contain what it forbids.

@@ -12,7 +12,7 @@
         └ restarts postgres when it crashes; if the supervisor itself is killed, the kernel stops postgres
 
 This module is the clients' side: decide whether a server must be started, start the supervisor, wait until
-it says ready. ARCHITECTURE.md says what is true after a crash at each point.
+it says ready. docs/internals/embedded.md says what is true after a crash at each point.
 """
 
 from __future__ import annotations

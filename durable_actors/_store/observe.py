@@ -33,9 +33,11 @@ class Filter:
     """Which instances; what is None lets all pass, and several must all hold."""
 
     status: Status | None = None
+    """Its status now."""
     machine: MachineRef | str | None = None
     """The machine or job, or its name; all its versions."""
     queue: str | None = None
+    """The queue it is in."""
     step: str | None = None
     """The step it is in, or ended in."""
     error: str | None = None
