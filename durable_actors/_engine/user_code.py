@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Literal, cast
 
 import trio
@@ -35,20 +36,22 @@ def fate_of(error: BaseException, *, cancelled: bool) -> Literal["handle", "cras
 
 def cancelled_in(error: BaseException) -> bool:
     """Whether there is a Cancelled in it."""
-    return isinstance(error, trio.Cancelled) or any(map(cancelled_in, _members(error)))
+    return any(isinstance(each, trio.Cancelled) for each in _members(error))
 
 
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
     """The KeyboardInterrupt in it; a nursery of the step's may have wrapped it."""
-    if isinstance(error, KeyboardInterrupt):
-        return error
-    return next((found for each in _members(error) if (found := interrupt_in(each)) is not None), None)
+    return next((each for each in _members(error) if isinstance(each, KeyboardInterrupt)), None)
 
 
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    if not isinstance(error, BaseExceptionGroup):
-        return ()
-    return cast("BaseExceptionGroup[BaseException]", error).exceptions
+def _members(error: BaseException) -> Generator[BaseException]:
+    """It, and all that is in it, however deep: user code may nest groups deeper than Python's stack is."""
+    todo = [error]
+    while todo:
+        each = todo.pop()
+        yield each
+        if isinstance(each, BaseExceptionGroup):
+            todo += reversed(cast("BaseExceptionGroup[BaseException]", each).exceptions)
 
 
 async def close_leftovers(node: Node, claim: Claim, home: object) -> bool:

@@ -28,7 +28,10 @@ def reason_text(reason: object) -> str:
     if isinstance(reason, str):
         text = reason
     elif isinstance(reason, BaseException):
-        text = _exception_text(reason)
+        try:
+            text = _exception_text(reason)
+        except Exception:  # noqa: BLE001 - a hostile exception (its notes raise), or groups in groups without end
+            text = f"{error_type(reason)}: (its text cannot be shown)"
     else:
         text = _repr.repr(reason)
     if len(text) > MAX_TEXT:

@@ -11,6 +11,7 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.user_code import fate_of
 from durable_actors.telemetry import StepCrashed
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
 
@@ -184,3 +185,32 @@ async def test_a_crash_during_a_drain_goes_back(durable_dsn, db):
         await run.engine.stop()
         await until(lambda: db.row(number, "locked_by") == (None,))
     assert db.row(number, "status::text, crashes, claim_id") == ("runnable", 1, None)
+
+
+def test_groups_may_be_nested_deeper_than_the_stack():
+    """Else it would be a bug of ours, which ends the worker, and the row stays claimed until its lease is over."""
+
+    def nested(error: BaseException) -> BaseException:
+        for _ in range(3 * sys.getrecursionlimit()):
+            error = BaseExceptionGroup("g", [error])
+        return error
+
+    assert fate_of(nested(SystemExit(2)), cancelled=True) == "crash"
+    assert fate_of(nested(KeyboardInterrupt()), cancelled=False) == "ends"
+
+
+async def test_an_exception_whose_notes_raise_fails_its_instance_at_once(durable_dsn):
+    class Hostile(Exception):
+        @property
+        def __notes__(self) -> list[str]:
+            raise RuntimeError
+
+    class M(da.Machine, name="hostile notes"):
+        @da.step
+        async def start(self, ctx: da.Context[Any]) -> da.Outcome:
+            raise Hostile
+
+    async with running(durable_dsn) as run:
+        row = await run.run(M)
+    assert (row.status, row.crashes) == ("failed", 0)
+    assert "Hostile: (its text cannot be shown)" in (row.last_error or "")

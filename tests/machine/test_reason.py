@@ -89,3 +89,13 @@ def test_a_traceback_never_raises():
     assert text is None or "Hostile" in text
     assert error_type(Hostile()).endswith("Hostile")
     assert error_type(KeyError()) == "KeyError"
+
+
+def test_a_text_never_raises():
+    class Notes(Exception):
+        @property
+        def __notes__(self) -> list[str]:
+            raise RuntimeError
+
+    assert da.reason_text(Notes("x")).endswith("Notes: (its text cannot be shown)")
+    assert traceback_text(Notes("x")) is None
