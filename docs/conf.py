@@ -80,7 +80,8 @@ def _fields(value: Any) -> set[str]:
     if not isinstance(value, type):
         return set()
     if attrs.has(value):
-        found = {field.name for field in attrs.fields(value) if not field.inherited}
+        # Options have a table instead: tests/test_docs.py compares it.
+        found = {f.name for f in attrs.fields(value) if not f.inherited and "about" not in f.metadata}
     elif hasattr(value, "__total__"):  # a TypedDict
         found = set(value.__annotations__)
     else:

@@ -51,12 +51,17 @@ def check_schema_name(schema: Any) -> str:
     return schema
 
 
+def is_seconds(value: Any, *, least: float = 0) -> bool:
+    """Whether this is a number of seconds, at most 10 years."""
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    # Written so that NaN fails it, too. An int of 400 digits compares, where float() and isnan() would overflow.
+    return usable and least <= value <= _LONGEST
+
+
 def duration(option: str, value: Any, *, positive: bool = True) -> float:
     """Seconds or a timedelta, as seconds."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    usable = isinstance(number, int | float) and not isinstance(number, bool)
-    # Written so that NaN fails it, too. An int of 400 digits compares, where float() and isnan() would overflow.
-    if not (usable and (_SHORTEST if positive else 0) <= number <= _LONGEST):
+    if not is_seconds(number, least=_SHORTEST if positive else 0):
         least = "at least 0.001" if positive else "0 or more"
         raise ConfigError(
             f"{option}={shown(value)} must be seconds or a timedelta, {least}, at most {_LONGEST:.0f} (10 years)",

@@ -1,7 +1,10 @@
-"""What a process is told from outside. Frozen, validated once, passed down.
+"""The settings of an engine, a client and a queue: frozen, validated once, passed down.
 
-Only this module and the command line read the environment. Every error names the option and the value, and is
-raised before anything is written.
+An option is declared once, as a field: name, type, default, check, meaning and its flag of `durable-actors serve`. The
+command line and the tables of docs/reference are made from the fields, so a new option is a new field.
+
+Only this module and the command line read the environment. Every error names the option and the value, and is raised
+before anything is written.
 """
 
 from __future__ import annotations
@@ -10,12 +13,26 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import attrs
 
 from durable_actors import _option_checks as check
-from durable_actors._option_checks import Duration
+from durable_actors._option_fields import (
+    FLAG,
+    INTERVAL,
+    LONG_POLL,
+    NAME,
+    SCHEMA,
+    TIMEOUT,
+    about,
+    one_of,
+    optional,
+    optional_seconds,
+    seconds,
+    seconds_or_off,
+    whole,
+)
 from durable_actors.errors import ConfigError
 
 EMBEDDED: Final = "embedded"
@@ -27,7 +44,10 @@ MAX_SLOTS: Final = 100_000
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE")
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 
-_set = object.__setattr__  # the classes are frozen, and their constructors are written by hand
+_MAX_POLL: Final = 5.0
+"""The default of `max_poll_interval`, unless `poll_interval` is more."""
+
+_ENGINES: Final = "the engine's"
 
 
 def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> str:
@@ -53,41 +73,97 @@ def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> st
     return found
 
 
-@attrs.frozen(init=False)
+@attrs.frozen
 class Queue:
-    """Options of one queue: `Queue(20, prefetch=10)`. What is None comes from the engine's."""
+    """Options of one queue: `Queue(20, prefetch=10)`. What is None comes from the engine's options."""
 
-    concurrency: int
-    """Steps that run at a time."""
-    prefetch: int | None
-    """Rows claimed beyond that, so that the next step is there when a slot is free."""
-    min_demand: int | None
-    """Pick only when so many places are free; an idle queue always picks."""
-    poll_interval: float | None
-    """Seconds between looks at an idle queue, at first."""
-    max_poll_interval: float | None
-    """Seconds between looks at an idle queue, at most."""
-    long_poll: float | None
-    """Seconds between looks of the server's at an idle queue; 0: none."""
+    concurrency: int = attrs.field(
+        default=10, validator=whole(1, MAX_SLOTS), metadata=about("Steps that run at a time.")
+    )
+    prefetch: int | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=optional(whole()),
+        metadata=about("As `prefetch` of `Config`.", default=_ENGINES),
+    )
+    min_demand: int | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=optional(whole(1)),
+        metadata=about("As `min_demand` of `Config`.", default=_ENGINES),
+    )
+    poll_interval: float | None = attrs.field(
+        default=None,
+        kw_only=True,
+        converter=optional_seconds,
+        validator=optional(INTERVAL),
+        metadata=about("As `poll_interval` of `Config`.", default=_ENGINES),
+    )
+    max_poll_interval: float | None = attrs.field(
+        default=None,
+        kw_only=True,
+        converter=optional_seconds,
+        validator=optional(INTERVAL),
+        metadata=about("As `max_poll_interval` of `Config`.", default=_ENGINES),
+    )
+    long_poll: float | None = attrs.field(
+        default=None,
+        kw_only=True,
+        converter=optional_seconds,
+        validator=optional(LONG_POLL),
+        metadata=about("As `long_poll` of `Config`.", default=_ENGINES),
+    )
 
-    def __init__(
-        self,
-        concurrency: int = 10,
-        *,
-        prefetch: int | None = None,
-        min_demand: int | None = None,
-        poll_interval: Duration | None = None,
-        max_poll_interval: Duration | None = None,
-        long_poll: Duration | None = None,
-    ) -> None:
-        _set(self, "concurrency", check.count("concurrency", concurrency, least=1, most=MAX_SLOTS))
-        _set(self, "prefetch", None if prefetch is None else check.count("prefetch", prefetch))
-        _set(
-            self, "min_demand", None if min_demand is None else check.count("min_demand", min_demand, least=1)
-        )
-        for option, value in (("poll_interval", poll_interval), ("max_poll_interval", max_poll_interval)):
-            _set(self, option, None if value is None else check.duration(option, value))
-        _set(self, "long_poll", None if long_poll is None else check.long_poll("long_poll", long_poll))
+
+# Converters of single options. They know its name, and raise themselves.
+
+
+def _dsn(value: str | None) -> str:
+    return resolve_dsn(value)
+
+
+def _session_dsn(value: str | None) -> str | None:
+    given: Any = value  # untyped callers pass anything
+    if given is not None and (not isinstance(given, str) or given == EMBEDDED):
+        text = f"session_dsn={check.shown(value)} must be a connection string or URI"
+        raise ConfigError(text, option="session_dsn", value=value)
+    return value
+
+
+def _node(value: str | None) -> str:
+    return socket.gethostname() if value is None else value
+
+
+def _machines(value: Iterable[Any]) -> tuple[Any, ...]:
+    return check.several("machines", value)
+
+
+def _modules(value: str | Iterable[str]) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else check.several("modules", value)
+    return tuple(check.name("modules", each) for each in names)
+
+
+def _queues(value: Mapping[str, int | Queue] | None) -> Mapping[str, Queue] | None:
+    if value is None:
+        return None
+    given: Any = value  # untyped callers pass anything
+    if not isinstance(given, Mapping):
+        text = f"queues={check.shown(value)} must map names to a concurrency or a Queue"
+        raise ConfigError(text, option="queues", value=value)
+    return MappingProxyType(
+        {
+            check.queue_name("queues", key): each if isinstance(each, Queue) else _slots(key, each)
+            for key, each in value.items()
+        }
+    )
+
+
+def _slots(name: str, concurrency: Any) -> Queue:
+    return Queue(check.count(f"queues[{name!r}] concurrency", concurrency, least=1, most=MAX_SLOTS))
+
+
+def _observers(value: Iterable[Callable[[Any], object]]) -> tuple[Callable[[Any], object], ...]:
+    return check.callables("observers", value)
 
 
 def _without_password(dsn: str | None) -> str:
@@ -95,179 +171,226 @@ def _without_password(dsn: str | None) -> str:
     return "'…'" if dsn is not None and ("password" in dsn or "@" in dsn) else repr(dsn)
 
 
-@attrs.frozen(init=False)
+@attrs.frozen(kw_only=True)
 class Config:
     """Settings of an engine or client. Durations are seconds or `timedelta`."""
 
-    dsn: str = attrs.field(repr=_without_password)
-    """Connection string or URI. Default: `$DURABLE_DSN`, else libpq's environment, else embedded."""
-    session_dsn: str | None = attrs.field(repr=_without_password)
-    """A direct way to the server for session locks, when `dsn` goes through a transaction pooler."""
-    schema: str
-    """Where the tables live."""
-    migrate: bool
-    """Create and migrate the schema on start; otherwise only check it."""
-    name: str
-    """Engines of one process coexist by name."""
-    node: str
-    """Shown as the owner of claims; each start adds an incarnation of its own. Default: the host's name."""
-    machines: tuple[Any, ...]
-    """Machines and jobs to serve, beside all that are registered."""
-    modules: tuple[str, ...]
-    """Modules to import at start; their machines register themselves."""
-    queues: Mapping[str, Queue] | None
-    """Name to concurrency or `Queue`. None: those of the registered machines and "default". {}: a client only."""
-    lease_ttl: float
-    """Seconds that a claim is trusted without being renewed."""
-    heartbeat_interval: float
-    """Seconds between renewals; default a third of `lease_ttl`, and at most that."""
-    poll_interval: float
-    """Seconds between looks at an idle queue, at first; doubles up to `max_poll_interval`."""
-    max_poll_interval: float
-    """Seconds between looks at an idle queue, at most; default 5, or `poll_interval` when that is more."""
-    long_poll: float
-    """Seconds between looks of the server's at idle queues: one statement a second watches all queues of the node, so
-    that what another process inserts starts within 0.2 s. 0 or None: off, the node's own polls only. It uses a client
-    connection while one is free: below `pool_size=6`, and through a pooler, queues are polled."""
-    reap_interval: float
-    """Seconds between looks for dead claims, at most."""
-    dead_after: float
-    """Seconds that a node must be seen dead before its claims are taken early."""
-    prefetch: int
-    """Per queue: see `Queue`."""
-    min_demand: int
-    """Per queue: see `Queue`."""
-    drain_timeout: float
-    """Seconds that running steps may go on when the engine stops."""
-    drain_on_cancel: bool
-    """Drain also when the engine is cancelled from outside."""
-    start_timeout: float
-    """Seconds that a start waits for a Postgres that is starting, recovering or locked; then `StoreUnavailable`."""
-    pool_size: int
-    """The node's connections: session, heartbeat, claim and commit first, the rest for clients."""
-    thread_limit: int
-    """Threads for `def` steps."""
-    max_crashes: int | None
-    """Quarantine (fail, with the reason) a step that ended so often without an outcome."""
-    late_commit: Literal["accept", "reject"]
-    """Whether an outcome may be committed after its lease ended, while its claim is still current."""
-    observers: tuple[Callable[[Any], object], ...]
-    """Called with every telemetry event from the first one on; `engine.telemetry.subscribe` comes after the start."""
-
-    def __init__(
-        self,
-        *,
-        dsn: str | None = None,
-        session_dsn: str | None = None,
-        schema: str = "durable",
-        migrate: bool = True,
-        name: str = "default",
-        node: str | None = None,
-        machines: Iterable[Any] = (),
-        modules: str | Iterable[str] = (),
-        queues: Mapping[str, int | Queue] | None = None,
-        lease_ttl: Duration = 60,
-        heartbeat_interval: Duration | None = None,
-        poll_interval: Duration = 1,
-        max_poll_interval: Duration | None = None,
-        long_poll: Duration | None = 0.1,
-        reap_interval: Duration = 30,
-        dead_after: Duration = 10,
-        prefetch: int = 0,
-        min_demand: int = 1,
-        drain_timeout: Duration = 5,
-        drain_on_cancel: bool = True,
-        start_timeout: Duration = 30,
-        pool_size: int = 6,
-        thread_limit: int = 40,
-        max_crashes: int | None = None,
-        late_commit: Literal["accept", "reject"] = "accept",
-        observers: Iterable[Callable[[Any], object]] = (),
-    ) -> None:
-        _set(self, "dsn", resolve_dsn(dsn))
-        _set(self, "session_dsn", None if session_dsn is None else _session_dsn(session_dsn))
-        _set(self, "schema", check.check_schema_name(schema))
-        _set(self, "migrate", check.flag("migrate", migrate))
-        _set(self, "name", check.name("name", name))
-        _set(self, "node", check.name("node", socket.gethostname() if node is None else node))
-        _set(self, "machines", check.several("machines", machines))
-        names = (modules,) if isinstance(modules, str) else check.several("modules", modules)
-        _set(self, "modules", tuple(check.name("modules", each) for each in names))
-        _set(self, "queues", None if queues is None else _queues(queues))
-        self._set_times(lease_ttl, heartbeat_interval, poll_interval, max_poll_interval)
-        _set(self, "long_poll", check.long_poll("long_poll", long_poll))
-        _set(self, "reap_interval", check.duration("reap_interval", reap_interval))
-        _set(self, "dead_after", check.duration("dead_after", dead_after))
-        _set(self, "prefetch", check.count("prefetch", prefetch))
-        _set(self, "min_demand", check.count("min_demand", min_demand, least=1))
-        _set(self, "drain_timeout", check.duration("drain_timeout", drain_timeout, positive=False))
-        _set(self, "drain_on_cancel", check.flag("drain_on_cancel", drain_on_cancel))
-        _set(self, "start_timeout", check.duration("start_timeout", start_timeout, positive=False))
-        _set(self, "pool_size", check.count("pool_size", pool_size, least=3, most=1000))
-        _set(self, "thread_limit", check.count("thread_limit", thread_limit, least=1, most=10_000))
-        crashes = None if max_crashes is None else check.count("max_crashes", max_crashes, least=1)
-        _set(self, "max_crashes", crashes)
-        _set(self, "late_commit", check.choice("late_commit", late_commit, "accept", "reject"))
-        _set(self, "observers", check.callables("observers", observers))
-
-    def _set_times(
-        self,
-        lease_ttl: Duration,
-        heartbeat_interval: Duration | None,
-        poll_interval: Duration,
-        max_poll_interval: Duration | None,
-    ) -> None:
-        """The options that depend on each other."""
-        lease = check.duration("lease_ttl", lease_ttl)
-        beat = (
-            lease / 3
-            if heartbeat_interval is None
-            else check.duration("heartbeat_interval", heartbeat_interval)
-        )
-        if beat * 3 > lease * 1.000001:
-            raise ConfigError(
-                f"heartbeat_interval={beat:g} is too slow for lease_ttl={lease:g}: three heartbeats must fit into a "
-                "lease",
-                option="heartbeat_interval",
-                value=heartbeat_interval,
-            )
-        poll = check.duration("poll_interval", poll_interval)
-        most = (
-            max(5.0, poll)
-            if max_poll_interval is None
-            else check.duration("max_poll_interval", max_poll_interval)
-        )
-        if most < poll:
-            raise ConfigError(
-                f"max_poll_interval={most:g} is below poll_interval={poll:g}",
-                option="max_poll_interval",
-                value=max_poll_interval,
-            )
-        _set(self, "lease_ttl", lease)
-        _set(self, "heartbeat_interval", beat)
-        _set(self, "poll_interval", poll)
-        _set(self, "max_poll_interval", most)
-
-
-def _session_dsn(value: Any) -> str:
-    if not isinstance(value, str) or value == EMBEDDED:
-        text = f"session_dsn={check.shown(value)} must be a connection string or URI"
-        raise ConfigError(text, option="session_dsn", value=value)
-    return value
-
-
-def _slots(name: str, concurrency: Any) -> Queue:
-    return Queue(check.count(f"queues[{name!r}] concurrency", concurrency, least=1, most=MAX_SLOTS))
-
-
-def _queues(value: Any) -> Mapping[str, Queue]:
-    if not isinstance(value, Mapping):
-        text = f"queues={check.shown(value)} must map names to a concurrency or a Queue"
-        raise ConfigError(text, option="queues", value=value)
-    pairs = cast("Mapping[str, Any]", value).items()
-    return MappingProxyType(
-        {
-            check.queue_name("queues", key): each if isinstance(each, Queue) else _slots(key, each)
-            for key, each in pairs
-        }
+    dsn: str = attrs.field(
+        default=None,
+        converter=_dsn,
+        repr=_without_password,
+        metadata=about(
+            "Postgres to use: a libpq connection string or URI, or `embedded`.",
+            flag="--dsn",
+            default="`$DURABLE_DSN`, else libpq's environment, else `embedded`",
+            values="a string",
+        ),
     )
+    session_dsn: str | None = attrs.field(
+        default=None,
+        converter=_session_dsn,
+        repr=_without_password,
+        metadata=about(
+            "Direct connection for session locks, when `dsn` goes through a transaction pooler.",
+            flag="--session-dsn",
+            default="`dsn`",
+            values="a string",
+        ),
+    )
+    schema: str = attrs.field(
+        default="durable", validator=SCHEMA, metadata=about("Schema of the tables.", flag="--schema")
+    )
+    migrate: bool = attrs.field(
+        default=True,
+        validator=FLAG,
+        metadata=about(
+            "On start, create the schema or bring it up to date; otherwise refuse one that is not up to date.",
+            flag="--migrate/--no-migrate",
+        ),
+    )
+    name: str = attrs.field(
+        default="default",
+        validator=NAME,
+        metadata=about("Name of the engine; engines of one process need different names."),
+    )
+    node: str = attrs.field(
+        default=None,
+        converter=_node,
+        validator=NAME,
+        metadata=about(
+            "Name of the node, shown as the owner of its claims; each start adds a suffix of its own.",
+            flag="--node",
+            default="the host's name",
+        ),
+    )
+    machines: tuple[Any, ...] = attrs.field(
+        default=(),
+        converter=_machines,
+        metadata=about(
+            "Machines and jobs to serve, beside all that are registered.", values="machines and jobs"
+        ),
+    )
+    modules: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_modules,
+        metadata=about(
+            "Modules to import on start; their machines register themselves.", values="names of modules"
+        ),
+    )
+    queues: Mapping[str, Queue] | None = attrs.field(
+        default=None,
+        converter=_queues,
+        metadata=about(
+            "Queues to serve. `{}`: none, the engine is a client only.",
+            default='the queues of all machines and "default"',
+            values="name to concurrency or `Queue`",
+        ),
+    )
+    lease_ttl: float = attrs.field(
+        default=60,
+        converter=seconds,
+        validator=INTERVAL,
+        metadata=about("How long a claim is valid without a heartbeat.", flag="--lease"),
+    )
+    heartbeat_interval: float = attrs.field(
+        default=None,
+        converter=optional_seconds,
+        validator=optional(INTERVAL),
+        metadata=about(
+            "Time between heartbeats, which renew the claims of a node; at most `lease_ttl` / 3.",
+            default="`lease_ttl` / 3",
+        ),
+    )
+    poll_interval: float = attrs.field(
+        default=1,
+        converter=seconds,
+        validator=INTERVAL,
+        metadata=about(
+            "First pause between polls of an idle queue; it doubles up to `max_poll_interval`.", flag="--poll"
+        ),
+    )
+    max_poll_interval: float = attrs.field(
+        default=None,
+        converter=optional_seconds,
+        validator=optional(INTERVAL),
+        metadata=about(
+            "Longest pause between polls of an idle queue.",
+            flag="--max-poll",
+            default=f"{_MAX_POLL:g}, or `poll_interval` when that is more",
+        ),
+    )
+    long_poll: float = attrs.field(
+        default=0.1,
+        converter=seconds_or_off,
+        validator=LONG_POLL,
+        metadata=about(
+            "Pause between checks of idle queues by the server itself, which find what other processes insert; 0: "
+            "none. Needs `pool_size` 6 or more, and no pooler.",
+            flag="--long-poll",
+        ),
+    )
+    reap_interval: float = attrs.field(
+        default=30,
+        converter=seconds,
+        validator=INTERVAL,
+        metadata=about("Longest pause between searches for expired claims.", flag="--reap"),
+    )
+    dead_after: float = attrs.field(
+        default=10,
+        converter=seconds,
+        validator=INTERVAL,
+        metadata=about(
+            "How long a node must be seen dead before its claims are taken early.", flag="--dead-after"
+        ),
+    )
+    prefetch: int = attrs.field(
+        default=0,
+        validator=whole(),
+        metadata=about(
+            "Rows that a queue claims beyond its concurrency, so that a free slot finds its next step at once."
+        ),
+    )
+    min_demand: int = attrs.field(
+        default=1,
+        validator=whole(1),
+        metadata=about("Free places that a queue needs before it claims again; an idle queue always claims."),
+    )
+    drain_timeout: float = attrs.field(
+        default=5,
+        converter=seconds,
+        validator=TIMEOUT,
+        metadata=about("How long running steps may go on when the engine stops.", flag="--drain"),
+    )
+    drain_on_cancel: bool = attrs.field(
+        default=True,
+        validator=FLAG,
+        metadata=about("Drain also when the engine is cancelled from outside."),
+    )
+    start_timeout: float = attrs.field(
+        default=30,
+        converter=seconds,
+        validator=TIMEOUT,
+        metadata=about(
+            "How long to wait for a Postgres that is starting, recovering or locked.", flag="--start-timeout"
+        ),
+    )
+    pool_size: int = attrs.field(
+        default=6,
+        validator=whole(3, 1000),
+        metadata=about(
+            "Connections of the node: session, heartbeat, claim and commit first, the rest for clients.",
+            flag="--pool-size",
+        ),
+    )
+    thread_limit: int = attrs.field(
+        default=40,
+        validator=whole(1, 10_000),
+        metadata=about("Threads for `def` steps.", flag="--threads"),
+    )
+    max_crashes: int | None = attrs.field(
+        default=None,
+        validator=optional(whole(1)),
+        metadata=about(
+            "Quarantine (fail, with the reason) a step that ended so often without an outcome.",
+            flag="--max-crashes",
+            default="never",
+        ),
+    )
+    late_commit: Literal["accept", "reject"] = attrs.field(
+        default="accept",
+        validator=one_of("accept", "reject"),
+        metadata=about(
+            "Whether an outcome may be committed after its lease expired, while its claim is still current."
+        ),
+    )
+    observers: tuple[Callable[[Any], object], ...] = attrs.field(
+        default=(),
+        converter=_observers,
+        metadata=about(
+            "Called with every telemetry event from the first one on; `engine.telemetry.subscribe` comes later.",
+            values="functions of one argument",
+        ),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """The options that depend on each other."""
+        self._derive("heartbeat_interval", self.lease_ttl / 3)
+        self._derive("max_poll_interval", max(_MAX_POLL, self.poll_interval))
+        if self.heartbeat_interval * 3 > self.lease_ttl * 1.000001:
+            raise ConfigError(
+                f"heartbeat_interval={self.heartbeat_interval:g} is too slow for lease_ttl={self.lease_ttl:g}: three "
+                "heartbeats must fit into a lease",
+                option="heartbeat_interval",
+                value=self.heartbeat_interval,
+            )
+        if self.max_poll_interval < self.poll_interval:
+            raise ConfigError(
+                f"max_poll_interval={self.max_poll_interval:g} is below poll_interval={self.poll_interval:g}",
+                option="max_poll_interval",
+                value=self.max_poll_interval,
+            )
+
+    def _derive(self, option: str, value: float) -> None:
+        """Set an option that was not given."""
+        if getattr(self, option) is None:
+            object.__setattr__(self, option, value)  # the class is frozen

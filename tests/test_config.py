@@ -10,6 +10,7 @@ import attrs
 import durable_actors as da
 import pytest
 from durable_actors._option_checks import shown
+from durable_actors._option_fields import options_of
 from durable_actors.config import EMBEDDED, resolve_dsn
 from hypothesis import given, strategies as st
 
@@ -50,6 +51,57 @@ def test_the_contracts_defaults():
     assert {field.name for field in attrs.fields(da.Config)} == {*DEFAULTS, "dsn"}
 
 
+@pytest.mark.parametrize("cls", [da.Config, da.Queue])
+def test_a_field_tells_all_about_its_option(cls):
+    for name, option in options_of(cls).items():
+        field = attrs.fields_dict(cls)[name]
+        assert option.meaning.endswith("."), name
+        assert option.values, name
+        assert option.default is not None or "None" not in option.default_words, name
+        kind = {"float": "duration", "int": "number", "bool": "flag"}.get(field.type.split(" ")[0], "text")
+        assert option.kind == kind, name
+
+
+@pytest.mark.parametrize("cls", [da.Config, da.Queue])
+def test_the_checks_accept_the_defaults(cls):
+    for name, option in options_of(cls).items():
+        assert cls(**{**(DSN if cls is da.Config else {}), name: option.default})
+
+
+def test_flags_differ():
+    flags = [option.flag for option in options_of(da.Config).values() if option.flag]
+    assert len({*flags}) == len(flags)
+
+
+def test_numbers_have_one_type():
+    config = da.Config(lease_ttl=9, long_poll=None, drain_timeout=0, **DSN)
+    for name, option in options_of(da.Config).items():
+        assert option.kind != "duration" or type(getattr(config, name)) is float, name
+
+
+def test_equality_and_copies():
+    config = da.Config(lease_ttl=9, queues={"a": 1}, **DSN)
+    assert config == da.Config(lease_ttl=timedelta(seconds=9), queues={"a": da.Queue(1)}, **DSN)
+    assert config != da.Config(lease_ttl=9, queues={"a": 2}, **DSN)
+    assert attrs.evolve(config, pool_size=9).pool_size == 9
+
+
+def test_passwords_are_not_shown():
+    config = da.Config(dsn="postgresql://me:secret@h/db", session_dsn="host=h password=secret")
+    assert "secret" not in repr(config)
+    assert "'dbname=x'" in repr(da.Config(**DSN))
+
+
+def test_only_concurrency_goes_by_position():
+    assert da.Queue(7) == da.Queue(concurrency=7)
+    with pytest.raises(TypeError):
+        da.Queue(7, 8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        da.Config("dbname=x")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'leas_ttl'"):
+        da.Config(leas_ttl=5)  # type: ignore[call-arg]
+
+
 def test_it_is_frozen():
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         da.Config(**DSN).name = "x"  # type: ignore[misc]
@@ -64,6 +116,7 @@ def test_what_depends_on_another_option():
     assert da.Config(lease_ttl=9, heartbeat_interval=3, **DSN).heartbeat_interval == 3
     assert da.Config(poll_interval=7, **DSN).max_poll_interval == 7
     assert da.Config(poll_interval=0.1, **DSN).max_poll_interval == 5
+    assert da.Config(heartbeat_interval=None, max_poll_interval=None, node=None, **DSN) == da.Config(**DSN)
 
 
 def test_durations_are_seconds_or_timedeltas():

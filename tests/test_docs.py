@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import click
+import durable_actors as da
 import pytest
+from durable_actors._option_fields import options_of
 from durable_actors.cli import cli
+from durable_actors.cli.serve import serve
 from tests.warm import warm
 
 ROOT = Path(__file__).parent.parent
@@ -80,3 +85,53 @@ def test_the_command_lines_reference_is_complete():
     ]
     assert not missing
     assert not [name for name in cli.commands if f"`{name}`" not in text]
+
+
+# -- the tables of options
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n".replace("|  |", "| |") for cells in lines)
+
+
+def config_table() -> str:
+    rows = [
+        [f"`{o.name}`", o.values, o.default_words, o.meaning, f"`{o.flag}`" if o.flag else ""]
+        for o in options_of(da.Config).values()
+    ]
+    return markdown(["option", "value", "default", "meaning", "`serve`"], rows)
+
+
+def queue_table() -> str:
+    rows = [[f"`{o.name}`", o.values, o.default_words, o.meaning] for o in options_of(da.Queue).values()]
+    return markdown(["option", "value", "default", "meaning"], rows)
+
+
+def serve_table() -> str:
+    """As `--help` says it."""
+    rows: list[list[str]] = []
+    for option in serve.params:
+        if isinstance(option, click.Option):
+            words = re.sub(r"--[a-z-]+|\$[A-Z_]+", r"`\g<0>`", option.help or "")
+            meaning, _, default = words.partition(" Default: ")
+            value = "" if option.is_flag else f" {option.make_metavar(click.Context(serve))}"
+            names = "/".join([*option.opts, *option.secondary_opts])
+            rows.append([f"`{names}{value}`".replace("|", "\\|"), default.removesuffix("."), meaning])
+    return markdown(["option", "default", "meaning"], rows)
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "table"),
+    [
+        ("config.md", "Config", config_table),
+        ("config.md", "Queue", queue_table),
+        ("cli.md", "serve", serve_table),
+    ],
+    ids=["Config", "Queue", "serve"],
+)
+def test_a_table_of_options_follows_the_code(page: str, name: str, table: Callable[[], str]):
+    text = (ROOT / "docs" / "reference" / page).read_text("utf-8")
+    found = re.search(rf"<!-- table of {name}: .* -->\n((?:.*\n)*?)<!-- end of table -->", text)
+    assert found is not None
+    assert found[1].strip() == table().strip(), f"docs/reference/{page}: the table must be\n\n{table()}"

@@ -107,6 +107,7 @@ def test_exactly_the_marked_lines_are_errors(checker, tmp_path):
 
 def test_the_cases_are_there():
     assert {path.name for path in FILES} >= {
+        "config_options.py",
         "machine_authoring.py",
         "otp_calls.py",
         "postgres_connection.py",

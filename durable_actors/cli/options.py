@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from durable_actors._option_fields import Kind, options_of
 from durable_actors._postgres.connection import PgConn
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
@@ -25,17 +26,56 @@ from durable_actors.machine import decode_json
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OURS: Final = Path(__file__).parent.parent
+_OPTIONS: Final = options_of(Config)
+_ENVIRONMENT: Final = {"schema": "DURABLE_SCHEMA"}
+"""Variables that the command line alone reads."""
 
-_DSN_HELP = "Postgres to use: a libpq connection string or URI, or 'embedded'. Default: $DURABLE_DSN."
-_SCHEMA_HELP = "Schema of the tables. Default: $DURABLE_SCHEMA, else 'durable'."
+
+def config_option(name: str) -> Callable[[_F], _F]:
+    """Add the flag of an option of `Config`: type, default and help come from its field."""
+    option = _OPTIONS[name]
+    names = [option.flag, name]
+    if option.kind == "flag":
+        on, _, off = option.flag.partition("/")
+        return click.option(
+            *names,
+            default=option.default,
+            help=f"{_plain(option.meaning)} Default: {on if option.default else off}.",
+        )
+    parse, metavar = _PARSERS.get(option.kind, (str, "DSN" if name.endswith("dsn") else "NAME"))
+    envvar = _ENVIRONMENT.get(name)
+    fallback = f"${envvar}, else " if envvar else ""
+    return click.option(
+        *names,
+        type=parse,
+        metavar=metavar,
+        envvar=envvar,
+        default=option.default,
+        help=f"{_plain(option.meaning)} Default: {fallback}{_plain(option.default_words)}.",
+    )
+
+
+def _plain(text: str) -> str:
+    """A text of the reference for the command line: other options by their flags, no backquotes."""
+    return re.sub(r"`([^`]*)`", lambda match: _flag(match[1]) or match[1], text)
+
+
+def _flag(name: str) -> str:
+    return _OPTIONS[name].flag if name in _OPTIONS else ""
+
+
+def config_options(function: _F) -> _F:
+    """Add every option of `Config` that has a flag."""
+    for name, option in reversed(_OPTIONS.items()):
+        if option.flag:
+            function = config_option(name)(function)
+    return function
 
 
 def database_options(function: _F) -> _F:
     """Add `--dsn` and `--schema`."""
-    function = click.option("--schema", envvar="DURABLE_SCHEMA", default="durable", help=_SCHEMA_HELP)(
-        function
-    )
-    return click.option("--dsn", metavar="DSN", help=_DSN_HELP)(function)
+    function = config_option("schema")(function)
+    return config_option("dsn")(function)
 
 
 def json_option(function: _F) -> _F:
@@ -89,6 +129,13 @@ def duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+_PARSERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
+    "duration": (duration, "DURATION"),
+    "number": (int, "N"),
+}
+"""By kind of option: the `type=` and the placeholder."""
+
+
 class Whole(click.IntRange):
     """A whole number within bounds. A `type=` of options."""
 
@@ -104,17 +151,6 @@ class Whole(click.IntRange):
             bounds = f"from {self.min}" + ("" if self.max is None else f" to {self.max}")
             self.fail(f"{value!r} is not a whole number {bounds}", param, ctx)
         return number
-
-
-def start_timeout_option(function: _F) -> _F:
-    """Add `--start-timeout`."""
-    return click.option(
-        "--start-timeout",
-        type=duration,
-        metavar="DURATION",
-        default=30.0,
-        help="How long to wait for a Postgres that is not ready yet. Default: 30.",
-    )(function)
 
 
 def read_json(argument: str | None, *, option: str) -> Any:

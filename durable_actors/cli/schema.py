@@ -14,7 +14,7 @@ from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store import migrate as migrating
 from durable_actors._store.sql import Migration
-from durable_actors.cli.options import database_options, make_config, start_timeout_option
+from durable_actors.cli.options import config_option, database_options, make_config
 from durable_actors.config import Config
 
 
@@ -23,7 +23,7 @@ from durable_actors.config import Config
 @click.option("--check", is_flag=True, help="Change nothing; exit with 1 when migrations are pending.")
 @click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for an empty database and do nothing.")
 @click.option("--to", "version", type=int, metavar="N", help="Stop at migration N instead of the newest.")
-@start_timeout_option
+@config_option("start_timeout")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 def migrate(
     *,

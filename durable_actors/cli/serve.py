@@ -8,22 +8,22 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import click
 import trio
 
 from durable_actors.cli.options import (
     bare_errors,
-    database_options,
-    duration,
+    config_options,
     import_modules,
-    start_timeout_option,
 )
 from durable_actors.config import Config, Queue
 from durable_actors.engine import Engine, serve as run_until_signal
 from durable_actors.errors import ConfigError
 from durable_actors.machine import current_registry
+
+_CONCURRENCY: Final = Queue().concurrency
 
 
 def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
@@ -40,7 +40,7 @@ def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
             )
         if name in found:
             raise click.BadParameter(f"queue {name!r} is given twice", param_hint="--queue")
-        slots = int(concurrency) if equals else 10
+        slots = int(concurrency) if equals else _CONCURRENCY
         found[name] = Queue(slots, prefetch=int(prefetch)) if plus else slots
     return found
 
@@ -54,76 +54,14 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 @click.command(short_help="Run a worker process.")
 @click.argument("modules", nargs=-1, required=True, metavar="MODULE...")
-@database_options
-@click.option("--session-dsn", metavar="DSN", help="Direct DSN for session locks, behind a pooler.")
 @click.option(
     "--queue",
     "queues",
     multiple=True,
     metavar="NAME[=N[+PREFETCH]]",
-    help="A queue to serve, with N steps at a time (10). Repeat it. Default: all queues of the machines.",
+    help=f"A queue to serve, with N steps at a time ({_CONCURRENCY}). Repeat it. Default: all queues of the machines.",
 )
-@click.option("--node", metavar="NAME", help="This node's name. Default: the host's.")
-@click.option(
-    "--lease",
-    type=duration,
-    metavar="DURATION",
-    default=60.0,
-    help="How long a claim is trusted unrenewed. Default: 60.",
-)
-@click.option(
-    "--poll",
-    type=duration,
-    metavar="DURATION",
-    default=1.0,
-    help="First pause between looks at an idle queue. Default: 1.",
-)
-@click.option(
-    "--max-poll",
-    type=duration,
-    metavar="DURATION",
-    default=None,
-    help="Longest pause between looks at an idle queue. Default: 5, or --poll when that is more.",
-)
-@click.option(
-    "--long-poll",
-    type=duration,
-    metavar="DURATION",
-    default=0.1,
-    help="How often the server itself looks at idle queues; 0: not at all. Default: 0.1.",
-)
-@click.option(
-    "--reap",
-    type=duration,
-    metavar="DURATION",
-    default=30.0,
-    help="Longest pause between looks for dead claims. Default: 30.",
-)
-@click.option(
-    "--dead-after",
-    type=duration,
-    metavar="DURATION",
-    default=10.0,
-    help="A node seen dead for so long loses its claims. Default: 10.",
-)
-@click.option(
-    "--drain",
-    type=duration,
-    metavar="DURATION",
-    default=5.0,
-    help="How long running steps may go on at a stop. Default: 5.",
-)
-@start_timeout_option
-@click.option(
-    "--max-crashes", type=int, metavar="N", help="Fail a step that crashed N times. Default: never."
-)
-@click.option("--pool-size", type=int, default=6, metavar="N", help="Connections of this node. Default: 6.")
-@click.option(
-    "--threads", type=int, default=40, metavar="N", help="Threads for plain def steps. Default: 40."
-)
-@click.option(
-    "--no-migrate", is_flag=True, help="Refuse a schema that is not up to date instead of migrating."
-)
+@config_options
 @click.option(
     "--stop-on-eof", is_flag=True, help="Drain, too, when standard input ends: when the parent is gone."
 )
@@ -138,25 +76,10 @@ def serve(
     /,
     *,
     modules: tuple[str, ...],
-    dsn: str | None,
-    schema: str,
-    session_dsn: str | None,
     queues: tuple[str, ...],
-    node: str | None,
-    lease: float,
-    poll: float,
-    max_poll: float | None,
-    long_poll: float,
-    reap: float,
-    dead_after: float,
-    drain: float,
-    start_timeout: float,
-    max_crashes: int | None,
-    pool_size: int,
-    threads: int,
-    no_migrate: bool,
     stop_on_eof: bool,
     log_level: str | None,
+    **options: Any,
 ) -> None:
     """Run a worker process: import MODULE..., then run steps of their machines and jobs.
 
@@ -165,25 +88,7 @@ def serve(
     """
     wanted = read_queues(queues)
     import_modules(modules, verbose=bool(ctx.obj))
-    config = Config(
-        dsn=dsn,
-        session_dsn=session_dsn,
-        schema=schema,
-        migrate=not no_migrate,
-        node=node,
-        queues=wanted,
-        lease_ttl=lease,
-        poll_interval=poll,
-        max_poll_interval=max_poll,
-        long_poll=long_poll,
-        reap_interval=reap,
-        dead_after=dead_after,
-        drain_timeout=drain,
-        start_timeout=start_timeout,
-        max_crashes=max_crashes,
-        pool_size=pool_size,
-        thread_limit=threads,
-    )
+    config = Config(queues=wanted, **options)
     _require_machines(modules)
     _configure_logging(log_level, verbose=ctx.obj or 0)
     with bare_errors():

@@ -18,7 +18,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 from durable_actors.cli import cli
-from durable_actors.cli.serve import read_queues
+from durable_actors.cli.serve import read_queues, serve
 from durable_actors.config import Queue
 from durable_actors.machine import isolated_registry
 
@@ -265,6 +265,34 @@ def test_queues_as_people_write_them():
     for bad in ("", "=", "a=", "a=-1", "a=1+", "a=1.5", "a=٣"):
         with pytest.raises(click.BadParameter):
             read_queues((bad,))
+
+
+def settings(*arguments: str) -> da.Config:
+    """What these arguments of `serve` mean."""
+    given = serve.make_context("serve", ["shop", *arguments]).params
+    own = {"modules", "queues", "stop_on_eof", "log_level"}
+    return da.Config(**{name: value for name, value in given.items() if name not in own})
+
+
+def test_flags_are_options_of_the_config(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DURABLE_DSN", "dbname=x")
+    assert settings() == da.Config()
+    assert settings("--migrate") == da.Config()
+    assert settings("--no-migrate", "--lease", "2m", "--max-poll", "500ms", "--poll", "0.1") == da.Config(
+        migrate=False, lease_ttl=120, max_poll_interval=0.5, poll_interval=0.1
+    )
+    assert settings("--threads", "3", "--max-crashes", "4", "--node", "n", "--session-dsn", "d") == da.Config(
+        thread_limit=3, max_crashes=4, node="n", session_dsn="d"
+    )
+
+
+def test_help_tells_default_and_meaning():
+    said = " ".join(CliRunner().invoke(cli, ["serve", "--help"]).stdout.split())
+    assert "--lease DURATION How long a claim is valid without a heartbeat. Default: 60. " in said
+    assert "Default: 5, or --poll when that is more. " in said
+    assert '--schema NAME Schema of the tables. Default: $DURABLE_SCHEMA, else "durable". ' in said
+    assert "Default: --migrate. " in said
+    assert "`" not in said
 
 
 def test_help_of_every_verb():
