@@ -56,7 +56,10 @@ def tell_failure(node: Node, ran: Ran, claim: Claim, status: Status) -> None:
                 logger.error("instance %d failed: %s, step %s (%s): %s", *about, reason, exc_info=error)
         elif ran.outcome == "Retry":
             logger.warning(
-                "instance %d: %s, step %s failed (%s), next run in %.3g s: %s", *about, change.delay, reason
+                "instance %d: %s, step %s failed (%s), next run in %s s: %s",
+                *about,
+                f"{change.delay:.2f}".rstrip("0").rstrip("."),
+                reason,
             )
         else:
             logger.info(

@@ -29,6 +29,7 @@ from durable_actors._engine.keys import Keys, keys_of
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TROUBLE, Outage
 from durable_actors._store.claim import promote_siblings
+from durable_actors._wording import counted
 from durable_actors.errors import StoreUnavailable
 from durable_actors.otp import Actor
 
@@ -184,7 +185,7 @@ class Keeper(Actor[object]):
             else:
                 cancelled += self._node.leases.interrupt(held, why)
         if cancelled:
-            logger.warning("keeper: %d steps with a partition key are cancelled: %s", cancelled, why)
+            logger.warning("keeper: %s with a partition key cancelled: %s", counted(cancelled, "step"), why)
 
     async def _give_back(self) -> None:
         ended, self._ended = self._ended, None

@@ -33,6 +33,7 @@ from durable_actors._trio_inside import innermost, is_cancelled
 from durable_actors.errors import StateError, StepTimeout
 from durable_actors.machine import (
     Context,
+    Error,
     InsertPlan,
     MachineSpec,
     Next,
@@ -43,6 +44,7 @@ from durable_actors.machine import (
     exhausted,
     job_failure,
     normalize_outcome,
+    reason_text,
 )
 from durable_actors.telemetry import current_step
 
@@ -103,6 +105,8 @@ class StepRun:
                 value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
             )
             ran = self._ran(outcome, ahead=isinstance(outcome, Next) and ahead())
+            if isinstance(value, Error):  # a failed run, as if it had raised; a retry remembers that, too
+                ran.transition.last_error = reason_text(value.reason)
             if not isinstance(outcome, ScheduleChildren):
                 return ran
             await self.tidy()  # what it has left open could cancel this

@@ -246,7 +246,7 @@ class StepTasks:
     def _tell(self, ran: Ran, held: Held, verdict: Verdict) -> None:
         if isinstance(verdict, Committed):
             self._settling.committed(ran, held, verdict)
-            if ran.error is not None or verdict.status == "failed":
+            if ran.transition.last_error is not None or ran.error is not None:
                 tell_failure(self._node, ran, held.claim, verdict.status)
         else:
             self._settling.not_committed(held, verdict)

@@ -78,6 +78,20 @@ async def test_retried_until_it_works(durable_dsn):
     assert row.last_error is None
 
 
+async def test_a_returned_error_is_remembered_and_told(durable_dsn, db, caplog):
+    """As a raised one: the row says why it runs again, and so does the log."""
+
+    @da.job(max_attempts=2, backoff=lambda _: 3600)
+    async def fails(args: dict):
+        return da.Error("no seats left")
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(fails, args={})
+        await run.events.wait(StepCommitted, id=number)
+    assert db.row(number, "status::text, attempt, last_error") == ("runnable", 1, "no seats left")
+    assert "failed (run 1 of 2), next run in 3600 s: no seats left" in caplog.text
+
+
 async def test_the_default_backoff(durable_dsn, db):
     @da.job
     async def fails(args: dict):

@@ -123,7 +123,7 @@ async def test_an_outage_is_borne_and_told_once(db: Db, caplog: pytest.LogCaptur
     told = [record.message for record in caplog.records if record.message.startswith("keeper:")]
     assert len([text for text in told if "the store cannot be reached" in text]) == 1
     assert len([text for text in told if "works again" in text]) == 1
-    assert len([text for text in told if "1 steps with a partition key are cancelled" in text]) == 1
+    assert len([text for text in told if "1 step with a partition key cancelled" in text]) == 1
 
 
 async def test_silence_ends_the_trust(db: Db):
