@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 import trio
 
+from durable_actors._option_fields import options_of
 from durable_actors.cli.options import (
     bare_errors,
     config_options,
@@ -24,6 +25,7 @@ from durable_actors.errors import ConfigError
 from durable_actors.machine import current_registry
 
 _CONCURRENCY: Final = Queue().concurrency
+_ALL_QUEUES: Final = options_of(Config)["queues"].default_words
 
 
 def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
@@ -59,7 +61,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
     "queues",
     multiple=True,
     metavar="NAME[=N[+PREFETCH]]",
-    help=f"A queue to serve, with N steps at a time ({_CONCURRENCY}). Repeat it. Default: all queues of the machines.",
+    help=f"A queue to serve, with N steps at a time ({_CONCURRENCY}). Repeat it. Default: {_ALL_QUEUES}.",
 )
 @config_options
 @click.option(
