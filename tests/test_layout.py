@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,24 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
+@cache
+def members_of_classes() -> dict[str, set[str]]:
+    """Class name → the methods and attributes of all classes of that name."""
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE:
+        for owner in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(owner, ast.ClassDef):
+                names = found.setdefault(owner.name, set())
+                for node in ast.walk(owner):
+                    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                        names.add(node.name)
+                    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                        names.add(node.target.id)
+                    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                        names.add(node.attr)
+    return found
+
+
 @pytest.mark.parametrize("page", [*MAP, ROOT / "docs" / "explanation" / "guarantees.md"], ids=relative)
 def test_the_places_that_the_map_names_exist(page: Path):
     text = page.read_text("utf-8")
@@ -74,6 +93,12 @@ def test_the_places_that_the_map_names_exist(page: Path):
         f"{file}::{name}"
         for file, name in places
         if not (package / file).exists() or name not in names_in(package / file)
+    ]
+    members = members_of_classes()
+    gone += [
+        f"{owner}.{name}"
+        for owner, name in re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+        if owner in members and name not in members[owner]
     ]
     statements = {path.name for path in SQL}
     gone += [name for name in re.findall(r"`(\w+\.sql)`", text) if name not in statements]

@@ -3,7 +3,9 @@
 Owns       the queue's buffer (claimed, not started), its pick cursor, and the demand of its slots.
 Receives   a wake-up: a slot is free, a poke, a row on offer again. Wake-ups coalesce.
 Sends      claims to the queue's pool, rows it cannot start to the flusher for release.
-Writes     pick_instances.sql, pick_instances_told.sql, read_queue.sql, on the claim lane.
+Writes     pick_instances.sql, pick_instances_told.sql, expire_awaits.sql, and release_claims.sql after a pick of
+           unknown fate, on the claim lane.
+Reads      read_queue.sql, read_strays.sql.
 If it dies its buffer goes back (attempt unchanged); running steps are not touched.
 Never      runs user code, commits, or renews.
 """

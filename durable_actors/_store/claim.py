@@ -52,7 +52,7 @@ async def pick_instances(
     """Claim up to `limit` due instances. `known` is `encode.text_array` of step addresses (`step_address`).
 
     `now` is Trio's clock before this call: the trust in the lease counts from there. Cancelled or
-    `CommitUnknown`: rows may be claimed that nobody knows of; their lease, or this node's end, frees them.
+    `CommitUnknown`: rows may be claimed that nobody knows of: see `release_strays`.
     """
     if begin.told:
         result = await conn.run(

@@ -3,7 +3,7 @@
 --          $4 hold smallint (1: its key is busy elsewhere; it keeps its place and is offered again later · 2: this node's code
 --          lost its step; shelved) · $5 interruptions to add int (1: a drain ended its run)
 -- returns  id, queue, partition_key of the released ones
--- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; one that is locked is left to its lease
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; one that is locked is not released: the flusher tries it again
 -- index    gen_durable_pkey
 -- keeps    I4 a stale write changes nothing. Counters stop at their ends: an overflow would refuse the whole batch, for ever.
 update durable.gen_durable g
