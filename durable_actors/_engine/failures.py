@@ -20,7 +20,7 @@ import attrs
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.step_run import Ran
 from durable_actors._store.rows import Claim, Status
-from durable_actors.machine import Cancel, exhausted, reason_text
+from durable_actors.machine import Cancel, exhausted, reason_text, shown_error
 from durable_actors.telemetry import current_step
 
 SHOWN: int = 300
@@ -53,7 +53,9 @@ def tell_failure(node: Node, ran: Ran, claim: Claim, status: Status) -> None:
             if (error is None and not over) or isinstance(error, Cancel):
                 logger.warning("instance %d failed: %s, step %s stopped it (%s): %s", *about, reason)
             else:
-                logger.error("instance %d failed: %s, step %s (%s): %s", *about, reason, exc_info=error)
+                logger.error(
+                    "instance %d failed: %s, step %s (%s): %s", *about, reason, exc_info=shown_error(error)
+                )
         elif ran.outcome == "Retry":
             logger.warning(
                 "instance %d: %s, step %s failed (%s), next run in %s s: %s",

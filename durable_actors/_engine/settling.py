@@ -16,7 +16,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.step_run import Ran
 from durable_actors._engine.verdicts import Refused, Verdict
 from durable_actors._store.rows import Claim, Committed, Raised
-from durable_actors.machine import error_type, reason_text, traceback_text
+from durable_actors.machine import error_type, reason_text, shown_error, traceback_text
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
 
 
@@ -102,7 +102,7 @@ class Settling:
             claim.version,
             claim.step,
             type(error).__name__,
-            exc_info=error,
+            exc_info=shown_error(error),
         )
         if node.telemetry.active:
             node.telemetry.emit(StepCrashed(**facts(claim), error=error))

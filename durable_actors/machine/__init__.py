@@ -44,7 +44,7 @@ from durable_actors.machine._outcome import (
     ScheduleChildren,
     Stop,
 )
-from durable_actors.machine._reason import error_type, reason_text, traceback_text
+from durable_actors.machine._reason import error_type, reason_text, shown_error, traceback_text
 from durable_actors.machine._registry import Registry, current_registry, isolated_registry
 from durable_actors.machine._spec import (
     HandleSpec,
@@ -110,6 +110,7 @@ __all__ = [
     "plan_insert",
     "reason_text",
     "seconds",
+    "shown_error",
     "spec_of",
     "step",
     "step_address",

@@ -16,6 +16,9 @@ MAX_TRACEBACK: Final = 16_000
 _HEAD: Final = 5_000
 _OURS: Final = (f"{Path(__file__).parent.parent}/", "/site-packages/trio/", "/site-packages/outcome/")
 
+MAX_DEPTH: Final = 10
+"""Groups in groups that are shown."""
+
 _repr = SafeRepr(2_000)
 _repr.maxdict = _repr.maxlist = _repr.maxtuple = 50
 
@@ -48,6 +51,8 @@ def error_type(error: BaseException) -> str:
 
 def traceback_text(error: BaseException) -> str | None:
     """Return what `traceback` stores, from the user's first frame on; None when there is none. This never raises."""
+    if is_deep(error):
+        return None
     try:
         told = traceback.TracebackException.from_exception(error, compact=True)
         _drop_our_frames(told)
@@ -83,15 +88,37 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
-def _exception_text(error: BaseException) -> str:
-    # traceback's own formatter survives an exception whose __str__ raises.
-    text = "".join(
-        traceback.TracebackException(type(error), error, None, compact=True).format_exception_only()
-    ).strip()
-    if isinstance(error, BaseExceptionGroup):
-        parts = [text]
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        for index, inner in enumerate(group.exceptions, 1):
-            parts.append(f"  {index}. " + _exception_text(inner).replace("\n", "\n     "))
-        text = "\n".join(parts)
-    return text
+def _exception_text(error: BaseException, depth: int = 0) -> str:
+    if not isinstance(error, BaseExceptionGroup):
+        # traceback's own formatter survives an exception whose __str__ raises.
+        told = traceback.TracebackException(type(error), error, None, compact=True)
+        return "".join(told.format_exception_only()).strip()
+    # Not for a group: it would format everything inside, at every level again.
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    notes: list[str] = getattr(group, "__notes__", [])
+    parts = ["\n".join([f"{error_type(group)}: {group}", *notes])]
+    if depth == MAX_DEPTH:
+        return f"{parts[0]} …"
+    for index, inner in enumerate(group.exceptions, 1):
+        parts.append(f"  {index}. " + _exception_text(inner, depth + 1).replace("\n", "\n     "))
+    return "\n".join(parts)
+
+
+def is_deep(error: BaseException) -> bool:
+    """Whether groups are nested in it so deeply that to format its traceback would stop the event loop for seconds."""
+    level: list[BaseException] = [error]
+    for _ in range(MAX_DEPTH + 1):
+        groups = [
+            cast("BaseExceptionGroup[BaseException]", each)
+            for each in level
+            if isinstance(each, BaseExceptionGroup)
+        ]
+        level = [inner for group in groups for inner in group.exceptions]
+        if not level:
+            return False
+    return True
+
+
+def shown_error(error: BaseException | None) -> BaseException | None:
+    """What a log record is given as `exc_info`: the error, unless to format it would take seconds."""
+    return None if error is None or is_deep(error) else error

@@ -91,6 +91,21 @@ def test_a_traceback_never_raises():
     assert error_type(KeyError()) == "KeyError"
 
 
+def test_groups_in_groups_are_cut():
+    """Formatted at every level again they took ten seconds, in which nothing else ran."""
+    error: BaseException = ValueError("x")
+    for _ in range(5_000):
+        error = ExceptionGroup("g", [error])
+    assert da.reason_text(error).count("ExceptionGroup: g") == 11
+    assert da.reason_text(error).endswith("…")
+    assert traceback_text(error) is None
+    assert da.shown_error(error) is None
+    shallow = ExceptionGroup("g", [ValueError("x")])
+    shallow.add_note("a note")
+    assert da.reason_text(shallow) == "ExceptionGroup: g (1 sub-exception)\na note\n  1. ValueError: x"
+    assert da.shown_error(shallow) is shallow
+
+
 def test_a_text_never_raises():
     class Notes(Exception):
         @property

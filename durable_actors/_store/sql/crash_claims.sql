@@ -12,8 +12,8 @@ with mine as materialized (
            case when octet_length(y.partition_key) > 2000
                 then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
                 when y.crashes >= $4::int - 1
-                then format('quarantined: step %s ended %s times without an outcome (the last time: %s)',
-                            left(y.step, 255), y.crashes + 1::bigint, u.error) end as fault
+                then format('quarantined: step %s ended %s without an outcome (the last time: %s)', left(y.step, 255),
+                            case when y.crashes = 0 then 'once' else y.crashes + 1::bigint || ' times' end, u.error) end as fault
       from unnest($1::bigint[], $2::uuid[], $3::text[]) u(id, claim, error)
       join durable.gen_durable y on y.id = u.id and y.claim_id = u.claim and y.locked_by is not null
      order by y.id for no key update of y skip locked

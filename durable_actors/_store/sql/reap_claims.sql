@@ -52,8 +52,8 @@ update durable.gen_durable g
                case when octet_length(y.partition_key) > 2000
                     then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
                     when y.crashes >= $3::int - 1 and not s.stopped
-                    then format('quarantined: step %s ended %s times without an outcome (its worker died or lost it)',
-                                left(y.step, 255), y.crashes + 1::bigint) end as fault, s.stopped
+                    then format('quarantined: step %s ended %s without an outcome (its worker died or lost it)', left(y.step, 255),
+                                case when y.crashes = 0 then 'once' else y.crashes + 1::bigint || ' times' end) end as fault, s.stopped
           from durable.gen_durable y
           cross join lateral (select exists (
               select 1 from durable.nodes n where n.incarnation = y.locked_by and n.stopped_at is not null) as stopped) s
