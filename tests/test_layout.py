@@ -105,6 +105,15 @@ def test_the_places_that_the_map_names_exist(page: Path):
     assert not gone, "renamed or moved: say where it is now"
 
 
+def test_the_table_of_moves_names_every_statement_that_sets_a_status():
+    table = (ROOT / "docs" / "internals" / "store.md").read_text("utf-8").split("## Moves of an instance")[1]
+    table = table.split("\n## ")[0]
+    moves = re.compile(r"(?:\bset|,)\s+status = |\binsert into durable\.gen_durable\b")
+    found = [path for path in SQL if path.parent.name == "sql" and moves.search(path.read_text("utf-8"))]
+    assert len(found) > 10
+    assert not [path.name for path in found if f"`{path.name}`" not in table]
+
+
 # A word is built from two halves so that this file does not contain what it forbids.
 FORBIDDEN = {
     "unfinished work": re.compile("|".join(("TO" + "DO", "FIX" + "ME", "Not" + "ImplementedError"))),
