@@ -105,7 +105,10 @@ class EnginePort:
         plan = plan_insert(spec, cast("InsertOptions", options))
         initial = None if plan.step == spec.initial else plan.step
         given: object = options["args"] if "args" in options else options.get("state", {})
-        digest = args_digest(plan, canonical_json(given))
+        stored: object = spec.codec.decode(plan.state, step=plan.step)
+        # A dict and an object that say the same are the same. Where the state is a dict, what was given tells sets from
+        # lists, which are stored in any order.
+        digest = args_digest(plan, canonical_json(given if isinstance(stored, dict) else stored))
         started = await self._start(ctx, plan, key, kind="child", initial=initial, digest=digest)
         if started.conflict:
             raise Conflict(

@@ -99,8 +99,8 @@ def make_node(
         token_hash=hashlib.sha256(token).digest()[:16],
         lease_ttl=config.lease_ttl,
     )
-    # Not on the client lane: there a signal to a row that a caller's open transaction has locked may wait for it.
     patience = answer_patience(config.lease_ttl)
+    # Awaited signals are not read on the client lane: there a signal to a row that a caller has locked may wait for it.
     surveyor = Surveyor(
         pool, roles["claim"].name, config.schema, beside=roles["client"].name, patience=patience
     )

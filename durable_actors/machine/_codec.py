@@ -145,7 +145,7 @@ class StateCodec:
 
 
 def canonical_json(value: object) -> bytes:
-    """Return JSON to compare by: the same bytes for equal values, whatever the order of their dicts and sets."""
+    """Return JSON to compare by: the same bytes for values of one type that are equal, whatever the order in sets."""
     return _encode_sorted(value)
 
 

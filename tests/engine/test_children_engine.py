@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import durable_actors as da
 import pytest
 import trio
@@ -410,6 +411,31 @@ async def test_the_same_identity_with_other_arguments_is_refused(durable_dsn, db
         assert row.result == [True, 3], row.last_error
     assert len(refused) == 3
     assert db.execute("select count(*) from durable.gen_durable where parent_id = %s", row.id) == [(3,)]
+
+
+@attrs.frozen
+class Parcel:
+    weight: float
+    labels: frozenset[str] = frozenset()
+
+
+async def test_a_dict_and_an_object_that_say_the_same_start_one_child(durable_dsn):
+    @da.job
+    async def carry(args: Parcel):
+        return args.weight
+
+    class Starter(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            first = await ctx.start_child(carry, key="a", args=Parcel(1.0, frozenset("xyz")))
+            again = await ctx.start_child(carry, key="a", args={"weight": 1, "labels": ["z", "y", "x"]})
+            with pytest.raises(da.Conflict):
+                await ctx.start_child(carry, key="a", args={"weight": 2, "labels": ["z", "y", "x"]})
+            return da.Done(first == again)
+
+    async with running(durable_dsn) as run:
+        row = await run.run(Starter)
+        assert row.result is True, row.last_error
 
 
 async def test_a_child_of_the_first_release_is_found(durable_dsn, db: Db):
