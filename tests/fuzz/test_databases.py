@@ -19,7 +19,7 @@ from tests.fuzz.kit import add, any_text, define, fuzz
 
 pytestmark = pytest.mark.usefixtures("registry")
 
-REMEDY = "Run `durable-actors migrate`"
+REMEDY = r"[Rr]un `durable-actors migrate`"
 
 BAD_DSNS = [
     "x", "=", "a=b", "host='", "postgresql://[", "postgresql://u:secret%zz@h/d", "password=secret host='x", "a\0b",
