@@ -175,3 +175,22 @@ async def test_who_waited_is_read_together_and_goes_on_as_before(durable_dsn, db
     assert sorted(number for batch in reads for number in batch) == sorted(numbers)
     assert len(reads) < 4
     assert len(set(claims)) == 4, "each ran its second step on its claim"
+
+
+async def test_slots_that_instances_keep_between_two_steps_cost_no_read(durable_dsn, monkeypatch, reads):
+    """They are free within milliseconds: what waits for them has nothing to read."""
+    monkeypatch.setattr(claimed, "FRESH", 1e9)
+
+    class Steps(da.Machine[State], run_ahead=True):
+        @da.step
+        async def start(self, ctx):
+            return da.Next(self.second)
+
+        @da.step
+        async def second(self, ctx):
+            return da.Done()
+
+    async with running(durable_dsn, queues={"default": da.Queue(4, prefetch=20)}):
+        for number in await da.insert_many(Steps, [{}] * 60):
+            await da.result(number, timeout=PATIENCE)
+    assert reads == []
