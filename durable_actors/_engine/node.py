@@ -22,7 +22,7 @@ from durable_actors._postgres.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
 from durable_actors.config import Config
-from durable_actors.machine import ContextPort, MachineSpec, Registry, parse_step_address
+from durable_actors.machine import ContextPort, MachineSpec, Registry, parse_step_address, step_address
 from durable_actors.otp import Address
 from durable_actors.telemetry import Telemetry
 
@@ -74,8 +74,10 @@ class Known:
             return
         self._generation = self._registry.generation
         self._specs = {**self._own, **self._registry.specs}
-        self.names = frozenset(address for spec in self._specs.values() for address in spec.addresses)
-        self.array = encode.text_array(sorted(self.names))
+        steps = [address for spec in self._specs.values() for address in spec.addresses]
+        self.array = encode.text_array(sorted(steps))
+        # And those on the shelf of which only the machine was noted.
+        self.names = frozenset([*steps, *(step_address(*key, "") for key in self._specs)])
 
     def find(self, fsm: str, version: int) -> MachineSpec | None:
         """The definition of a claimed row. The pick claims no other; None after one was forgotten since."""

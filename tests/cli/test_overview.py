@@ -52,6 +52,7 @@ def test_queues_tells_what_nobody_knows(shell: Shell):
     shell.add(queue="a", hold=2, step="start")
     shell.add(queue="a", hold=2, fsm="__main__:Order", step="start")
     shell.add(queue="a", hold=2, fsm="odd\x1fname", step="start")
+    shell.conn.execute("update durable.gen_durable set shelved_step = step")
     found = {each["queue"]: each for each in shell.json("queues")}
     known = [
         "step 'start' of __main__:Order/1",

@@ -318,7 +318,7 @@ async def test_a_row_at_an_unknown_step_gives_up_its_place(db: psycopg.Connectio
 async def test_a_shelved_elder_at_an_unknown_step_holds_nobody_up(db: psycopg.Connection, durable_dsn: str):
     """Its machine is known, its step is not: whoever has the step keeps the order, others go on."""
     [elder] = insert(db, partition_key="k", hold=2)
-    db.execute("update durable.gen_durable set step = 'new'")
+    db.execute("update durable.gen_durable set step = 'new', shelved_step = 'new'")
     younger, youngest = insert(db, 2, partition_key="k")
     both = ["m/1", "m/1/new"]
     shelf = PickFrom([0], ["-infinity"], [0], shelved=[address("m/1", "new")])
@@ -350,6 +350,7 @@ async def test_a_node_that_knows_the_shelved_machine_keeps_the_order(
     db: psycopg.Connection, durable_dsn: str
 ):
     [first] = insert(db, partition_key="k", fsm_version=2, hold=2)
+    db.execute("update durable.gen_durable set shelved_step = step")
     [second] = insert(db, partition_key="k")
     shelf = PickFrom([0], ["-infinity"], [0], shelved=[address("m/2")])
     async with connect(durable_dsn) as conn:

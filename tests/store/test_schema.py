@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 import pytest
 
@@ -123,3 +125,15 @@ def test_renewing_a_lease_touches_no_index(db: psycopg.Connection):
     assert not [
         definition for (definition,) in rows if "lease_expires_at" in definition or "updated_at" in definition
     ]
+
+
+@pytest.mark.parametrize(
+    "column", ["step", "state", "visit", "round", "attempt", "rev", "updated_at", "last_error"]
+)
+def test_what_every_transition_changes_is_in_no_index(durable_dsn: str, column: str):
+    """An update that changes a column of any index, also a partial one, is not HOT: each step would pay for that."""
+    with psycopg.connect(durable_dsn) as db:
+        found = db.execute(
+            "select indexdef from pg_indexes where schemaname = 'durable' and tablename = 'gen_durable'"
+        ).fetchall()
+    assert not [text for (text,) in found if re.search(rf"\b{column}\b", text.partition(" USING ")[2])]

@@ -33,11 +33,12 @@ with extra as materialized (
 ), shelf as materialized (
     select c.* from unnest($11::text[]) m(at_step)
      cross join lateral (
-        select g.id, g.priority, g.eligible_at, g.partition_key as k, m.at_step
+        select g.id, g.priority, g.eligible_at, g.partition_key as k,
+               g.fsm || chr(31) || g.fsm_version || chr(31) || g.step as at_step
           from durable.gen_durable g
          where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text
            and g.fsm = split_part(m.at_step, chr(31), 1) and g.fsm_version = split_part(m.at_step, chr(31), 2)::int
-           and g.step = split_part(m.at_step, chr(31), 3)
+           and coalesce(g.shelved_step, '') = split_part(m.at_step, chr(31), 3)
            and g.eligible_at <= now()
          order by g.priority, g.eligible_at, g.id limit $2::int for no key update skip locked) c
 ), head as materialized (
@@ -69,6 +70,7 @@ with extra as materialized (
 ), shelved as (
     update durable.gen_durable g
        set hold = case when octet_length(g.queue || g.fsm || g.step) > 2600 then 0 else 2 end,
+           shelved_step = g.step,
            status = (case when octet_length(g.queue || g.fsm || g.step) > 2600 then 'failed' else 'runnable' end)::durable.durable_status,
            finished_at = case when octet_length(g.queue || g.fsm || g.step) > 2600 then now() end,
            last_error = case when octet_length(g.queue || g.fsm || g.step) <= 2600 then g.last_error

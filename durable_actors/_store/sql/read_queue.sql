@@ -14,15 +14,15 @@ with recursive p(priority) as (
              order by g.priority limit 1)
       from p where p.priority is not null
 ), m(fsm, version, step) as (
-    (select g.fsm, g.fsm_version, g.step from durable.gen_durable g
-      where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text order by g.fsm, g.fsm_version, g.step limit 1)
+    (select g.fsm, g.fsm_version, coalesce(g.shelved_step, '') as step from durable.gen_durable g
+      where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text order by g.fsm, g.fsm_version, coalesce(g.shelved_step, '') limit 1)
     union all
     select n.fsm, n.fsm_version, n.step
       from m cross join lateral (
-        select g.fsm, g.fsm_version, g.step from durable.gen_durable g
+        select g.fsm, g.fsm_version, coalesce(g.shelved_step, '') as step from durable.gen_durable g
          where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text
-           and (g.fsm, g.fsm_version, g.step) > (m.fsm, m.version, m.step)
-         order by g.fsm, g.fsm_version, g.step limit 1) n
+           and (g.fsm, g.fsm_version, coalesce(g.shelved_step, '')) > (m.fsm, m.version, m.step)
+         order by g.fsm, g.fsm_version, coalesce(g.shelved_step, '') limit 1) n
 )
 select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from now()))::float8, null::text, null::float8
   from p left join lateral (

@@ -7,7 +7,8 @@
 -- index    gen_durable_pkey
 -- keeps    I4 a stale write changes nothing. Counters stop at their ends: an overflow would refuse the whole batch, for ever.
 update durable.gen_durable g
-   set status = 'runnable', hold = $4::smallint, attempt = least(g.attempt, 2147483647 - $3::int) + $3::int,
+   set status = 'runnable', hold = $4::smallint,
+       shelved_step = case when $4::smallint = 2 then g.step else g.shelved_step end, attempt = least(g.attempt, 2147483647 - $3::int) + $3::int,
        interruptions = least(g.interruptions, 2147483647 - $5::int) + $5::int, rev = least(g.rev, 9223372036854775806) + 1,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
  where g.id = any (array(
