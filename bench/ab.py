@@ -1,6 +1,7 @@
 """`python -m bench.ab REF`: this tree beside another commit, in turn, in one run. CPU per job and per step as ratios.
 
-Each side migrates its databases and runs its workers from its own files; the server and the interpreter are the same.
+Each side migrates its databases and runs its workers from its own package; the server, the interpreter and the bench
+(this tree's) are the same.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from bench.server import Server, open_server
 from bench.workload import BEST, GC
 
 ORDERS: dict[str, dict[str, Any]] = {
-    "job, best settings": {"count": 20_000, "queue": BEST, "gc": GC},
-    "job, defaults": {"count": 6_000},
-    "five steps, best settings": {"machine": "bench:five", "count": 6_000, "queue": BEST, "gc": GC},
-    "five steps, defaults": {"machine": "bench:five", "count": 2_000},
+    "job, best settings": {"count": 40_000, "queue": BEST, "gc": GC},
+    "job, defaults": {"count": 20_000},
+    "five steps, best settings": {"machine": "bench:five", "count": 10_000, "queue": BEST, "gc": GC},
+    "five steps, defaults": {"machine": "bench:five", "count": 5_000},
 }
 FIGURES = ("worker_us", "server_us")
 MIGRATE = "import sys, trio; from durable_actors import migrate; trio.run(migrate, sys.argv[1])"
@@ -34,26 +35,28 @@ MIGRATE = "import sys, trio; from durable_actors import migrate; trio.run(migrat
 
 @contextmanager
 def checkout(ref: str) -> Generator[Path, None, None]:
-    """The files of a commit, in a directory of their own."""
+    """A directory with the package of a commit, and nothing else."""
     with tempfile.TemporaryDirectory(prefix="durable-ab-") as place:
         tree = Path(place) / "tree"
         command = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*command, "add", "--quiet", "--detach", str(tree), ref], check=True)
+        package = Path(place) / "package"
+        package.mkdir()
+        (package / "durable_actors").symlink_to(tree / "durable_actors")
         try:
-            yield tree
+            yield package
         finally:
             subprocess.run([*command, "remove", "--force", str(tree)], check=True)
 
 
 def in_tree(tree: Path, *arguments: str) -> str:
-    """Run Python with the files of this tree; return what it printed."""
+    """Run Python with the package of this tree and our own bench; return what it printed."""
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        env={**os.environ, "PYTHONPATH": f"{tree}:{ROOT}", "PYTHONSAFEPATH": "1"},
         check=False,
     )
     if done.returncode:

@@ -2,7 +2,8 @@
 
 Imported in the environments of the peers, too, so it needs nothing but psycopg.
 
-Server CPU  /proc: the postmaster's own and that of its reaped children, plus the live children. Ticks of 10 ms.
+Server CPU  /proc: the live children to the nanosecond where Linux tells; the postmaster's own and that of its reaped
+            children in ticks of 10 ms.
 WAL         pg_current_wal_lsn: exact, of the whole server.
 Statements  pg_stat_statements of this database; the meter's own are taken off.
 fsyncs      pg_stat_io (18 and newer) or pg_stat_wal: backends report about once a second, so read them over
@@ -24,14 +25,14 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 def server_cpu(postmaster: int) -> float:
     """CPU seconds that the server has used so far."""
-    total = sum(_cpu(postmaster)[:4])
+    total = sum(_cpu(postmaster)[:4]) / _TICK
     tasks = Path(f"/proc/{postmaster}/task/{postmaster}/children")
     for child in tasks.read_text().split():
         try:
-            total += sum(_cpu(int(child))[:2])
+            total += on_cpu(int(child))
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile: the postmaster's figure has it now
-    return total / _TICK
+    return total
 
 
 def _cpu(pid: int) -> list[int]:
