@@ -11,7 +11,7 @@ from typing import cast
 import attrs
 import msgspec
 from durable_actors import Done, Next
-from durable_actors._postgres.encode import json_array, text_array
+from durable_actors._postgres.driver.encode import json_array, text_array
 from psycopg import pq
 from psycopg.pq import ExecStatus
 

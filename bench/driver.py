@@ -16,9 +16,9 @@ import attrs
 import msgspec
 import psycopg
 import trio
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.testing.database import open_server
 
 from bench.driver_trio import BATCH, DOCUMENT, ROWS, SETUP, OnAsyncio, OnTrio

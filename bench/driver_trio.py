@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import trio
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.trio.connection import TrioConnection
 
 ROWS = 100
 """Rows of one batch."""

@@ -10,10 +10,10 @@ from collections.abc import Generator
 import attrs
 import psycopg
 import trio
-from durable_actors._engine.cursor import PickCursor
+from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.node import _PLANS
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import Owner, pick_instances, read_queue
 from durable_actors.machine import step_address
 

@@ -8,9 +8,9 @@ from typing import Any
 import durable_actors as da
 import psycopg
 import trio
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 
 from bench.contest import Contestant, Figure, Progress, Sample, compete
 from bench.meter import Meter

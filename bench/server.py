@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psycopg
 import trio
-from durable_actors._postgres import embedded
-from durable_actors._postgres.embedded_account import check_reachable, server_account
+from durable_actors._postgres.embedded import server as embedded
+from durable_actors._postgres.embedded.account import check_reachable, server_account
 from durable_actors._store.migrate import migrate
 from durable_actors.errors import ConfigError
 from psycopg import sql

@@ -12,8 +12,8 @@ Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 
 from durable_actors import aio, otp, sync, telemetry
 from durable_actors._client import Client
-from durable_actors._postgres.embedded import embedded_dsn
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.embedded.server import embedded_dsn
+from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import Filter
 from durable_actors._store.read import Instance

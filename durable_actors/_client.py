@@ -11,11 +11,11 @@ import psycopg
 import trio
 
 from durable_actors._option_checks import Duration, count, duration, flag, shown
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.patience import with_patience
-from durable_actors._postgres.pool import Pool
-from durable_actors._postgres.statement import Params, Result, Statement
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
+from durable_actors._postgres.pool.patience import with_patience
+from durable_actors._postgres.pool.pool import Pool
+from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._results import ResultWatch
 from durable_actors._store.connection_kinds import check_trio
 from durable_actors._store.dialogues import check_id, held, inspecting, resolving, retrying, value_of

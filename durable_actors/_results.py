@@ -11,7 +11,7 @@ from typing import Final as Constant
 
 import trio
 
-from durable_actors._postgres.pool import Pool
+from durable_actors._postgres.pool.pool import Pool
 from durable_actors._store.read import Final, read_finals
 from durable_actors.errors import NoTarget, StoreUnavailable
 

@@ -2,7 +2,7 @@
 
 Worker tasks run the code of one step after the other. What a step leaves open in its task (a cancel scope, a nursery, a
 lock) would hit the next ones: most often it is an async generator with a cancel scope inside that the step has left by
-`return` or `break`. Trio has no public way to see or close that. The hot paths of `_engine/step_task.py` and
+`return` or `break`. Trio has no public way to see or close that. The hot paths of `_engine/running/step_task.py` and
 `otp/_pool.py` read `_cancel_status` and `_child_nurseries` of a task in place, for a call costs three times as much;
 all other private names are here.
 

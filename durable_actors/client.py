@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
 from durable_actors._option_checks import Duration, count, shown
-from durable_actors._postgres.lane import Lane
-from durable_actors._postgres.patience import CALLER, CALLERS
-from durable_actors._postgres.pool import open_pool
+from durable_actors._postgres.pool.lane import Lane
+from durable_actors._postgres.pool.patience import CALLER, CALLERS
+from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema

@@ -15,14 +15,14 @@ import trio
 
 from durable_actors import client as clients
 from durable_actors._client import Client
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.loop_watch import watch_loop
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.maintenance.loop_watch import watch_loop
 from durable_actors._engine.node import Node, lanes, logger
-from durable_actors._engine.port import EnginePort
+from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
 from durable_actors._engine.tree import build_tree
-from durable_actors._postgres.embedded import keep_up
-from durable_actors._postgres.pool import Pool, PoolStatistics, open_pool
+from durable_actors._postgres.embedded.server import keep_up
+from durable_actors._postgres.pool.pool import Pool, PoolStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
 from durable_actors._store.migrate import migrate, require_schema, schema_version

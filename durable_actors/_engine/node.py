@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from durable_actors._engine.idle_queues import IdleQueues
-from durable_actors._engine.leases import Leases
+from durable_actors._engine.claiming.idle_queues import IdleQueues
+from durable_actors._engine.claims import Leases
+from durable_actors._engine.running.step_inputs import Surveyor
+from durable_actors._engine.running.threads import Threads
 from durable_actors._engine.store_health import StoreHealth
-from durable_actors._engine.surroundings import Surveyor
-from durable_actors._engine.threads import Threads
 from durable_actors._option_checks import shown
-from durable_actors._postgres import encode
-from durable_actors._postgres.lane import Lane
-from durable_actors._postgres.patience import CALLER, CALLERS, PATIENCE
-from durable_actors._postgres.pool import Pool
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.pool.lane import Lane
+from durable_actors._postgres.pool.patience import CALLER, CALLERS, PATIENCE
+from durable_actors._postgres.pool.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
 from durable_actors.config import Config
@@ -27,7 +27,7 @@ from durable_actors.otp import Address
 from durable_actors.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from durable_actors._engine.feeder import Feeder
+    from durable_actors._engine.claiming.feeder import Feeder
 
 logger: Final = logging.getLogger("durable_actors.engine")
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.leases import Leases
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.claims import Leases
 from durable_actors._engine.node import Known, Node, answer_patience, logger
-from durable_actors._engine.port import EnginePort
-from durable_actors._engine.surroundings import Surveyor
-from durable_actors._postgres.lane import Lane
-from durable_actors._postgres.pool import Pool
+from durable_actors._engine.running.context_port import EnginePort
+from durable_actors._engine.running.step_inputs import Surveyor
+from durable_actors._postgres.pool.lane import Lane
+from durable_actors._postgres.pool.pool import Pool
 from durable_actors._store.claim import Owner
 from durable_actors._wording import counted
 from durable_actors.config import Config, Queue

@@ -15,19 +15,19 @@ from functools import partial
 import attrs
 import trio
 
-from durable_actors._engine.commits import Commits
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.feeder import Feeder
-from durable_actors._engine.flusher import FLUSH_TIME, Flusher, outcome_time
-from durable_actors._engine.heartbeat import Heartbeat
-from durable_actors._engine.idle_queues import IdleQueues
-from durable_actors._engine.keeper import Keeper, Keys
-from durable_actors._engine.leases import Turn
-from durable_actors._engine.long_poll import LongPoll, can_long_poll
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.claiming.feeder import Feeder
+from durable_actors._engine.claiming.idle_queues import IdleQueues
+from durable_actors._engine.claiming.long_poll import LongPoll, can_long_poll
+from durable_actors._engine.claims import Turn
+from durable_actors._engine.committing.flusher import FLUSH_TIME, Flusher, outcome_time
+from durable_actors._engine.committing.queue import Commits
+from durable_actors._engine.keys.keeper import Keeper, Keys
+from durable_actors._engine.maintenance.heartbeat import Heartbeat
+from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.reaper import Reaper
-from durable_actors._engine.slots import most_in_hand
-from durable_actors._engine.step_task import StepTasks
+from durable_actors._engine.running.slots import most_in_hand
+from durable_actors._engine.running.step_task import StepTasks
 from durable_actors._wording import counted
 from durable_actors.otp import (
     ActorChild,

@@ -11,9 +11,9 @@ from typing import Final, cast
 
 import attrs
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
 from durable_actors._store.insert import LOOKS, Insertion, in_chunks, insert_call, tags_literal

@@ -8,10 +8,10 @@ from typing import Any, Final, cast
 
 import attrs
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.decode import decode_text_array
-from durable_actors._postgres.statement import Row
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.rows import Claim, Picked, Promoted, Seen, Stray
 from durable_actors._store.sql import statement
 

@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 
 import attrs
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.claim import ClaimState, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition

@@ -12,8 +12,8 @@ from typing import Any, Final as Constant, TypeVar
 import psycopg
 
 from durable_actors._option_checks import Duration, duration, shown
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.read import Final, Instance, finals_of, read_instance

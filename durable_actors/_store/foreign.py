@@ -21,9 +21,9 @@ from psycopg import pq
 from psycopg.adapt import Dumper
 from psycopg.pq import TransactionStatus
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.decode import decode_nullable_array
-from durable_actors._postgres.statement import Params, Row, Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.decode import decode_nullable_array
+from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors.errors import DurableError, SchemaError
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from durable_actors._option_checks import shown
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Row, Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Duplicate

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.sql import statement
 
 

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import attrs
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Row
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.claim import promote_siblings, read_promoted, release_claims
 from durable_actors._store.rows import Claim, Promoted, Raised, Stray
 from durable_actors._store.sql import statement

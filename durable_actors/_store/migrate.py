@@ -19,9 +19,9 @@ import psycopg
 import trio
 
 from durable_actors._option_checks import check_schema_name
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.starting import InRecovery
-from durable_actors._postgres.statement import Statement
 from durable_actors._store.sql import Migration, in_schema, migrations, statement
 from durable_actors.errors import ConfigError, SchemaError
 

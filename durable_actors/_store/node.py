@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.sql import statement
 
 

@@ -10,10 +10,10 @@ import attrs
 import msgspec
 
 from durable_actors._option_checks import Duration, choice, count, duration, shown
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.decode import decode_text_array
-from durable_actors._postgres.statement import Row, Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.statement import Row, Statement
 from durable_actors._store.instant import read_instant
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Status

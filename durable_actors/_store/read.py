@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import attrs
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.decode import decode_text_array
-from durable_actors._postgres.statement import Row
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Status

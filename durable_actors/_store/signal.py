@@ -8,9 +8,9 @@ from typing import Final, Literal, cast
 import attrs
 
 from durable_actors._option_checks import shown
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Row
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.insert import LOOKS, insert_params
 from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Claim

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from durable_actors._option_checks import check_schema_name
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.statement import Statement
 
 _QUALIFIER: Final = re.compile(r"\bdurable\.(?=[a-z_])")
 _PACKAGE: Final = "durable_actors._store"

@@ -14,10 +14,10 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.embedded import open_embedded
-from durable_actors._postgres.statement import Statement
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.embedded.server import open_embedded
+from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._store import migrate as migrating
 from durable_actors._store.observe import Filter, count_statuses, list_instances, read_nodes
 from durable_actors._store.read import Instance, read_by_ids

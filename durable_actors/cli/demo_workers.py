@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.observe import NodeView, read_nodes
 from durable_actors.errors import DurableError
 

@@ -10,7 +10,7 @@ import click
 import trio
 from rich.text import Text
 
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.dialogues import held, inspecting, resolving, retrying
 from durable_actors._store.observe import (
     NEWEST,

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from durable_actors._option_fields import Kind, options_of
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
 from durable_actors.config import Config

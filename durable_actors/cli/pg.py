@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 import click
 
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors.errors import ConfigError
 
 _data_option = click.option(

@@ -9,7 +9,7 @@ from functools import partial
 import click
 import trio
 
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store import migrate as migrating

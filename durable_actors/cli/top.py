@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.observe import NodeView, Rates, read_nodes, read_queues, read_rates
 from durable_actors.cli.options import Whole, database_options, duration, json_option, open_store
 from durable_actors.cli.output import make_console, plain, print_json

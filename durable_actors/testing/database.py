@@ -30,11 +30,11 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from durable_actors._postgres import embedded
-from durable_actors._postgres.embedded_account import check_reachable, server_account
-from durable_actors._postgres.embedded_binaries import find_binaries
-from durable_actors._postgres.embedded_files import DataDir, try_lock
-from durable_actors._postgres.embedded_process import retire_server
+from durable_actors._postgres.embedded import server as embedded
+from durable_actors._postgres.embedded.account import check_reachable, server_account
+from durable_actors._postgres.embedded.binaries import find_binaries
+from durable_actors._postgres.embedded.files import DataDir, try_lock
+from durable_actors._postgres.embedded.process import retire_server
 from durable_actors.errors import ConfigError
 
 PREFIX = "durable_test_"

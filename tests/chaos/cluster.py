@@ -22,9 +22,9 @@ from pathlib import Path
 
 import attrs
 import psycopg
-from durable_actors._postgres.embedded_account import Account, readable_binaries, server_account
-from durable_actors._postgres.embedded_binaries import Binaries, find_binaries
-from durable_actors._postgres.embedded_process import server_processes, server_status
+from durable_actors._postgres.embedded.account import Account, readable_binaries, server_account
+from durable_actors._postgres.embedded.binaries import Binaries, find_binaries
+from durable_actors._postgres.embedded.process import server_processes, server_status
 from durable_actors.testing.database import IN_MEMORY, MEMORY_NEEDED
 from psycopg.conninfo import make_conninfo
 

@@ -25,9 +25,9 @@ from typing import Any
 import attrs
 import psycopg
 import trio
-from durable_actors._postgres.embedded_account import Account, readable_binaries, server_account
-from durable_actors._postgres.embedded_binaries import find_binaries
-from durable_actors._postgres.embedded_process import server_status
+from durable_actors._postgres.embedded.account import Account, readable_binaries, server_account
+from durable_actors._postgres.embedded.binaries import find_binaries
+from durable_actors._postgres.embedded.process import server_status
 from durable_actors.testing.database import open_server
 from psycopg.conninfo import make_conninfo
 from tests.chaos.__main__ import line_of

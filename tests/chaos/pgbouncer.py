@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from durable_actors._postgres.embedded_account import server_account
+from durable_actors._postgres.embedded.account import server_account
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.chaos.cluster import PATIENCE, open_place
 

@@ -36,7 +36,10 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from durable_actors import telemetry
-from durable_actors._engine import feeder, flusher, heartbeat, port, reaper, spawn
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.committing import flusher, spawn
+from durable_actors._engine.maintenance import heartbeat, reaper
+from durable_actors._engine.running import context_port as port
 from durable_actors.testing.history import EffectLog
 from tests.chaos.machines import probe
 

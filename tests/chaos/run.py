@@ -19,7 +19,7 @@ from typing import Final
 import attrs
 import psycopg
 import trio
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.audit import install_audit
 from durable_actors.testing.database import SERVER_SETTINGS, DatabaseServer, throwaway_directory

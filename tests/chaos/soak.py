@@ -31,7 +31,7 @@ import durable_actors as da
 import psycopg
 import trio
 from durable_actors._client import Client
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import SERVER_SETTINGS, throwaway_directory
 from durable_actors.testing.history import EffectLog

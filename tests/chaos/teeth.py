@@ -72,13 +72,13 @@ BREAKAGES: Final = {
     # steps are not cancelled when their lease ends, nor when their claim is lost
     "trust": Breakage(
         (
-            (f"{ENGINE}/leases.py", "held.task.deadline = trusted_until", "pass"),
+            (f"{ENGINE}/claims.py", "held.task.deadline = trusted_until", "pass"),
             (
-                f"{ENGINE}/leases.py",
+                f"{ENGINE}/claims.py",
                 "held.task.cancel(why)\n\n    def interrupt",
                 "pass\n\n    def interrupt",
             ),
-            (f"{ENGINE}/claimed.py", "deadline=held.claim.trusted_until", 'deadline=float("inf")'),
+            (f"{ENGINE}/running/dispatcher.py", "deadline=held.claim.trusted_until", 'deadline=float("inf")'),
         ),
         ("stop", "block", "mixed"),
     ),
@@ -94,7 +94,7 @@ BREAKAGES: Final = {
         "stop",
         "stop-points",
     ),
-    "reaper": _edit(f"{ENGINE}/reaper.py", "if not await self._reap(dead):", "if True:", "kill"),
+    "reaper": _edit(f"{ENGINE}/maintenance/reaper.py", "if not await self._reap(dead):", "if True:", "kill"),
     # whoever takes back takes all, also claims whose lease is not over
     "early-reap": _edit(
         f"{STORE}/sql/reap_claims.sql",
@@ -104,14 +104,17 @@ BREAKAGES: Final = {
     ),
     # a node is dead as soon as it is seen, whatever its lock says
     "dead-nodes": _edit(
-        f"{ENGINE}/dead_nodes.py",
+        f"{ENGINE}/maintenance/failure_detector.py",
         "if asked - suspect.since >= dead_after and each.server_up > dead_after:",
         "if True:",
         "restart",
     ),
     # a node that is stopped for a moment is dead
     "alive-nodes": _edit(
-        f"{ENGINE}/dead_nodes.py", "if each.alive or each.owner == me:", "if each.owner == me:", "stop"
+        f"{ENGINE}/maintenance/failure_detector.py",
+        "if each.alive or each.owner == me:",
+        "if each.owner == me:",
+        "stop",
     ),
     "join": _edit(f"{STORE}/commit.py", 'riders["join_parents"] =', "_ =", "none"),
     # a barrier opens one child too early
@@ -123,7 +126,7 @@ BREAKAGES: Final = {
     ),
     # a key is granted without its session lock
     "key-locks": _edit(
-        f"{ENGINE}/keys.py",
+        f"{ENGINE}/keys/locks.py",
         "granted |= await self._try(wanting)",
         "granted |= {each.claim_id for each in wanting}",
         "stop",
@@ -131,7 +134,7 @@ BREAKAGES: Final = {
     ),
     # a thread that outlives its claim is forgotten, its key given to others
     "threads": _edit(
-        f"{ENGINE}/threads.py",
+        f"{ENGINE}/running/threads.py",
         "await thread.wait_ended()",
         "pass",
         "terminate",
@@ -144,12 +147,20 @@ BREAKAGES: Final = {
         ("none", "kill"),
     ),
     # a deadline passes and nobody wakes
-    "deadlines": _edit(f"{ENGINE}/feeder.py", "if self._deadline <= began:", "if False:", "none"),
+    "deadlines": _edit(f"{ENGINE}/claiming/feeder.py", "if self._deadline <= began:", "if False:", "none"),
     # execution proceeds, and nothing is committed
     "unwritten": Breakage(
         (
-            (f"{ENGINE}/flusher.py", f"{TAKEN}            flushed", f"{PROCEED}{TAKEN}            flushed"),
-            (f"{ENGINE}/flusher.py", "return flushed.committed", "return {**flushed.committed, **fake}"),
+            (
+                f"{ENGINE}/committing/flusher.py",
+                f"{TAKEN}            flushed",
+                f"{PROCEED}{TAKEN}            flushed",
+            ),
+            (
+                f"{ENGINE}/committing/flusher.py",
+                "return flushed.committed",
+                "return {**flushed.committed, **fake}",
+            ),
         ),
         ("none",),
     ),

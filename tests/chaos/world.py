@@ -16,7 +16,7 @@ from typing import Any, LiteralString
 import attrs
 import psycopg
 import trio
-from durable_actors._postgres.embedded import EmbeddedServer
+from durable_actors._postgres.embedded.server import EmbeddedServer
 from durable_actors.testing.faults import FaultProxy
 from durable_actors.testing.history import EffectLog
 from psycopg.conninfo import make_conninfo

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import waiting
+from durable_actors._postgres.driver import waiting
 from durable_actors._store import migrate as migrating
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts
 from rich.console import Console

@@ -12,9 +12,9 @@ import durable_actors as da
 import psycopg
 import trio
 from durable_actors._engine import setup
-from durable_actors._engine.keeper import Keeper, Keys
+from durable_actors._engine.keys.keeper import Keeper, Keys
 from durable_actors._engine.node import Node, lanes
-from durable_actors._postgres.pool import open_pool
+from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
 from durable_actors._store.rows import Claim
 from durable_actors.config import Config

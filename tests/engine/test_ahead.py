@@ -7,11 +7,12 @@ import time
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import ahead, flusher
-from durable_actors._engine.ahead import Ahead
-from durable_actors._engine.claimed import Claimed
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.slots import Slots
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.committing import flusher
+from durable_actors._engine.running import prefetch as ahead
+from durable_actors._engine.running.dispatcher import Claimed
+from durable_actors._engine.running.prefetch import Ahead
+from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import Picked
 from tests.engine.engine_kit import QUIET, Gate, running, until
 from tests.engine.test_feeder import held, simple

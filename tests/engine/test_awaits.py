@@ -8,7 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import feeder
+from durable_actors._engine.claiming import feeder
 from durable_actors.telemetry import AwaitTimedOut, StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, Run, running
 from tests.engine.kit import Db

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import trio
-from durable_actors._engine.batched import Batched
+from durable_actors._engine.running.batched import Batched
 
 
 class Store:

@@ -8,7 +8,7 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import step_run, surroundings
+from durable_actors._engine.running import step_inputs as surroundings, step_run
 from durable_actors._store.children import read_children
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running

@@ -10,7 +10,7 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.step_run import StepRun
+from durable_actors._engine.running.step_run import StepRun
 from tests.engine.engine_kit import Gate, running, until
 from tests.engine.kit import claim
 from tests.engine.test_fences import REAP

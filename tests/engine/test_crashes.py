@@ -11,7 +11,7 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.user_code import fate_of
+from durable_actors._engine.running.user_code import fate_of
 from durable_actors.telemetry import StepCrashed
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
 

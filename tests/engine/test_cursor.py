@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from durable_actors._engine.cursor import LOOK_AGAIN, RESET_MAX, RESET_MIN, PickCursor
+from durable_actors._engine.claiming.cursor import LOOK_AGAIN, RESET_MAX, RESET_MIN, PickCursor
 from durable_actors._store.claim import PickFrom, QueueShape
 from durable_actors._store.rows import Picked, Seen
 from hypothesis import given, settings, strategies as st

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from durable_actors._engine.dead_nodes import HAIR, LOCKED_AGAIN, Verdict, Watch, judge_owners, wait_for_next
+from durable_actors._engine.maintenance.failure_detector import (
+    HAIR,
+    LOCKED_AGAIN,
+    Verdict,
+    Watch,
+    judge_owners,
+    wait_for_next,
+)
 from durable_actors._store.lease import OwnerState
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from durable_actors._engine.demand import PollTimer, QueueLimits, demand, poll_pause, shape_pause
+from durable_actors._engine.claiming.demand import PollTimer, QueueLimits, demand, poll_pause, shape_pause
 from hypothesis import given, strategies as st
 
 

@@ -6,7 +6,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio.testing
-from durable_actors._engine import flusher
+from durable_actors._engine.committing import flusher
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
 from durable_actors.testing.faults import open_proxy

@@ -6,10 +6,10 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import flusher
-from durable_actors._engine.commits import Commits
-from durable_actors._engine.flusher import Flusher
-from durable_actors._engine.leases import Held
+from durable_actors._engine.claims import Held
+from durable_actors._engine.committing import flusher
+from durable_actors._engine.committing.flusher import Flusher
+from durable_actors._engine.committing.queue import Commits
 from durable_actors._store.rows import Committed, Transition
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import StepCommitted

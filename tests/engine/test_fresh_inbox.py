@@ -8,7 +8,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import claimed, surroundings
+from durable_actors._engine.running import dispatcher as claimed, step_inputs as surroundings
 from durable_actors._store.signal import read_inboxes
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
 from tests.engine.kit import Db

@@ -8,8 +8,8 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import step_task
-from durable_actors._engine.leases import Held
+from durable_actors._engine.claims import Held
+from durable_actors._engine.running import step_task
 from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
 from tests.engine.engine_kit import QUIET, Gate, Run, running, until
 from tests.engine.test_left import held, locked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
-from durable_actors._engine.heartbeat import Heartbeat, pulse_interval
+from durable_actors._engine.maintenance.heartbeat import Heartbeat, pulse_interval
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.testing.interleave import open_sessions
 from tests.engine.engine_kit import Gate, running

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine import cursor, feeder, long_poll
+from durable_actors._engine.claiming import cursor, feeder, long_poll
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import StepCommitted
 

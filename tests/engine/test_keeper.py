@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import trio
-from durable_actors._engine import keeper as keeper_module, keys as keys_module
+from durable_actors._engine.keys import keeper as keeper_module, locks as keys_module
 from durable_actors._store.rows import Claim
 from durable_actors.testing.sql import count_statements
 from tests.engine.kit import Db, claim, keep, pick, until

@@ -11,12 +11,12 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine import key_session, keys
-from durable_actors._engine.key_session import KeySession, trust_window
-from durable_actors._engine.keys import PATIENCE
-from durable_actors._engine.leases import Held
+from durable_actors._engine.claims import Held
+from durable_actors._engine.keys import locks as keys, session as key_session
+from durable_actors._engine.keys.locks import PATIENCE
+from durable_actors._engine.keys.session import KeySession, trust_window
 from durable_actors._engine.node import Node
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.otp import Address
 from durable_actors.testing.faults import open_proxy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from durable_actors._engine.key_table import FIRST_OFFER, LONGEST_OFFER, Answer, BusyKeys, KeyTable
+from durable_actors._engine.keys.table import FIRST_OFFER, LONGEST_OFFER, Answer, BusyKeys, KeyTable
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 

@@ -7,7 +7,7 @@ from typing import Any
 import durable_actors as da
 import psycopg
 import pytest
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.insert import in_chunks, insert_call, plan_rows
 from durable_actors._store.observe import NEWEST, Filter, list_instances
 from durable_actors._store.sql import statement

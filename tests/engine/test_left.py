@@ -9,9 +9,11 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import feeder, flusher, heartbeat
-from durable_actors._engine.settling import Settling
-from durable_actors._engine.step_task import StepTasks
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.committing import flusher
+from durable_actors._engine.committing.completion import Settling
+from durable_actors._engine.maintenance import heartbeat
+from durable_actors._engine.running.step_task import StepTasks
 from durable_actors.telemetry import (
     ClaimLost,
     OutcomeLate,

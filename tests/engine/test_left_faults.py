@@ -9,7 +9,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import flusher
+from durable_actors._engine.committing import flusher
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepStarted, StepStopped
 from tests.engine.engine_kit import QUIET, Gate, running, until
 from tests.engine.test_left import flusher_state, gated, held, locked

@@ -9,9 +9,10 @@ import durable_actors as da
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine import feeder, looks, step_task
-from durable_actors._engine.looks import EVERY, Looks
-from durable_actors._engine.reaper import Reaper
+from durable_actors._engine.claiming import feeder, looks
+from durable_actors._engine.claiming.looks import EVERY, Looks
+from durable_actors._engine.maintenance.reaper import Reaper
+from durable_actors._engine.running import step_task
 from durable_actors.telemetry import Picked, StepCommitted, StepStarted
 from tests.engine.engine_kit import QUIET, Gate, running, until
 

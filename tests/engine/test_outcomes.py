@@ -231,7 +231,7 @@ async def until_buffered(run) -> None:
 
 async def test_a_long_chain_lets_others_in(durable_dsn, monkeypatch):
     """The budget of steps: the chain goes back to its queue, and what came meanwhile has its turn."""
-    monkeypatch.setattr("durable_actors._engine.step_task.AHEAD_STEPS", 3)
+    monkeypatch.setattr("durable_actors._engine.running.step_task.AHEAD_STEPS", 3)
     claims = []
 
     class Chain(da.Machine):

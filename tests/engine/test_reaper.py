@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from durable_actors._engine import reaper as reaper_module
-from durable_actors._engine.dead_nodes import Suspect
+from durable_actors._engine.maintenance import reaper as reaper_module
+from durable_actors._engine.maintenance.failure_detector import Suspect
+from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node
-from durable_actors._engine.reaper import Reaper
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.lease import OwnerState, read_owners
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import ClaimsReaped

@@ -5,8 +5,9 @@ from __future__ import annotations
 import durable_actors as da
 import psycopg
 import pytest
-from durable_actors._engine import flusher, port
-from durable_actors._engine.verdicts import blames_data
+from durable_actors._engine.committing import flusher
+from durable_actors._engine.committing.verdicts import blames_data
+from durable_actors._engine.running import context_port as port
 from durable_actors.telemetry import StepCommitted
 from tests.engine.engine_kit import Gate, running
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from durable_actors._engine.commits import Commits
-from durable_actors._engine.flusher import Flusher
+from durable_actors._engine.committing.flusher import Flusher
+from durable_actors._engine.committing.queue import Commits
 from durable_actors._store.claim import HELD
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.testing.interleave import open_sessions

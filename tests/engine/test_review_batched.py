@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 import trio.testing
-from durable_actors._engine.batched import Batched
+from durable_actors._engine.running.batched import Batched
 
 
 async def test_a_batch_that_comes_back_leaves_out_who_has_gone(autojump_clock):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
-from durable_actors._engine import port
 from durable_actors._engine.node import lanes
-from durable_actors._postgres.lane import Lane
+from durable_actors._engine.running import context_port as port
+from durable_actors._postgres.pool.lane import Lane
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from tests.engine.engine_kit import running
 

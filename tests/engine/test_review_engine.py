@@ -9,8 +9,8 @@ import psycopg
 import pytest
 import trio.testing
 from durable_actors import engine as engines
-from durable_actors._engine.keeper import Keeper
-from durable_actors._engine.key_session import KeySession
+from durable_actors._engine.keys.keeper import Keeper
+from durable_actors._engine.keys.session import KeySession
 from durable_actors.telemetry import DrainStarted
 from tests.engine.engine_kit import PATIENCE, QUICK, Gate, running
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import feeder
-from durable_actors._engine.cursor import MAX_EXTRAS, PickCursor
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, StepStarted
 from tests.engine.engine_kit import Gate, running, until

@@ -8,10 +8,10 @@ import durable_actors as da
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine import flusher
-from durable_actors._engine.commits import MAX_BYTES, Commits, Entry, Release
-from durable_actors._engine.flusher import Flusher
-from durable_actors._engine.leases import Held
+from durable_actors._engine.claims import Held
+from durable_actors._engine.committing import flusher
+from durable_actors._engine.committing.flusher import Flusher
+from durable_actors._engine.committing.queue import MAX_BYTES, Commits, Entry, Release
 from durable_actors._engine.store_health import StoreHealth
 from durable_actors._store.claim import OFFERED
 from durable_actors._store.rows import Transition

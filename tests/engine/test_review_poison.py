@@ -5,7 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import step_run, surroundings
+from durable_actors._engine.running import step_inputs as surroundings, step_run
 from durable_actors.telemetry import ClaimsReaped, StepStarted
 from psycopg.errors import QueryCanceled
 from tests.engine.engine_kit import Gate, running

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
-from durable_actors._engine import spawn
-from durable_actors._engine.heartbeat import Heartbeat
+from durable_actors._engine.committing import spawn
+from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors.telemetry import StoreDown, StoreUp
 from psycopg.errors import DeadlockDetected, InternalError_, QueryCanceled
 from tests.engine.engine_kit import Gate, running

@@ -7,9 +7,10 @@ import psycopg
 import pytest
 import trio
 from durable_actors import _results
-from durable_actors._engine import flusher, node, setup, spawn
+from durable_actors._engine import node, setup
+from durable_actors._engine.committing import flusher, spawn
 from durable_actors._engine.node import answer_patience, lanes
-from durable_actors._postgres import waiting
+from durable_actors._postgres.driver import waiting
 from durable_actors.telemetry import StoreDown
 from durable_actors.testing.faults import open_proxy
 from tests.engine.engine_kit import Gate, running, until

@@ -9,10 +9,10 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.feeder import Feeder
-from durable_actors._engine.leases import Held
-from durable_actors._engine.slots import Slots
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.claiming.feeder import Feeder
+from durable_actors._engine.claims import Held
+from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
 from tests.engine.engine_kit import QUICK, Gate, running, until
 from tests.engine.kit import claim

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine.node import lanes
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import StoreUnavailable
 
 LOCK = Statement("lock", "select id from durable.gen_durable where id = $1::bigint for no key update")

@@ -8,9 +8,10 @@ from typing import Any, cast
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine import feeder, flusher
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.committing import flusher
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.lease import release_strays
 from durable_actors.engine import open_engine
 from durable_actors.errors import CommitUnknown

@@ -9,10 +9,10 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import feeder
-from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.slots import Slots
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claiming.cursor import PickCursor
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import Picked
 from durable_actors.telemetry import StepCommitted

@@ -3,7 +3,7 @@ from __future__ import annotations
 import attrs
 import durable_actors as da
 import pytest
-from durable_actors._engine.transition import MAX_ATTEMPT, failure, plan_children, transition
+from durable_actors._engine.committing.transition import MAX_ATTEMPT, failure, plan_children, transition
 from durable_actors._store.rows import Claim, Transition
 from durable_actors.machine import Signal, current_registry, isolated_registry, plan_insert
 from hypothesis import given, strategies as st

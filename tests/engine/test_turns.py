@@ -7,7 +7,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.leases import Held
+from durable_actors._engine.claims import Held
 from tests.engine.engine_kit import QUIET, Gate, running, until
 from tests.engine.test_going_on import claimed
 from tests.engine.test_left import held

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import throwaway_directory
 from tests.warm import Program, warm

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import trio
 from durable_actors import TrioConnection, aio, sync
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import probe_locks
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import NEWEST

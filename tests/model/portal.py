@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import trio
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from tests.store.kit import ROLES
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import durable_actors as da
 import psycopg
-from durable_actors._engine.transition import plan_children, transition
+from durable_actors._engine.committing.transition import plan_children, transition
 from durable_actors._store.children import schedule_children
 from durable_actors._store.claim import release_claims
 from durable_actors._store.commit import commit_outcomes

@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors.testing.database import throwaway_directory
 from tests.psycopg_suite.expected import EXPECTED
 

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.trio.connection import TrioConnection
 
 _results: dict[str, str] = {}
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-from durable_actors._postgres.waiting import CANCEL_TIMEOUT
+from durable_actors._postgres.driver.waiting import CANCEL_TIMEOUT
 from durable_actors.machine import Context
 from tests.simulation.process import Process, Violation, World, current_process
 from tests.simulation.server import Server

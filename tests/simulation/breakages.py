@@ -13,7 +13,11 @@ from unittest.mock import patch
 
 import attrs
 import trio
-from durable_actors._engine import dead_nodes, feeder, leases, reaper, step_task, transition
+from durable_actors._engine import claims as leases
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.committing import transition
+from durable_actors._engine.maintenance import failure_detector as dead_nodes, reaper
+from durable_actors._engine.running import step_task
 from durable_actors._store.rows import Transition
 from tests.simulation.driver import Rates
 from tests.simulation.plan import Item, Plan, Strike, make_plan

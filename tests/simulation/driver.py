@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import outcome
 import trio
-from durable_actors._postgres.statement import Params, Result, Statement
-from durable_actors._postgres.transaction import Transaction
-from durable_actors._postgres.waiting import CANCEL_TIMEOUT
+from durable_actors._postgres.driver.statement import Params, Result, Statement
+from durable_actors._postgres.driver.transaction import Transaction
+from durable_actors._postgres.driver.waiting import CANCEL_TIMEOUT
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from tests.simulation.process import Process, World, current_process
 from tests.simulation.server import Reply, Request, Server, Session, refusal

@@ -19,8 +19,8 @@ import trio._core._run as trio_run
 from durable_actors import Config, Queue, StoreUnavailable, engine as engines
 from durable_actors._client import Client
 from durable_actors._engine import setup
-from durable_actors._postgres import pool as pools
-from durable_actors._postgres.lane import Lane
+from durable_actors._postgres.pool import pool as pools
+from durable_actors._postgres.pool.lane import Lane
 from durable_actors.machine import isolated_registry
 from tests.simulation import workload
 from tests.simulation.book import Book

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import psycopg
-from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from tests.simulation import statements_inbox, statements_lease  # noqa: F401 - their meanings register themselves
 from tests.simulation.process import Violation, World
 from tests.simulation.statements import MEANINGS, SECOND, Scene

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from durable_actors._postgres.statement import Params
+from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.tables import Row, Tx
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from durable_actors._postgres import encode
-from durable_actors._postgres.statement import Params
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
 from tests.simulation.tables import Letter, NotYet, Row, Tx

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from durable_actors._postgres.statement import Params
+from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
 from tests.simulation.tables import Row, Tx

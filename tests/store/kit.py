@@ -9,9 +9,9 @@ from typing import Any, Final
 import psycopg
 import trio
 from durable_actors._engine.node import lanes
-from durable_actors._postgres import encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import Owner, PickFrom, pick_instances
 from durable_actors._store.rows import Claim, Picked, Status, Transition
 from durable_actors.machine import InsertPlan, step_address

@@ -13,8 +13,8 @@ from typing import Any
 
 import psycopg
 import trio
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.rows import Transition
 from durable_actors._store.signal import Delivery, send_signals

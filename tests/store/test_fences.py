@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import psycopg
 import pytest
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import Owner, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 import trio
 from durable_actors import _client, aio, sync
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Result, Row
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Result, Row
 from durable_actors._store.children import start_child
 from durable_actors._store.insert import LOOKS, insert_instances
 from durable_actors._store.signal import plan_signal, start_with_signal

@@ -8,8 +8,8 @@ import attrs
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import SHELVED, PickFrom, promote_siblings, release_claims
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.lease import reap_claims, sweep_keys

@@ -9,9 +9,9 @@ import attrs
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.cursor import PickCursor
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._engine.claiming.cursor import PickCursor
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors._store.claim import Owner, PickFrom, QueueShape, promote_siblings
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.lease import sweep_keys

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine.node import lanes
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import (
     HELD,
     Owner,

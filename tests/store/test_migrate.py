@@ -6,8 +6,8 @@ import psycopg
 import pytest
 import trio
 from durable_actors import errors
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors._store import migrate as migrating
 from durable_actors._store.sql import Migration, in_schema, migrations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Params, Result, Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.commit import commit_outcomes
 from durable_actors.testing.interleave import wait_backend_blocked

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.statement import Params, Statement
+from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.claim import (
     PickFrom,
     promote_siblings,

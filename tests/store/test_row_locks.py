@@ -6,7 +6,7 @@ import random
 
 import psycopg
 import trio
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import Owner, release_claims
 from durable_actors._store.commit import commit_outcomes
 from durable_actors.testing.interleave import open_sessions

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-from durable_actors._engine.feeder import Feeder
-from durable_actors._engine.heartbeat import Heartbeat
+from durable_actors._engine.claiming.feeder import Feeder
+from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._store.claim import release_claims
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.insert import insert_instances
@@ -147,7 +147,7 @@ async def test_an_idle_poll_is_two_statements(durable_dsn: str, monkeypatch: pyt
 
     monkeypatch.setattr(Feeder, "_look_again", looked)
     # On a busy machine a look is dear, and the next one would be put off.
-    monkeypatch.setattr("durable_actors._engine.looks.shape_pause", lambda took: 0.0)
+    monkeypatch.setattr("durable_actors._engine.claiming.looks.shape_pause", lambda took: 0.0)
     async with running(durable_dsn, queues={"default": 5}, **QUIET) as run:
         await until(lambda: looks)
         totals: list[int] = []

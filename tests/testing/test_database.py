@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from durable_actors._postgres.embedded_process import server_processes
+from durable_actors._postgres.embedded.process import server_processes
 from durable_actors.testing import database, plugin
 from durable_actors.testing.database import docker_answers, open_server, remove_abandoned, throwaway_directory
 

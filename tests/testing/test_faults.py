@@ -3,8 +3,8 @@
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.testing.faults import FaultProxy, open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import assert_type
 
 import attrs
-from durable_actors._postgres.trio_connection import TrioConnection
-from durable_actors._postgres.trio_transaction import TrioTransaction
+from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._postgres.trio.transaction import TrioTransaction
 from psycopg import AsyncCursor, AsyncServerCursor
 from psycopg.rows import DictRow, TupleRow, class_row, dict_row
 

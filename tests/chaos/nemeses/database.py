@@ -10,7 +10,7 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 import trio
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from psycopg import sql
 from tests.chaos.nemeses import nemesis
 from tests.chaos.world import LEASE, World

@@ -7,7 +7,7 @@ from collections import Counter
 import durable_actors as da
 import trio
 from durable_actors._client import Client
-from durable_actors._postgres.connection import PgConn
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.observe import read_queues
 from tests.chaos.nemeses import nemesis
 from tests.chaos.releases import install

@@ -8,8 +8,8 @@ import attrs
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 
 
 @attrs.frozen

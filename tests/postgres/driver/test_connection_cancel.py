@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres import waiting
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import waiting
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 

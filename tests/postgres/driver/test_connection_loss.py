@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import embedded
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import waiting
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import waiting
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo

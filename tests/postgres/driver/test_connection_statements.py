@@ -3,9 +3,9 @@
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import connection, encode
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import connection, encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import StoreUnavailable
 
 

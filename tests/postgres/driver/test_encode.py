@@ -7,7 +7,7 @@ import struct
 import msgspec
 import psycopg
 import pytest
-from durable_actors._postgres import encode
+from durable_actors._postgres.driver import encode
 from durable_actors.errors import StateError
 from hypothesis import HealthCheck, given, settings, strategies as st
 

@@ -3,8 +3,8 @@
 import attrs
 import psycopg
 import pytest
-from durable_actors._postgres import failures
-from durable_actors._postgres.failures import COMMIT, NO_COMMIT
+from durable_actors._postgres.driver import failures
+from durable_actors._postgres.driver.failures import COMMIT, NO_COMMIT
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from hypothesis import given, strategies as st
 from psycopg.pq import DiagnosticField, ExecStatus

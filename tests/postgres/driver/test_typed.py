@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import attrs
 import psycopg
 import pytest
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from psycopg.adapt import Loader, Transformer
 from psycopg.pq import Format
 

@@ -18,16 +18,17 @@ import attrs
 import durable_actors
 import psycopg
 import pytest
-from durable_actors._postgres import embedded
-from durable_actors._postgres.embedded_files import try_lock
-from durable_actors._postgres.embedded_process import server_processes
+from durable_actors._postgres.embedded import server as embedded
+from durable_actors._postgres.embedded.files import try_lock
+from durable_actors._postgres.embedded.process import server_processes
 from durable_actors.testing.database import IN_MEMORY, MEMORY_NEEDED
 from tests.warm import Program, warm
 
 # Says "ready" with what it knows, then obeys one word per line until it is killed or its input ends.
 CLIENT = """
 import json, os, signal, sys
-from durable_actors._postgres import embedded, embedded_launch
+from durable_actors._postgres.embedded import server as embedded
+from durable_actors._postgres.embedded import launch as embedded_launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
 embedded_launch.GRACE = 0.3
 server = embedded.start(sys.argv[1])

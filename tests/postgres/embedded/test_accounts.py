@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from durable_actors._postgres import embedded, embedded_account, embedded_launch
-from durable_actors._postgres.embedded_account import check_reachable, readable_binaries, server_account
-from durable_actors._postgres.embedded_binaries import Binaries, find_binaries
+from durable_actors._postgres.embedded import (
+    account as embedded_account,
+    launch as embedded_launch,
+    server as embedded,
+)
+from durable_actors._postgres.embedded.account import check_reachable, readable_binaries, server_account
+from durable_actors._postgres.embedded.binaries import Binaries, find_binaries
 from durable_actors.errors import ConfigError
 
 AS_ROOT = os.geteuid() == 0
@@ -100,7 +104,7 @@ if AS_ROOT:
     def test_root_without_the_right_to_change_its_user(new_dir):
         """A hardened container: the server runs in a user namespace, or the error says what to do."""
         code = (
-            "import sys, psycopg; from durable_actors._postgres import embedded\n"
+            "import sys, psycopg; from durable_actors._postgres.embedded import server as embedded\n"
             "with embedded.start(sys.argv[1]) as server, psycopg.connect(server.dsn()) as connection:\n"
             "    print(connection.execute('select 42').fetchone())"
         )

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from durable_actors._postgres import embedded, embedded_binaries
-from durable_actors._postgres.embedded_binaries import find_binaries
+from durable_actors._postgres.embedded import binaries as embedded_binaries, server as embedded
+from durable_actors._postgres.embedded.binaries import find_binaries
 from durable_actors.errors import ConfigError
 
 

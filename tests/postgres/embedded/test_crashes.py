@@ -5,8 +5,8 @@ import signal
 
 import psycopg
 import pytest
-from durable_actors._postgres import embedded
-from durable_actors._postgres.embedded_process import after_crash, server_processes
+from durable_actors._postgres.embedded import server as embedded
+from durable_actors._postgres.embedded.process import after_crash, server_processes
 
 
 def kill(pid):

@@ -7,7 +7,7 @@ from pathlib import Path
 import durable_actors as da
 import psycopg
 import pytest
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from tests.postgres.embedded.conftest import environment
 from tests.warm import warm
 
@@ -15,7 +15,7 @@ from tests.warm import warm
 CLIENT = """
 import sys, psycopg
 import durable_actors as da
-from durable_actors._postgres import embedded_launch
+from durable_actors._postgres.embedded import launch as embedded_launch
 embedded_launch.GRACE = 0.3
 psycopg.connect(da.embedded_dsn()).close()
 print(da.embedded_dsn("other"), flush=True)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from durable_actors._postgres import embedded
+from durable_actors._postgres.embedded import server as embedded
 from durable_actors.cli.pg import pg
 from durable_actors.errors import ConfigError
 

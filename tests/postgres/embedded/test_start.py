@@ -10,10 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import embedded, embedded_launch
-from durable_actors._postgres.embedded_files import DataDir, default_data_dir, try_lock
-from durable_actors._postgres.embedded_launch import socket_directory
-from durable_actors._postgres.embedded_process import server_processes
+from durable_actors._postgres.embedded import launch as embedded_launch, server as embedded
+from durable_actors._postgres.embedded.files import DataDir, default_data_dir, try_lock
+from durable_actors._postgres.embedded.launch import socket_directory
+from durable_actors._postgres.embedded.process import server_processes
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 

@@ -3,7 +3,7 @@
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.gate import FIRST_DELAY, LONGEST_DELAY, Gate, connect_delay
+from durable_actors._postgres.pool.gate import FIRST_DELAY, LONGEST_DELAY, Gate, connect_delay
 from durable_actors.errors import ConfigError, StoreUnavailable
 from hypothesis import given, strategies as st
 

@@ -5,8 +5,8 @@ import random
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.pool import Lane, open_pool
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 

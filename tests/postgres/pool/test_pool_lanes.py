@@ -4,8 +4,8 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.pool import Lane, open_pool
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
 
 ONE = Statement("one", "select 1", read_only=True)

@@ -5,9 +5,9 @@ import random
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import waiting
-from durable_actors._postgres.pool import Lane, open_pool
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import waiting
+from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.testing.faults import FaultProxy, open_proxy
 

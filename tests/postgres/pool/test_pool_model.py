@@ -5,8 +5,8 @@ import random
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.pool import Lane, Pool, open_pool
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.pool.pool import Lane, Pool, open_pool
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
 
 

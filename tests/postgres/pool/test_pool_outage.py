@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres import embedded, waiting
-from durable_actors._postgres.pool import Lane, open_pool
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver import waiting
+from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.embedded import server as embedded
+from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo

@@ -8,9 +8,10 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine import key_session, long_poll
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._engine.claiming import long_poll
+from durable_actors._engine.keys import session as key_session
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from psycopg import sql
 from tests.chaos.pgbouncer import open_pgbouncer
 from tests.engine.engine_kit import running, until

@@ -16,7 +16,7 @@ import attrs
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.embedded_binaries import Binaries, _candidates
+from durable_actors._postgres.embedded.binaries import Binaries, _candidates
 from durable_actors._store.migrate import migrate
 from durable_actors.machine import isolated_registry
 from psycopg.conninfo import make_conninfo

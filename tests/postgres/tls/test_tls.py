@@ -6,8 +6,8 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.connection import PgConn
-from durable_actors._postgres.statement import Statement
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Statement
 from tests.engine.engine_kit import PATIENCE, running
 from tests.postgres.tls.conftest import PASSWORD, make_certificate
 

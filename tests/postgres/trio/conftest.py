@@ -8,8 +8,8 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.trio_connection import TrioConnection
-from durable_actors._postgres.trio_wait import TrioWaiter
+from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._postgres.trio.wait import TrioWaiter
 
 
 @attrs.frozen

@@ -10,8 +10,8 @@ from contextlib import aclosing
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.trio_connection import TrioConnection
-from durable_actors._postgres.trio_cursor import TrioCursor, TrioServerCursor
+from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._postgres.trio.cursor import TrioCursor, TrioServerCursor
 from psycopg import AsyncClientCursor, AsyncRawCursor, Rollback, postgres
 from psycopg.adapt import AdaptersMap
 from psycopg.copy import AsyncQueuedLibpqWriter

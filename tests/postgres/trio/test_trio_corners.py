@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.trio.connection import TrioConnection
 from psycopg.pq import TransactionStatus
 
 
@@ -159,7 +159,7 @@ async def test_objects_do_not_pile_up(pg_dsn):
 
 SCRIPT = """
 import signal, sys, trio
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.trio.connection import TrioConnection
 
 async def main():
     conn = await TrioConnection.connect(sys.argv[1], autocommit=True)

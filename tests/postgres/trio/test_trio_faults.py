@@ -9,8 +9,8 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres import trio_wait
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.trio import wait as trio_wait
+from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 from psycopg.pq import TransactionStatus

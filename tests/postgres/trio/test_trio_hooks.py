@@ -10,14 +10,14 @@ from pathlib import Path
 import psycopg
 import psycopg.waiting
 import pytest
-from durable_actors._postgres import trio_wait
-from durable_actors._postgres.trio_connection import TrioConnection
-from durable_actors._postgres.trio_hooks import HOOKS, OVERRIDDEN_FOR_ASYNCIO, Hook
+from durable_actors._postgres.trio import wait as trio_wait
+from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._postgres.trio.hooks import HOOKS, OVERRIDDEN_FOR_ASYNCIO, Hook
 from psycopg import pq
 from psycopg.copy import AsyncCopy, AsyncLibpqWriter
 
 PSYCOPG = Path(psycopg.__file__).parent
-OURS = sorted(Path(trio_wait.__file__).parent.glob("trio_*.py"))
+OURS = sorted(Path(trio_wait.__file__).parent.glob("*.py"))
 
 # Attributes that exist on instances only: the live objects below must have them.
 INSTANCE = {

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import trio
-from durable_actors._postgres.trio_connection import TrioConnection
+from durable_actors._postgres.trio.connection import TrioConnection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 OPERATIONS = 20_000 if os.environ.get("DURABLE_TEST_LONG") else 1000

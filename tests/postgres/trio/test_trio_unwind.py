@@ -8,9 +8,9 @@ import time
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres import trio_wait
-from durable_actors._postgres.trio_connection import TrioConnection
-from durable_actors._postgres.waiting import send_cancel
+from durable_actors._postgres.driver.waiting import send_cancel
+from durable_actors._postgres.trio import wait as trio_wait
+from durable_actors._postgres.trio.connection import TrioConnection
 from psycopg.pq import TransactionStatus
 
 SLEEP = "select pg_sleep(30)"

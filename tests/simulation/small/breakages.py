@@ -13,9 +13,12 @@ from typing import Any
 
 import attrs
 import trio
-from durable_actors._engine import cursor, demand, leases, slots, step_task, transition
-from durable_actors._engine.dead_nodes import judge_owners
-from durable_actors._engine.verdicts import Refused
+from durable_actors._engine import claims as leases
+from durable_actors._engine.claiming import cursor, demand
+from durable_actors._engine.committing import transition
+from durable_actors._engine.committing.verdicts import Refused
+from durable_actors._engine.maintenance.failure_detector import judge_owners
+from durable_actors._engine.running import slots, step_task
 from durable_actors._store.rows import Committed
 from durable_actors.otp._restart import Leave
 from tests.simulation import breakages as large

@@ -7,12 +7,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
-from durable_actors._engine.cursor import PickCursor
-from durable_actors._engine.demand import PollTimer
-from durable_actors._engine.feeder import SOONEST
-from durable_actors._engine.leases import Held
+from durable_actors._engine.claiming.cursor import PickCursor
+from durable_actors._engine.claiming.demand import PollTimer
+from durable_actors._engine.claiming.feeder import SOONEST
+from durable_actors._engine.claims import Held
 from durable_actors._engine.outage import TROUBLE, Outage
-from durable_actors._engine.slots import Slots
+from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import HELD, OFFERED, pick_instances, read_queue
 from durable_actors._store.lease import release_strays
 from durable_actors._store.rows import Picked

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
-from durable_actors._engine.commits import Commits
-from durable_actors._engine.demand import QueueLimits
-from durable_actors._engine.keys import Keys
-from durable_actors._engine.leases import Held, Leases, Turn
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.claims import Held, Leases, Turn
+from durable_actors._engine.committing.queue import Commits
+from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.node import Known, Node
-from durable_actors._engine.port import EnginePort
-from durable_actors._engine.step_task import StepTasks
-from durable_actors._engine.surroundings import Surveyor
-from durable_actors._postgres.lane import Lane
+from durable_actors._engine.running.context_port import EnginePort
+from durable_actors._engine.running.step_inputs import Surveyor
+from durable_actors._engine.running.step_task import StepTasks
+from durable_actors._postgres.pool.lane import Lane
 from durable_actors._store.claim import Owner
 from durable_actors.machine import Registry
 from durable_actors.otp._exit import Error

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import trio
-from durable_actors._engine.commits import Entry, waiting
-from durable_actors._engine.dead_nodes import Watch, judge_owners, wait_for_next
-from durable_actors._engine.flusher import LOCK_PAUSE
-from durable_actors._engine.keeper import LINGER, OFFER_EVERY
-from durable_actors._engine.key_session import trust_window
-from durable_actors._engine.keys import keys_of
+from durable_actors._engine.committing.flusher import LOCK_PAUSE
+from durable_actors._engine.committing.queue import Entry, waiting
+from durable_actors._engine.committing.verdicts import STALE
+from durable_actors._engine.keys.keeper import LINGER, OFFER_EVERY
+from durable_actors._engine.keys.locks import keys_of
+from durable_actors._engine.keys.session import trust_window
+from durable_actors._engine.maintenance.failure_detector import Watch, judge_owners, wait_for_next
 from durable_actors._engine.outage import TROUBLE, Outage
-from durable_actors._engine.verdicts import STALE
 from durable_actors._store.claim import promote_siblings, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.key import check_session, exchange_keys, lock_node

@@ -11,8 +11,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import trio
-from durable_actors._postgres.statement import Params, Result, Statement
-from durable_actors._postgres.transaction import Transaction
+from durable_actors._postgres.driver.statement import Params, Result, Statement
+from durable_actors._postgres.driver.transaction import Transaction
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from tests.simulation.driver import REFUSALS, Rates
 from tests.simulation.process import Violation, World

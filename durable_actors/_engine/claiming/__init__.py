@@ -1,0 +1,1 @@
+"""Claiming: when to pick, how much, and where the pick begins."""

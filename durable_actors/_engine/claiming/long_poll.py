@@ -1,0 +1,155 @@
+"""LongPoll: the server itself watches the idle queues of this node, so that other processes' inserts start soon.
+
+Owns       nothing that outlives it; it borrows a client connection, statement by statement.
+Receives   a wake-up: a queue has become idle that is not watched.
+Sends      to the feeders: a due row was seen.
+Reads      wait_for_work.sql, on the client lane.
+If it dies it is restarted; the feeders poll, which is the floor.
+Never      claims, keeps a snapshot for more than a second, or keeps a connection that a caller waits for.
+
+A process that wakes up to poll ten times a second takes 1 % of a core for nothing but to wake up. One statement looks
+as often on the server, for all idle queues, a second at a time.
+
+A queue that becomes idle while a statement is under way joins with the next one. So statements are short while that
+happens often, and a long one is cancelled for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.claiming.idle_queues import IdleQueue
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import TROUBLE
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.claim import wait_for_work
+from durable_actors.otp import Actor
+
+PATIENCE: Final = 0.9
+"""Seconds per statement: vacuum waits for its snapshot meanwhile."""
+ANSWER: Final = 5.0
+"""Seconds that an answer may be late; then the connection is given up."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+"""Seconds until the next attempt after one that failed; doubles."""
+LONGEST_DETOUR: Final = 1.0
+"""The same while callers need all connections."""
+
+
+def can_long_poll(node: Node, queues: Mapping[str, QueueLimits]) -> bool:
+    """Whether some queue is to be watched, and clients have a connection beside the one that this takes."""
+    if not any(limits.long_poll for limits in queues.values()):
+        return False
+    client = node.roles["client"]
+    if client.name == "client" and client.size > 1:
+        return True
+    logger.info(
+        "pool_size=%d leaves no connection for the long poll: idle queues are polled",
+        node.config.pool_size,
+    )
+    return False
+
+
+class LongPoll(Actor[object]):
+    """The long poll of one node; a message says that a queue has become idle."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._idle = node.idle_queues
+        self._wake = trio.Event()
+        self._statement: trio.CancelScope | None = None  # under way
+        self._ends_at = self._every = 0.0  # of that one
+        self._gave_way = False
+        self._last: list[IdleQueue] = []
+        self._changed_at = -math.inf
+        self._failures = 0
+        self._not_before = -math.inf
+
+    async def run(self) -> None:
+        """Take messages. A task of its own waits for the server, and is cancelled when this actor stops."""
+        self.nursery.start_soon(self._watch)
+        while True:
+            await self.mailbox.receive()
+            self._wake.set()
+            now = trio.current_time()
+            if self._statement is not None and self._ends_at - now > self._every and self._idle.new(now):
+                self._statement.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            self._wake = trio.Event()
+            now = trio.current_time()
+            queues = self._idle.choose(now)
+            if now < self._not_before:
+                await trio.sleep_until(self._not_before)
+            elif not queues:
+                with trio.move_on_at(self._idle.next_at(now)):
+                    await self._wake.wait()
+            elif not self._node.pool.has_free(self._node.lane("client")):
+                self._pause(LONGEST_DETOUR)
+            else:
+                try:
+                    await self._look(queues)
+                except TROUBLE as exc:
+                    logger.debug("long poll: the server cannot watch, so queues are polled: %s", exc)
+                    self._pause(LONGEST_PAUSE)
+
+    def _pause(self, longest: float) -> None:
+        pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 10), longest)
+        self._failures += 1
+        self._not_before = trio.current_time() + pause * (0.5 + 0.5 * self._node.random())
+
+    async def _look(self, queues: list[IdleQueue]) -> None:
+        """One statement. The connection goes back after it: one that is too old, or of a standby, is replaced."""
+        node = self._node
+        found: dict[str, int] | None = None
+        self._gave_way = False
+        try:
+            with trio.CancelScope() as self._statement:
+                async with node.pool.acquire(
+                    node.lane("client"), within=PATIENCE + ANSWER, on_line=self._give_way
+                ) as conn:
+                    if conn.pooled:  # it would keep one of the pooler's few server processes to itself
+                        self._not_before = math.inf
+                        return
+                    found = await self._ask(conn, queues)
+        finally:
+            self._statement = None
+            for queue in queues:
+                queue.unwatched(seen=found is not None and queue.name not in found)
+        if found is not None:
+            self._failures = 0
+            self._tell(found)
+        elif self._gave_way:
+            self._pause(LONGEST_DETOUR)
+
+    async def _ask(self, conn: PgConn, queues: list[IdleQueue]) -> dict[str, int]:
+        now = trio.current_time()
+        if queues != self._last:
+            self._last, self._changed_at = queues, now
+        self._every = min(queue.every for queue in queues)
+        patience = PATIENCE
+        if len(queues) < self._idle.watchable:  # another one may become idle: see above
+            patience = min(max(now - self._changed_at, self._every), PATIENCE)
+        self._ends_at = now + patience
+        for queue in queues:
+            queue.watched = True
+        names = [queue.name for queue in queues]
+        return await wait_for_work(conn, self._node.owner.schema, names, every=self._every, patience=patience)
+
+    def _give_way(self) -> None:
+        """A caller waits for a connection: it gets this one."""
+        self._gave_way = True
+        if self._statement is not None:
+            self._statement.cancel()
+
+    def _tell(self, found: dict[str, int]) -> None:
+        for name, priority in found.items():
+            feeder = self._node.feeders.get(name)
+            if feeder is not None and self._idle.of(name).hit():
+                feeder.seen_due(priority)

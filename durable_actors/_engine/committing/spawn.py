@@ -1,0 +1,70 @@
+"""Scheduling children: a transaction of its own, on a client connection, never inside the shared flush."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+import trio
+
+from durable_actors._engine.committing.flusher import LOCK_PAUSE
+from durable_actors._engine.committing.verdicts import STALE, Refused, Verdict, blames_data
+from durable_actors._engine.node import Node, answer_patience
+from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._postgres.driver.failures import RETRYABLE
+from durable_actors._store.children import Spawn, schedule_children
+from durable_actors._store.claim import read_claims
+from durable_actors._store.commit import was_committed
+from durable_actors._store.rows import Transition
+from durable_actors.errors import CommitUnknown, Duplicate
+
+SLOWEST: Final = 500
+"""Children per second that a server in trouble still inserts: ours did 30,000."""
+LONGEST_WAIT: Final = 2.0
+"""Seconds between two attempts at a lock. Each holds a connection of the clients' lane for 100 ms, which has few: many
+parents that wait for one lock must leave it to others for most of the time."""
+
+
+async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
+    """Insert the children and park the parent, atomically. Repeats while the store is away; the lease decides how long.
+
+    Cancelled: all or nothing; if the commit was under way, the row tells later.
+    """
+    outage = Outage(node, f"spawning children of instance {transition.claim.id}")
+    try:
+        return await _spawn(node, transition, spawn, outage)
+    finally:
+        outage.close()
+
+
+async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outage) -> Verdict:
+    unknown, pause = False, LOCK_PAUSE
+    accept_late = node.config.late_commit == "accept"
+    # Its lease is renewed meanwhile: without an end, a silent connection would be waited for as long as TCP likes.
+    patience = answer_patience(node.owner.lease_ttl) + len(spawn.plans) / SLOWEST
+    while True:
+        try:
+            async with node.pool.acquire(node.lane("client"), within=patience) as conn:
+                done = await schedule_children(
+                    conn, node.owner.schema, transition, spawn, accept_late=accept_late
+                )
+                if done is None and unknown:
+                    # The claim is gone: the row tells whether the first attempt had happened.
+                    states = await read_claims(conn, node.owner.schema, [transition.claim.id])
+                    done = was_committed(transition, states.get(transition.claim.id))
+        except TROUBLE as exc:
+            if isinstance(exc, psycopg.Error) and blames_data(exc):
+                return Refused(exc)
+            unknown = unknown or isinstance(exc, CommitUnknown)
+            # A lock is waited for without the connection: others of the lane go on meanwhile.
+            locked = isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE
+            await trio.sleep(pause if locked else outage.failed(exc))
+            pause = min(pause * 2, LONGEST_WAIT)
+        except Duplicate as exc:  # a child with on_duplicate="raise"
+            return Refused(exc)
+        else:
+            outage.over()
+            if done is None:
+                return STALE
+            node.offer(list(done.offered))
+            return done

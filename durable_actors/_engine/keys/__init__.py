@@ -1,0 +1,1 @@
+"""Partition keys: which step may run under which key, and the session that holds the locks."""

@@ -1,0 +1,214 @@
+"""Keeper: holds this node's session locks: its own, and the partition keys of its running steps.
+
+Owns       one Postgres session for its whole life, on a lane of its own.
+Receives   a wake-up: somebody wants keys, or a key is idle. What is wanted is in `Keys`, which outlives it.
+Sends      answers to the feeders that wait; cancellation to keyed steps when the session is lost; hints about rows
+           whose key was busy.
+Writes     no row on the session, only locks (lock_node, take_keys, free_keys); promote_siblings.sql on the claim lane.
+If it dies its session ends and all keyed steps of this node are cancelled: their keys are anybody's.
+Never      claims, commits, renews or runs user code.
+
+The session is lost when the server closes it, or no answer came within the trust window (then the server may have
+freed the locks of what it takes for a vanished host). All keyed steps are cancelled at once; each row goes back after
+its task has exited, attempt + 1, and does not wait for its lease: it is still ours, only the key is not. Threads cannot
+be cancelled: they stay in the table as owners, so that this node starts no other step of their key. A new session takes
+the node's own lock again; until then other nodes count the seconds (`dead_nodes`).
+
+An answer that is overdue is waited for a little longer before the session is closed: it may be we who were late,
+stopped or blocked by user code. Closing a session that is there would give the keys of our threads to others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+from durable_actors._engine.keys.locks import Keys, keys_of
+from durable_actors._engine.keys.session import KeySession, trust_window
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._store.claim import promote_siblings
+from durable_actors._wording import counted
+from durable_actors.errors import StoreUnavailable
+from durable_actors.otp import Actor
+
+__all__ = ["Keeper", "Keys"]
+
+LINGER: Final = 0.005
+"""Seconds that a key stays locked without an owner. The next row of a key is mostly picked by the node that ran the
+last one, a round trip later: it then costs no statement. Shorter than other nodes' patience (`keys.RETRIES`)."""
+LOOK_EVERY: Final = 0.1
+"""Seconds between looks at the socket while keyed steps run: a session that the server closed shows there (1 µs)."""
+DOUBT: Final = 20
+"""So many looks, `LOOK_EVERY` seconds apart, at a session whose answer is overdue, before it is given up. Counted, not
+timed: whoever is stopped again meanwhile has not looked."""
+OFFER_EVERY: Final = 0.25
+"""Seconds between looks for busy keys to offer again."""
+
+
+class Keeper(Actor[object]):
+    """The actor; a message is nothing but a wake-up."""
+
+    def __init__(self, node: Node, keys: Keys) -> None:
+        self._node = node
+        self._keys = keys
+        self._session: KeySession | None = None
+        self._ended: KeySession | None = None  # closed; its place in the pool is still taken
+        self._outage = Outage(node, "keeper")
+        self._retry_at = 0.0
+
+    async def init(self) -> None:
+        """Open the session, so that feeders find it. Without Postgres: go on trying. `ConfigError`: a pooler."""
+        try:
+            await self._open()
+        except TROUBLE as exc:
+            self._fail(exc)
+        self.nursery.start_soon(self._watch)
+        self.nursery.start_soon(self._offer)
+
+    async def run(self) -> None:
+        """Answer, unlock, confirm; sleep when there is nothing to do."""
+        try:
+            while True:
+                try:
+                    await self._turn()
+                except TROUBLE as exc:
+                    self._fail(exc)
+                with trio.move_on_at(self._next_turn()):
+                    await self.mailbox.receive()
+        finally:
+            self._lose("the keeper has ended")
+            await self._give_back()
+
+    async def _turn(self) -> None:
+        if self._session is None:
+            if trio.current_time() < self._retry_at:
+                return
+            await self._open()
+        session = self._session
+        assert session is not None
+        if not session.alive():
+            raise StoreUnavailable("the server closed the session")
+        await self._exchange(session)
+        if trio.current_time() >= session.check_at:
+            await session.check()
+
+    def _next_turn(self) -> float:
+        session, keys = self._session, self._keys
+        if session is None:
+            return self._retry_at
+        if keys.pending:
+            return 0.0
+        now = trio.current_time()
+        until = session.check_at
+        if keys.table.owned:
+            until = min(until, now + LOOK_EVERY)
+        idle = keys.table.next_idle
+        return until if idle is None else min(until, idle + LINGER)
+
+    async def _exchange(self, session: KeySession) -> None:
+        """Unlock what nobody needs and lock what is wanted, in one round trip."""
+        keys, now = self._keys, trio.current_time()
+        idle = keys.table.next_idle
+        # Once one is due, those that soon will be go with it: a statement for each would cost more than it frees.
+        free = keys.table.take_idle(now - LINGER / 2) if idle is not None and idle + LINGER <= now else []
+        wanted = keys_of(keys.collect())
+        if not free and not wanted:
+            return
+        here = keys.table.locked_among(wanted)
+        exchanged = await session.exchange(free=free, take=[key for key in wanted if key not in here])
+        if self._session is not session:
+            raise StoreUnavailable("the session was given up meanwhile")
+        keys.answer(exchanged.taken | here)
+        keys.table.unlocked(kept=exchanged.kept, now=trio.current_time())
+
+    # -- the session
+
+    async def _open(self) -> None:
+        await self._give_back()
+        self._session = await KeySession.open(self._node)
+        self._keys.opened()
+        self._outage.over()
+        logger.debug("keeper: the session is server process %d", self._session.backend)
+
+    def _fail(self, error: Exception) -> None:
+        self._lose(f"the session with its partition key is gone: {error}")
+        self._retry_at = trio.current_time() + self._outage.failed(error)
+
+    async def _watch(self) -> None:
+        """End the trust in a session whose answer is overdue, even if a statement still waits for it."""
+        window = trust_window(self._node.config.lease_ttl)
+        while True:
+            session = self._session
+            until = trio.current_time() + window / 2 if session is None else session.trusted_until
+            await trio.sleep_until(until)
+            session = self._session
+            if session is not None and trio.current_time() >= session.trusted_until:
+                await self._doubt(session, f"could not be confirmed within {window:g} s")
+
+    async def _doubt(self, session: KeySession, why: str) -> None:
+        """Nothing may run under locks that may be gone; but give the session up only if it does not answer now."""
+        self._keys.up = False
+        self._interrupt(f"the session with its partition key {why}")
+        self.address.cast(None)
+        for _ in range(DOUBT):
+            await trio.sleep(LOOK_EVERY)
+            if self._session is not session:
+                return
+            if trio.current_time() < session.trusted_until:
+                logger.info("keeper: the session %s, but is there: this process was late", why)
+                self._keys.opened()
+                return
+        self._lose(f"the session with its partition key {why}")
+        self.address.cast(None)
+
+    def _lose(self, why: str) -> None:
+        """The locks are gone, or must be taken for gone: nothing may run under them."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        session.close()
+        self._ended = session
+        self._keys.lose()
+        self._interrupt(why)
+
+    def _interrupt(self, why: str) -> None:
+        """Cancel every keyed step; what is only buffered gives its key back."""
+        cancelled = 0
+        for held in self._node.leases.all():
+            if held.claim.partition_key is None:
+                continue
+            if held.waits:  # nothing of its step ran; its feeder takes the key again, or gives the row back
+                self._keys.free(held.claim)
+                self._node.poke(held.claim.queue)
+            else:
+                cancelled += self._node.leases.interrupt(held, why)
+        if cancelled:
+            logger.warning("keeper: %s with a partition key cancelled: %s", counted(cancelled, "step"), why)
+
+    async def _give_back(self) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            await ended.end()
+
+    # -- rows whose key was busy
+
+    async def _offer(self) -> None:
+        """Offer the rows of busy keys to the pick again, each after a pause that grows."""
+        node, busy = self._node, self._keys.busy
+        outage = Outage(node, "keeper (busy keys)")
+        while True:
+            await trio.sleep(OFFER_EVERY)
+            due = busy.due(trio.current_time())
+            if not due:
+                continue
+            try:
+                async with node.pool.acquire(node.lane("claim")) as conn:
+                    promoted = await promote_siblings(conn, node.owner.schema, sorted(due))
+            except TROUBLE as exc:
+                await trio.sleep(outage.failed(exc))
+            else:
+                outage.over()
+                busy.offered(due, trio.current_time())
+                node.offer(promoted)

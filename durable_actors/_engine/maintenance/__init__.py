@@ -1,0 +1,1 @@
+"""Maintenance: leases, dead nodes, the watch over the event loop."""

@@ -1,0 +1,167 @@
+"""Heartbeat: keeps this node's leases alive.
+
+Owns       nothing: the claims are in `Leases`, which outlives it.
+Receives   nothing; a message makes it beat at once.
+Sends      cancellation to steps whose claim is lost.
+Writes     renew_leases.sql, touch_node.sql, every `heartbeat_interval` seconds, on its own lane. Between two beats a
+           pulse: it renews a few claims, as a sign of life (`pulse_interval`).
+If it dies it is restarted; leases live on for at least two more beats.
+Never      claims, commits, or runs user code.
+
+Trust counts from when a renewal was *sent*. A round that fails is "unknown": nothing is lost yet, the deadlines of
+the steps stand, and it is tried again soon. A claim missing from a round's answer is unknown, too (its row may be
+locked): a lock-free read decides. Only another claim, or none, in the row means lost.
+
+Renewals come first, and one that Postgres refuses (a trigger of the user's, a lock that it waits for) costs only its
+own claim: the round goes on in halves. What is written for people is written last, and never waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import psycopg
+import trio
+
+from durable_actors._engine.claims import Held
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.claim import read_claims
+from durable_actors._store.lease import renew_leases
+from durable_actors._store.node import register_node, touch_node
+from durable_actors.otp import Actor
+
+BATCH: Final = 1000
+PULSE: Final = 10
+"""Claims that a pulse renews. One would do; its row may be locked."""
+SHORTEST_PULSE: Final = 0.1
+"""Seconds between two signs of life, at least."""
+
+
+def pulse_interval(heartbeat_interval: float, dead_after: float) -> float:
+    """Seconds between two signs of life. Pure.
+
+    A node whose session is cut has lost its lock, and others may take its claims when nothing of it moves for
+    `dead_after` seconds (`dead_nodes`). So it renews something twice in that time, also when the heartbeats that keep
+    its leases are further apart: 20 s against 10, by default.
+    """
+    return min(heartbeat_interval, max(dead_after / 3, SHORTEST_PULSE))
+
+
+class Heartbeat(Actor[object]):
+    """The actor."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._outage = Outage(node, "heartbeat")
+        self._refused: set[str] = set()  # claims whose renewal was refused alone; told already
+
+    async def run(self) -> None:
+        """Beat until asked to stop."""
+        config = self._node.config
+        interval = config.heartbeat_interval
+        pulse = pulse_interval(interval, config.dead_after)
+        beat_at = trio.current_time() + interval
+        due = trio.current_time() + pulse
+        while True:
+            with trio.move_on_at(due) as sleep:
+                await self.mailbox.receive()
+            began = trio.current_time()
+            beats = began >= beat_at or not sleep.cancelled_caught
+            try:
+                await (self._beat() if beats else self._pulse())
+            except TROUBLE as exc:
+                due = trio.current_time() + min(self._outage.failed(exc), pulse)
+            else:
+                self._outage.over()
+                if beats:
+                    beat_at = began + interval
+                due = min(began + pulse, beat_at)
+
+    async def _beat(self) -> None:
+        """Renew every claim, in batches; raises when a batch could not be sent or confirmed."""
+        node = self._node
+        async with node.pool.acquire(node.lane("heartbeat")) as conn:
+            await self._renew(conn, node.leases.all())
+            await self._tell_people(conn)
+
+    async def _pulse(self) -> None:
+        """Renew some claims: whoever looks sees that this node lives."""
+        node = self._node
+        claims = node.leases.all()[:PULSE]
+        if not claims:
+            return
+        async with node.pool.acquire(node.lane("heartbeat")) as conn:
+            renewed = await self._renew(conn, claims)
+        if not renewed:
+            await self._beat()
+
+    async def _renew(self, conn: PgConn, claims: list[Held]) -> int:
+        """Renew these; return how many were. Refused ones are found by halving; then the refusal is raised."""
+        node = self._node
+        count, refusal = 0, None
+        # Larger groups first: what can be renewed is, before there is no more time to search.
+        groups = deque(claims[first : first + BATCH] for first in range(0, len(claims), BATCH))
+        until = trio.current_time() + node.owner.lease_ttl / 6
+        while groups:
+            batch = groups.popleft()
+            try:
+                count += await self._renew_batch(conn, batch)
+            except psycopg.Error as exc:
+                refusal = exc
+                if trio.current_time() >= until:
+                    break
+                if len(batch) > 1:
+                    groups += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+                else:
+                    self._tell_refused(batch[0], exc)
+        if refusal is not None:
+            raise refusal
+        self._refused.clear()
+        return count
+
+    async def _renew_batch(self, conn: PgConn, batch: list[Held]) -> int:
+        node = self._node
+        sent = trio.current_time()
+        renewed = await renew_leases(
+            conn, node.owner.schema, [held.claim for held in batch], lease_ttl=node.owner.lease_ttl
+        )
+        node.leases.extend(
+            (held for held in batch if held.claim.claim_id in renewed), sent + node.owner.lease_ttl
+        )
+        missing = [held for held in batch if held.claim.claim_id not in renewed]
+        if missing:
+            states = await read_claims(conn, node.owner.schema, [held.claim.id for held in missing])
+            self._judge(missing, {number: state.claim_id for number, state in states.items()})
+        return len(renewed)
+
+    async def _tell_people(self, conn: PgConn) -> None:
+        """Note that this node is there, unless somebody's lock is in the way."""
+        node, owner = self._node, self._node.owner
+        try:
+            if node.registered:
+                await touch_node(conn, owner.schema, owner.name)
+            else:
+                await register_node(
+                    conn, owner.schema, incarnation=owner.name, node=node.config.node, about=node.about
+                )
+                node.registered = True
+        except psycopg.Error as exc:
+            logger.debug("heartbeat: %s could not be noted: %s", owner.name, exc)
+
+    def _tell_refused(self, held: Held, error: psycopg.Error) -> None:
+        if held.claim.claim_id not in self._refused:
+            self._refused.add(held.claim.claim_id)
+            number = held.claim.id
+            logger.warning(
+                "instance %d: Postgres refuses to renew its lease, trying again: %s", number, error
+            )
+
+    def _judge(self, missing: list[Held], owners: dict[int, str | None]) -> None:
+        for held in missing:
+            owner = owners.get(held.claim.id)
+            if owner != held.claim.claim_id:
+                why = "its claim was taken back" if owner is None else "another worker has claimed it"
+                self._node.leases.lose(held, why)

@@ -1,0 +1,174 @@
+"""Reaper: takes back the claims of dead and silent nodes, frees keys that nothing would free, forgets old nodes.
+
+Owns       what it has seen of other nodes' locks (`dead_nodes`); a restart begins to watch anew.
+Receives   nothing.
+Sends      hints to the feeders here about rows that are on offer again; `on_final` for quarantined instances.
+Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql, now and then,
+           beside all of it: that is for people only, so it may fail and delays nothing.
+Reads      read_owners.sql, sweep_keys.sql.
+If it dies it is restarted, and every other node has one, too: no leader, ordered SKIP LOCKED, bounded batches.
+Never      takes a claim that is neither expired nor of a node proved dead.
+
+On the claim lane because that has exactly one connection: two looks at a node's lock prove something only if they come
+from one session, and a lane with two would change between them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import trio
+
+from durable_actors._engine.maintenance.failure_detector import Watch, judge_owners, wait_for_next
+from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._store.claim import promote_siblings
+from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
+from durable_actors._store.node import forget_nodes
+from durable_actors._wording import counted
+from durable_actors.otp import Actor
+from durable_actors.telemetry import ClaimsReaped
+
+BATCH: Final = 500
+"""Claims per statement, about 8 µs each."""
+SWEEP: Final = 1000
+"""Keys per statement of the sweep, about 19 µs each."""
+FORGET_FIRST: Final = 60.0
+"""Seconds after the start until old nodes are forgotten: not while a new one wants to get to work."""
+FORGET_EVERY: Final = 3600.0
+"""Seconds from then on."""
+FORGET_STOPPED: Final = 86_400.0
+"""Seconds for which a node that has stopped in good order stays in the list."""
+FORGET_LOST: Final = 7 * 86_400.0
+"""The same of one that vanished: people may want to know what it was."""
+
+
+class Reaper(Actor[object]):
+    """The actor; a message makes it look at once."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._outage = Outage(node, "reaper")
+        self._watch = Watch()
+        self._sweep_at = 0.0
+        self._forget_at = math.inf
+
+    async def run(self) -> None:
+        """Look, reap, sleep until the next thing can be due."""
+        self._forget_at = trio.current_time() + FORGET_FIRST
+        while True:
+            try:
+                wait = await self._round()
+            except TROUBLE as exc:
+                wait = self._outage.failed(exc)
+            else:
+                self._outage.over()
+            with trio.move_on_after(wait):
+                await self.mailbox.receive()
+
+    async def _round(self) -> float:
+        """Reap all there is; return how long to sleep."""
+        node = self._node
+        while True:
+            owners, dead, next_look = await self._look()
+            if not dead and not any(each.soonest_expiry <= 0 for each in owners):
+                break
+            if not await self._reap(dead):
+                break  # their rows are locked: somebody commits, renews or reaps them right now
+        if trio.current_time() >= self._sweep_at:
+            await self._sweep()
+            self._sweep_at = trio.current_time() + node.config.reap_interval
+        now = trio.current_time()
+        if now >= self._forget_at:
+            self._forget_at = now + FORGET_EVERY
+            self.nursery.start_soon(self._forget)
+        wait = wait_for_next(owners, next_look=next_look, now=now, reap_interval=node.config.reap_interval)
+        # Nodes that see the same lease end should not all wake in the same millisecond.
+        return wait + 0.02 * node.random()
+
+    async def _look(self) -> tuple[list[OwnerState], dict[str, float], float | None]:
+        node = self._node
+        async with node.pool.acquire(node.lane("claim")) as conn:
+            asked = trio.current_time()
+            owners = await read_owners(conn, node.owner.schema)
+            # The process on the server, and our end of it: a pooler may change the one without the other.
+            session = (conn.opened_at, owners[0].backend if owners else 0)
+        verdict = judge_owners(
+            self._watch,
+            owners,
+            me=node.owner.name,
+            session=session,
+            asked=asked,
+            seen=trio.current_time(),
+            dead_after=node.config.dead_after,
+        )
+        self._watch = verdict.watch
+        # With what was seen of them: one that has come back since, and renewed its claims, must not lose them.
+        dead = {each.owner: each.latest_expiry for each in owners if each.owner in verdict.dead}
+        return owners, dead, verdict.next_look
+
+    async def _reap(self, dead: dict[str, float]) -> int:
+        """Take back what is expired or dead; return how many."""
+        node = self._node
+        count = 0
+        while True:
+            async with node.pool.acquire(node.lane("claim")) as conn:
+                reaped, promoted = await reap_claims(
+                    conn, node.owner.schema, limit=BATCH, dead=dead, max_crashes=node.config.max_crashes
+                )
+            node.offer(promoted)
+            self._tell(reaped, tuple(dead))
+            count += len(reaped)
+            if len(reaped) < BATCH:
+                return count
+
+    def _tell(self, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
+        if not reaped:
+            return
+        node = self._node
+        failed = 0
+        for each in reaped:
+            if each.status == "failed":
+                failed += 1
+                node.on_final(each.id)
+                logger.error(
+                    "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
+                )
+            else:
+                node.poke(each.queue, number=each.id)
+        logger.warning(
+            "took back %s whose lease was over%s%s",
+            counted(len(reaped), "claim"),
+            f", or whose node is gone: {', '.join(dead)}" if dead else "",
+            f"; {failed} of them failed" if failed else "",
+        )
+        if node.telemetry.active:
+            node.telemetry.emit(ClaimsReaped(count=len(reaped), failed=failed, dead_nodes=dead))
+
+    async def _forget(self) -> None:
+        """Forget nodes that are long gone, also where no node ever starts. What cannot be done now has an hour's time.
+
+        A task of its own, on the clients' lane: that may be busy, and has a time-out for locks (the table is altered).
+        """
+        node = self._node
+        try:
+            async with node.pool.acquire(node.lane("client")) as conn:
+                gone = await forget_nodes(
+                    conn, node.owner.schema, stopped=FORGET_STOPPED, lost=FORGET_LOST, limit=BATCH
+                )
+        except TROUBLE as exc:
+            logger.debug("old nodes could not be forgotten: %s", exc)
+        else:
+            if gone:
+                logger.debug("forgot %d nodes that are long gone: %s", len(gone), ", ".join(gone[:10]))
+
+    async def _sweep(self) -> None:
+        """Offer rows that are held behind nothing: the safety net under every promotion."""
+        node = self._node
+        after: str | None = ""
+        while after is not None:
+            async with node.pool.acquire(node.lane("claim")) as conn:
+                stuck, after = await sweep_keys(conn, node.owner.schema, after=after, limit=SWEEP)
+                promoted = await promote_siblings(conn, node.owner.schema, stuck) if stuck else []
+            node.offer(promoted)

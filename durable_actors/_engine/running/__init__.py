@@ -1,0 +1,1 @@
+"""Running: which claim runs when, and the run of one step."""

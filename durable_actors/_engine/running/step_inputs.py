@@ -1,0 +1,109 @@
+"""What a step is shown beside its state: its inbox, the signals it awaited, the children of its barrier.
+
+Read when the step starts, not when it was claimed: a claim may have waited in a buffer. An instance that nobody ever
+signalled, that awaited nothing and that began at once, costs no statement; one that had to wait for a slot is looked at
+anew (`Claimed` sets the flag of its inbox), many by one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import attrs
+
+from durable_actors._engine.running.batched import Batched
+from durable_actors._postgres.pool.pool import Pool
+from durable_actors._store.children import count_children, read_children
+from durable_actors._store.rows import Claim
+from durable_actors._store.signal import SHOWN, read_awaited, read_inboxes, read_matching
+from durable_actors.machine import MOST_CHILDREN, ChildView, Signal, Status
+
+
+@attrs.frozen
+class Surroundings:
+    """The fields of a context that are not in the row."""
+
+    signals: tuple[Signal, ...] = ()
+    awaited: tuple[Signal, ...] = ()
+    more_signals: bool = False
+    """The inbox has more than `SHOWN`."""
+    children: tuple[ChildView, ...] | None = ()
+    """None: too many to be read, and counted instead."""
+    children_counts: Mapping[Status, int] | None = None
+    """By status; None: to be counted from `children`."""
+    unseen: tuple[int, ...] = ()
+    """Ids of further awaited signals, beyond the first `SHOWN`: they were there when the step began, so parking again
+    must not wake for them; nothing consumes them, for nobody has seen them."""
+
+
+NOTHING = Surroundings()
+
+
+class Surveyor:
+    """Reads surroundings for the step tasks of one engine."""
+
+    def __init__(
+        self, pool: Pool, lane: str, schema: str, *, beside: str | None = None, patience: float | None = None
+    ) -> None:
+        """Read on `lane`, or `beside` it, where an answer is waited for `patience` seconds at most."""
+        self._pool = pool
+        self._lane = lane
+        self._schema = schema
+        self._patience = patience
+        self._inboxes: Batched[int, list[Signal]] = Batched(partial(self._fetch, lane))
+        # What was claimed and awaited nothing must not wait for a pick that takes long, which has the lane of claims.
+        self._beside: Batched[int, list[Signal]] = Batched(partial(self._fetch, beside or lane))
+
+    async def look(self, claim: Claim) -> Surroundings:
+        """What the claim's step is shown. Raises `StoreUnavailable`; `StateError` for a child's result."""
+        signals: tuple[Signal, ...] = ()
+        awaited: tuple[Signal, ...] = ()
+        unseen: tuple[int, ...] = ()
+        more = False
+        # The flag is as old as the claim: a signal may have come while it waited in a buffer, and one that awaited
+        # must not take itself for timed out.
+        if claim.inbox or claim.awaits is not None:
+            found = await (self._beside if claim.awaits is None else self._inboxes).get(claim.id)
+            more = len(found) > SHOWN
+            signals = tuple(found[:SHOWN])
+        if claim.awaits is not None:
+            names = claim.awaits
+            awaited = tuple(signal for signal in signals if signal.name in names)
+            if more:  # what it awaited may lie beyond what is shown
+                async with self._pool.acquire(self._lane) as conn:
+                    matching = await read_matching(conn, self._schema, claim.id, names)
+                    awaited = tuple(await read_awaited(conn, self._schema, claim.id, names))
+                unseen = tuple(set(matching) - {signal.id for signal in awaited})
+        children: tuple[ChildView, ...] | None = ()
+        counts: Mapping[Status, int] | None = None
+        if claim.children_total > MOST_CHILDREN:
+            children, counts = None, await self._count(claim)
+        elif claim.children_total:
+            children = await self._children(claim)
+        return Surroundings(signals, awaited, more, children, counts, unseen)
+
+    async def _children(self, claim: Claim) -> tuple[ChildView, ...]:
+        """All of them, page by page; others have the connection between two pages."""
+        found: list[ChildView] = []
+        while True:
+            after = found[-1].id if found else 0
+            async with self._pool.acquire(self._lane) as conn:
+                page = await read_children(
+                    conn, self._schema, claim.id, claim.visit, after=after, limit=SHOWN
+                )
+            found += page
+            if len(page) < SHOWN:
+                return tuple(found)
+
+    async def _count(self, claim: Claim) -> Mapping[Status, int]:
+        async with self._pool.acquire(self._lane) as conn:
+            return await count_children(conn, self._schema, claim.id, claim.visit)
+
+    async def _fetch(self, lane: str, ids: list[int]) -> Mapping[int, list[Signal]]:
+        # A lane of clients has no end of its own, and the lease is renewed as long as the step waits.
+        within = None if lane == self._lane else self._patience
+        async with self._pool.acquire(lane, within=within) as conn:
+            return await read_inboxes(
+                conn, self._schema, ids, limit=SHOWN + 1
+            )  # one more tells that there are

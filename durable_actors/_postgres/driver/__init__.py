@@ -1,0 +1,1 @@
+"""The engine's driver: prepared statements on libpq, on Trio."""

@@ -1,0 +1,75 @@
+"""Explicit transactions of the engine's driver: committed, rolled back, or closed; never left open."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import psycopg
+import trio
+
+from durable_actors._postgres.driver import waiting
+from durable_actors.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from durable_actors._postgres.driver.connection import PgConn
+
+
+class Transaction:
+    """`async with conn.transaction():`, see `PgConn.transaction`."""
+
+    __slots__ = ("_begin", "_conn")
+
+    def __init__(self, conn: PgConn, begin: str) -> None:
+        self._conn = conn
+        self._begin = begin
+
+    async def __aenter__(self) -> PgConn:
+        if self._conn.in_transaction:
+            raise RuntimeError("this connection is in a transaction already; transactions do not nest")
+        try:
+            await self._conn.command(self._begin)
+            if self._conn.preamble:
+                self._conn.in_transaction = True
+                await self._conn.batch(self._conn.preamble)
+        except trio.BusyResourceError:
+            raise  # another task's statement is not ours to roll back
+        except BaseException:
+            self._conn.in_transaction = False
+            await self._rollback()  # cancelled after BEGIN was sent: it may have been done
+            raise
+        self._conn.in_transaction = True
+        return self._conn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        conn = self._conn
+        conn.in_transaction = False
+        if error is not None:
+            await self._rollback()
+            return False
+        try:
+            tag = await conn.command("COMMIT", commits=True)
+        except BaseException:
+            await self._rollback()  # a refused or cancelled COMMIT leaves no open transaction behind
+            raise
+        if tag != "COMMIT":  # Postgres answers ROLLBACK to the COMMIT of a failed transaction
+            raise psycopg.errors.InFailedSqlTransaction(
+                "the transaction was rolled back: a statement in it failed and the error was not raised"
+            )
+        return False
+
+    async def _rollback(self) -> None:
+        """Leave no transaction behind: roll back within a bounded time, or close. Never raises."""
+        conn = self._conn
+        if conn.closed or conn.pristine:
+            return
+        with trio.move_on_after(waiting.CANCEL_TIMEOUT, shield=True):
+            try:
+                await conn.command("ROLLBACK")
+            except (StoreUnavailable, psycopg.Error, trio.BusyResourceError):
+                conn.close()
+                return
+        if not conn.pristine:
+            conn.close()

@@ -1,0 +1,1 @@
+"""Embedded Postgres: a real server, no installation needed."""

@@ -1,0 +1,313 @@
+"""Embedded Postgres: a real server that nobody installed, shared by all processes of one data directory.
+
+::
+
+    with embedded.start() as server:      # a client process: holds a lease while it uses the server
+        psycopg.connect(server.dsn())
+
+    client ──lease (shared flock)──┐
+    client ──lease────────────────┐│
+                                  ▼▼
+    supervisor (detached) ── waits until no lease is held ── stops ──> postgres ──> pgdata
+        └ restarts postgres when it crashes; if the supervisor itself is killed, the kernel stops postgres
+
+This module is the clients' side: decide whether a server must be started, start the supervisor, wait until
+it says ready. docs/internals/embedded.md says what is true after a crash at each point.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import attrs
+import trio
+from psycopg.conninfo import make_conninfo
+
+from durable_actors._postgres.embedded import supervisor
+from durable_actors._postgres.embedded.files import (
+    POLL,
+    DataDir,
+    State,
+    default_data_dir,
+    lock_holders,
+    locked,
+    try_lock,
+    wait_lock,
+)
+from durable_actors._postgres.embedded.launch import Launch, ensure_running
+from durable_actors.config import EMBEDDED, resolve_dsn
+from durable_actors.errors import ConfigError, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = 60.0
+
+
+class EmbeddedServer:
+    """This process's use of a running server. While it is open the server stays up; `close` it, or die."""
+
+    def __init__(self, data: DataDir, state: State, lease: int, *, launch: Launch) -> None:
+        self._data = data
+        self._state = state
+        self._lease: int | None = lease
+        self._launch = launch
+
+    @property
+    def data_dir(self) -> Path:
+        """Where the cluster, its log and its locks are."""
+        return self._data.path
+
+    @property
+    def bin_dir(self) -> Path:
+        """Where the server's programs are; `psql` too, with most providers."""
+        return self._state.bin_dir
+
+    def dsn(self, dbname: str = "postgres", **options: str) -> str:
+        """A libpq connection string; options such as ``application_name`` are added to it."""
+        return make_dsn(self._state.socket_dir, dbname=dbname, **options)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether somebody looks after the server. A few system calls that cannot block."""
+        return self._data.supervised()
+
+    def ensure(self, *, timeout: float = TIMEOUT) -> None:
+        """Start the server again if its supervisor was killed.
+
+        A crashed postgres needs no help: the supervisor restarts it.
+        """
+        if self._lease is None:
+            raise StoreUnavailable(f"the embedded server of {self.data_dir} was closed by this process")
+        if not self.supervised:
+            deadline = time.monotonic() + timeout
+            with locked(self._data, self._data.start_lock, deadline=deadline):
+                self._state = ensure_running(self._data, self._launch, deadline=deadline)
+
+    def close(self) -> None:
+        """Give the lease back; the server stops a second after its last user did."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            os.close(lease)
+
+    def lend_to_exec(self) -> None:
+        """Let the program that replaces this process by exec keep the lease, and so the server."""
+        if self._lease is not None:
+            os.set_inheritable(self._lease, True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedServer {self.data_dir}{'' if self._lease is not None else ' closed'}>"
+
+
+@attrs.frozen
+class EmbeddedStatus:
+    """What `durable-actors pg status` shows."""
+
+    data_dir: Path
+    exists: bool
+    """Whether there is a cluster at all."""
+    phase: str
+    """stopped, starting, ready, stopping or failed."""
+    version: int | None
+    """Major version of the cluster."""
+    supervisor: int | None
+    postmaster: int | None
+    clients: tuple[int, ...]
+    """Processes that hold a lease, where the system tells (Linux)."""
+    dsn: str | None
+    """Set while the server is ready."""
+    log: Path
+
+
+def start(
+    data_dir: Path | str | None = None,
+    *,
+    throwaway: bool = False,
+    settings: Mapping[str, str] | None = None,
+    timeout: float = TIMEOUT,
+) -> EmbeddedServer:
+    """Start the server of this directory, or join the one that runs. Blocks; in Trio use `open_embedded`.
+
+    With `throwaway` the server runs without fsync and its directory is deleted after its last user: tests. It confirms
+    commits before they are written, too: who kills it on purpose sets `synchronous_commit` to on.
+    `settings` are Postgres's own; they hold when this call starts the server, not when it joins one.
+    Raises ConfigError when it cannot work as configured, StoreUnavailable when it did not come up in time.
+    """
+    data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
+    how = Launch(throwaway=throwaway, settings=dict(settings or {}))
+    deadline = time.monotonic() + timeout
+    # The lease first: from now on no supervisor begins to stop.
+    lease = wait_lock(data, data.lease, exclusive=False, deadline=deadline)
+    try:
+        with locked(data, data.start_lock, deadline=deadline):
+            state = ensure_running(data, how, deadline=deadline)
+    except BaseException:
+        os.close(lease)
+        raise
+    return EmbeddedServer(data, state, lease, launch=how)
+
+
+_kept: Final[dict[Path, EmbeddedServer]] = {}
+_keeping: Final = threading.Lock()
+
+
+def embedded_dsn(dbname: str = "postgres") -> str:
+    """Start or join the embedded Postgres and return a connection string for it: for psycopg, Django, SQLAlchemy.
+
+    The server stays up as long as this process lives, whether it is connected or not. Call it again when connections
+    fail: a server whose supervisor was killed is started then. Blocks for a tenth of a second, for some seconds when
+    the database is new; in Trio: `await trio.to_thread.run_sync(durable_actors.embedded_dsn)`.
+    Raises `ConfigError` when it cannot run here or `DURABLE_EMBEDDED=0` forbids it, `StoreUnavailable` when it did not
+    come up in time.
+    """
+    resolve_dsn(EMBEDDED)
+    data_dir = default_data_dir()
+    with _keeping:
+        server = _kept.get(data_dir)
+        if server is None:
+            server = _kept[data_dir] = start(data_dir)
+        else:
+            server.ensure()
+    return server.dsn(dbname)
+
+
+@asynccontextmanager
+async def open_embedded(data_dir: Path | str | None = None) -> AsyncGenerator[EmbeddedServer]:
+    """`start` in a worker thread; closed after the body.
+
+    Cancelled while it starts: the thread finishes and its lease is dropped before `Cancelled` leaves here.
+    Who stays for long runs `keep_up` beside it.
+    """
+    with await trio.to_thread.run_sync(start, data_dir) as server:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        yield server
+
+
+async def keep_up(server: EmbeddedServer, *, interval: float = 1.0) -> None:
+    """Bring the server back soon after its supervisor was killed, which nobody else would notice. Endless.
+
+    A server that does not come back is tried again; the reason is logged each time.
+    """
+    while True:
+        await trio.sleep(interval)
+        if server.supervised:
+            continue
+        try:
+            await trio.to_thread.run_sync(server.ensure)
+        except StoreUnavailable as exc:
+            logger.warning("the embedded Postgres is down; trying again in %s s: %s", interval, exc)
+
+
+def status(data_dir: Path | str | None = None) -> EmbeddedStatus:
+    """Look, without starting anything."""
+    data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
+    supervised = data.supervised()
+    state = data.read_state() if supervised else None
+    phase = state.phase if state is not None else "starting" if supervised else "stopped"
+    clients = lock_holders(data.lease)
+    return EmbeddedStatus(
+        data_dir=data.path,
+        exists=data.cluster.exists(),
+        phase=phase,
+        version=data.cluster_major(),
+        supervisor=state.supervisor if state is not None else None,
+        postmaster=state.postmaster if state is not None else None,
+        clients=tuple(pid for pid in clients if state is None or pid != state.supervisor),
+        dsn=make_dsn(state.socket_dir) if state is not None and phase == "ready" else None,
+        log=data.log,
+    )
+
+
+def stop(data_dir: Path | str | None = None, *, force: bool = False, timeout: float = TIMEOUT) -> bool:
+    """Stop the server and return whether one ran. Refuses while it is in use unless `force` says so."""
+    data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
+    if not data.supervised():
+        return False
+    deadline = time.monotonic() + timeout
+    with locked(data, data.start_lock, deadline=deadline):
+        lease = None if force else _lease_of_unused(data)
+        try:
+            _end_supervisor(data, deadline=deadline)
+        finally:
+            if lease is not None:
+                os.close(lease)
+    return True
+
+
+def reset(data_dir: Path | str | None = None, *, timeout: float = TIMEOUT) -> None:
+    """Stop the server and delete its data for good. Refuses while it is in use."""
+    data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
+    if not data.path.exists():
+        return
+    deadline = time.monotonic() + timeout
+    with locked(data, data.start_lock, deadline=deadline):
+        lease = _lease_of_unused(data)
+        try:
+            _end_supervisor(data, deadline=deadline)
+            # Renamed first: a reset that is interrupted leaves no half of a cluster that looks like one.
+            doomed = data.path / f"{supervisor.NEW_CLUSTER}.reset"
+            if data.cluster.exists():
+                shutil.rmtree(doomed, ignore_errors=True)
+                data.cluster.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+            for leftover in (data.state, data.log, data.log.with_suffix(".log.1")):
+                leftover.unlink(missing_ok=True)
+        finally:
+            os.close(lease)
+
+
+def make_dsn(socket_dir: Path, *, dbname: str = "postgres", **options: str) -> str:
+    """The connection string of a server that listens in this directory."""
+    return make_conninfo(host=str(socket_dir), user="postgres", dbname=dbname, **options)
+
+
+def _lease_of_unused(data: DataDir) -> int:
+    """The exclusive lease: nobody uses the server, and nobody can begin to."""
+    patience = time.monotonic() + 0.3  # the supervisor itself looks at the lease for microseconds each tick
+    while True:
+        lease = try_lock(data.lease, exclusive=True)
+        if lease is not None:
+            return lease
+        state = data.read_state()
+        stopping = state is not None and state.phase == "stopping"
+        if not stopping and time.monotonic() > patience:
+            break
+        time.sleep(POLL)
+    users = ", ".join(str(pid) for pid in lock_holders(data.lease)) or "unknown"
+    raise ConfigError(
+        f"the embedded Postgres in {data.path} is in use (processes: {users}); stop them first, or "
+        "stop it under their feet with: durable-actors pg stop --force",
+        option="DURABLE_DATA",
+        value=str(data.path),
+    )
+
+
+def _end_supervisor(data: DataDir, *, deadline: float) -> None:
+    """Ask the supervisor to stop and wait until it is gone. The caller holds start.lock."""
+    asked = 0
+    while data.supervised():
+        state = data.read_state()
+        if state is not None and state.supervisor != asked:
+            asked = state.supervisor
+            with suppress(ProcessLookupError):
+                os.kill(asked, signal.SIGTERM)
+        if time.monotonic() > deadline:
+            raise StoreUnavailable(f"the embedded Postgres in {data.path} does not stop; see {data.log}")
+        time.sleep(POLL)

@@ -1,0 +1,1 @@
+"""The connection pool: lanes that cannot starve each other."""

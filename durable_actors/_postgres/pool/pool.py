@@ -1,0 +1,230 @@
+"""The pool: a node's connections, in named lanes that cannot starve each other.
+
+    async with open_pool(dsn, lanes=[Lane("claim", 2), Lane("commit", 3), Lane("heartbeat", 1)]) as pool:
+        async with pool.acquire("claim") as conn:
+            await conn.run(...)
+
+A connection is opened by the task that needs it and kept. What comes back must be pristine, else it is
+closed. Giving back is synchronous, so no cancellation can interrupt it. What is true at every point where a
+task may be cancelled:
+
+waiting in line     it leaves the line; nothing was taken
+connecting          its place goes to the next in line; the half-open connection is closed
+holding             the connection goes back if it is pristine, else it is closed and its place goes on
+giving back         cannot be cancelled
+
+Session state (SET, temporary tables, session locks) outlives a lease: a lane that needs it is not shared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final
+
+import attrs
+import trio
+from trio.lowlevel import checkpoint_if_cancelled
+
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.pool.gate import Gate
+from durable_actors._postgres.pool.lane import Desk, Held, Lane, LaneStatistics
+from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
+
+ACQUIRE_TIMEOUT: Final = 10.0
+MAX_LIFETIME: Final = 1800.0
+"""Seconds; up to a tenth less by chance. Bounds what a leaking backend costs, and follows DNS changes."""
+
+
+@attrs.frozen
+class PoolStatistics:
+    """The pool at one moment."""
+
+    lanes: tuple[LaneStatistics, ...]
+    connect_failures: int
+    """Failed connects in a row: above zero, Postgres cannot be reached now."""
+    generation: int
+    """How often the connections were replaced because a server went away or became a standby."""
+
+
+class Lease:
+    """`async with pool.acquire(lane) as conn:`. A class because a generator would cost 2 µs more."""
+
+    __slots__ = ("_desk", "_held", "_on_line", "_pool", "_scope", "_within")
+
+    def __init__(
+        self, pool: Pool, desk: Desk, within: float | None, on_line: Callable[[], object] | None
+    ) -> None:
+        self._pool = pool
+        self._desk = desk
+        self._within = within
+        self._on_line = on_line
+        self._held: Held | None = None
+        self._scope: trio.CancelScope | None = None
+
+    async def __aenter__(self) -> PgConn:
+        if self._held is not None:
+            raise RuntimeError("this lease is in use; call acquire() for each block")
+        await checkpoint_if_cancelled()
+        held = self._desk.take_idle()
+        if held is None:
+            held = await self._pool.obtain(self._desk)
+        self._held = held
+        if self._within is not None:
+            self._scope = trio.CancelScope(deadline=trio.current_time() + self._within)
+            self._scope.__enter__()
+        if self._on_line is not None:
+            self._desk.on_line.add(self._on_line)
+        return held.conn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, None
+        scope, self._scope = self._scope, None
+        assert held is not None
+        if self._on_line is not None:
+            self._desk.on_line.discard(self._on_line)
+        try:
+            if scope is not None:
+                scope.__exit__(kind, error, trace)  # raises the rest of a group that its Cancelled is in
+        finally:
+            self._desk.give_back(held)
+        if scope is not None and scope.cancelled_caught:
+            raise CommitUnknown(
+                f"lane {self._desk.lane.name!r}: Postgres did not answer within {self._within:g} s: what it was asked "
+                "may have been done or not"
+            ) from error
+
+
+class Pool:
+    """Connections to one Postgres, in lanes. Made by `open_pool`."""
+
+    def __init__(
+        self,
+        dsn: str,
+        lanes: Iterable[Lane],
+        *,
+        acquire_timeout: float = ACQUIRE_TIMEOUT,
+        max_lifetime: float = MAX_LIFETIME,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._dsn = dsn
+        self._acquire_timeout = acquire_timeout
+        self._max_lifetime = max_lifetime
+        self._jitter = jitter
+        self._closed = False
+        self._gates: dict[str, Gate] = {}  # by DSN: another way to the server may be open when one is not
+        self._desks: dict[str, Desk] = {}
+        for lane in lanes:
+            if lane.name in self._desks:
+                raise ConfigError(f"two lanes are named {lane.name!r}", option=lane.option, value=lane.name)
+            gate = self._gates.setdefault(lane.dsn or dsn, Gate(jitter))
+            self._desks[lane.name] = Desk(lane, gate)
+
+    def acquire(
+        self, lane: str, *, within: float | None = None, on_line: Callable[[], object] | None = None
+    ) -> Lease:
+        """Lend a connection of the lane for an `async with` block, which may take `within` seconds (else the lane's).
+
+        `on_line` is called, maybe more than once, when somebody has to wait for a connection meanwhile.
+
+        Entering raises `PoolTimeout` when none became free in `acquire_timeout` seconds or too many tasks
+        wait already, and `StoreUnavailable` when Postgres cannot be reached: at once at the first failure,
+        then after at most `gate.LONGEST_DELAY` plus the time to connect. The caller backs off and repeats.
+        """
+        try:
+            desk = self._desks[lane]
+        except KeyError:
+            raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
+        return Lease(self, desk, desk.lane.answer_within if within is None else within, on_line)
+
+    def has_free(self, lane: str) -> bool:
+        """Whether a connection of the lane is to be had now without being in anybody's way."""
+        return self._desks[lane].has_free
+
+    @property
+    def closed(self) -> bool:
+        """Whether it lends nothing any more."""
+        return self._closed
+
+    def statistics(self) -> PoolStatistics:
+        """The pool now."""
+        return PoolStatistics(
+            lanes=tuple(desk.statistics() for desk in self._desks.values()),
+            connect_failures=max((gate.failures for gate in self._gates.values()), default=0),
+            generation=sum(gate.generation for gate in self._gates.values()),
+        )
+
+    async def aclose(self) -> None:
+        """Close every connection. A task that uses or awaits one gets `StoreUnavailable`. Safe to repeat."""
+        self._closed = True
+        for desk in self._desks.values():
+            desk.close()
+        await trio.lowlevel.checkpoint()
+
+    async def obtain(self, desk: Desk) -> Held:
+        """Get a connection where none is idle (`Lease` calls this): open one, or wait in line."""
+        has_place = knocked = False
+
+        async def attempt() -> PgConn:
+            nonlocal knocked
+            knocked = True
+            try:
+                return await PgConn.open(desk.lane.dsn or self._dsn, settings=desk.lane.settings)
+            except StoreUnavailable:
+                desk.count_failed_connect()
+                raise
+
+        with trio.move_on_after(self._acquire_timeout):
+            if not desk.take_place():
+                held = await desk.wait_turn()
+                if held is not None:
+                    return held
+            has_place = True
+            return await self._open(desk, attempt)
+        limit = f"within acquire_timeout={self._acquire_timeout:g} s"
+        if not has_place:
+            raise desk.timed_out(f"none became free {limit}")
+        error = StoreUnavailable(f"cannot connect to Postgres {limit}: {desk.gate.last or 'no answer'}")
+        if knocked:
+            desk.gate.fail(error)  # a deaf server: without this, every caller would knock at once
+        raise error
+
+    async def _open(self, desk: Desk, attempt: Callable[[], Awaitable[PgConn]]) -> Held:
+        """Connect in a place that this task has taken."""
+        # If the server changes while we connect, we may have reached the old one: good for one lease at most.
+        generation = desk.gate.generation
+        try:
+            conn = await desk.gate.connect(attempt)
+        except BaseException as exc:
+            desk.vacate(exc)
+            raise
+        if self._closed:
+            conn.close()
+            desk.vacate()
+            raise StoreUnavailable("the pool was closed while connecting")
+        lifetime = self._max_lifetime * (1 - self._jitter() / 10)
+        return desk.fill(conn, expires_at=conn.opened_at + lifetime, generation=generation)
+
+
+@asynccontextmanager
+async def open_pool(
+    dsn: str,
+    *,
+    lanes: Iterable[Lane],
+    acquire_timeout: float = ACQUIRE_TIMEOUT,
+    max_lifetime: float = MAX_LIFETIME,
+    jitter: Callable[[], float] = random.random,
+) -> AsyncGenerator[Pool, None]:
+    """Open a pool for the length of the block. Connects to nothing before a lane is used.
+
+    `acquire_timeout` bounds waiting in line and connecting together. `jitter` returns numbers in 0…1.
+    """
+    pool = Pool(dsn, lanes, acquire_timeout=acquire_timeout, max_lifetime=max_lifetime, jitter=jitter)
+    try:
+        yield pool
+    finally:
+        await pool.aclose()

@@ -1,0 +1,1 @@
+"""`TrioConnection`: psycopg's own interface on Trio."""
