@@ -45,7 +45,7 @@ async def measure(dsn: str, count: int, what: str) -> None:
         for rows in (200, count):
             before = resident()
             await trio.to_thread.run_sync(workload.fill, dsn, "bench:sleeper", min(rows, count - 200))
-            while len(running._node.leases.everything()) < rows:
+            while len(running._node.claims.all()) < rows:
                 await trio.sleep(0.05)
             await trio.sleep(0.3)
         print(json.dumps({what: (resident() - before) / (count - 200)}), flush=True)

@@ -119,7 +119,7 @@ async def engine(dsn: str, queue: Mapping[str, Any] | None, **options: Any) -> A
 
 async def committed(running: da.Engine) -> None:
     """Wait until every claim of the engine is given up: all outcomes are committed."""
-    while running._node.leases.everything():
+    while running._node.claims.all():
         await trio.sleep(0.001)
 
 

@@ -87,7 +87,7 @@ class Engine:
 
     def hurry(self) -> None:
         """While it drains: cancel what still runs now. Threads of `def` steps are left behind."""
-        for held in self._node.leases.everything():
+        for held in self._node.claims.all():
             if held.task is not None:
                 held.task.cancel("told to stop at once")
         if self._node.draining:
@@ -239,7 +239,7 @@ async def _run_tree(
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
     """Tell people that this node is there. Somebody's lock must not keep it from working."""
-    steps = node.known.steps
+    steps = node.catalog.steps
     node.about = {
         "queues": {name: limits.concurrency for name, limits in queues.items()},
         "machines": sorted(steps),

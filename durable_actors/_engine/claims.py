@@ -13,7 +13,7 @@ from durable_actors._store.rows import Claim
 from durable_actors.otp import PoolTask
 
 
-class Held:
+class ActiveClaim:
     """One claim in this node's hands."""
 
     __slots__ = (
@@ -56,12 +56,12 @@ class Held:
         return self.task is None and not self.left
 
 
-class Turn:
+class TaskSlice:
     """What a step task runs: one claim, and after a step that waited for nothing the next one."""
 
     __slots__ = ("held", "since", "task")
 
-    def __init__(self, held: Held, since: float) -> None:
+    def __init__(self, held: ActiveClaim, since: float) -> None:
         self.held = held
         """The claim whose step runs now, or has run last."""
         self.since = since
@@ -72,53 +72,53 @@ class Turn:
         return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
 
 
-class Leases:
+class ActiveClaims:
     """Every claim of this node, by claim id (an instance can be claimed again while its old thread still runs)."""
 
     __slots__ = ("_held",)
 
     def __init__(self) -> None:
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, ActiveClaim] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def find(self, claim_id: object) -> Held | None:
+    def find(self, claim_id: object) -> ActiveClaim | None:
         """The claim of this id, if it is in our hands."""
         return self._held.get(claim_id) if isinstance(claim_id, str) else None
 
-    def hold(self, claim: Claim, seen: float = math.inf) -> Held:
+    def hold(self, claim: Claim, seen: float = math.inf) -> ActiveClaim:
         """Keep this claim alive from now on. `seen`: when the database told of it."""
-        held = self._held[claim.claim_id] = Held(claim, seen)
+        held = self._held[claim.claim_id] = ActiveClaim(claim, seen)
         return held
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: ActiveClaim) -> None:
         """Keep it alive no longer: its outcome is committed, it was released, or it is lost."""
         self._held.pop(held.claim.claim_id, None)
 
-    def everything(self) -> list[Held]:
+    def all(self) -> list[ActiveClaim]:
         """Every claim, also those known to be lost whose task or thread has not exited."""
         return list(self._held.values())
 
-    def all(self) -> list[Held]:
+    def live(self) -> list[ActiveClaim]:
         """Every claim that is not known to be lost."""
         return [held for held in self._held.values() if held.lost is None]
 
-    def extend(self, renewed: Iterable[Held], trusted_until: float) -> None:
+    def extend(self, renewed: Iterable[ActiveClaim], trusted_until: float) -> None:
         """Trust these claims until then. A lease is a deadline: that of the step's cancel scope."""
         for held in renewed:
             held.claim.trusted_until = trusted_until
             if held.task is not None:
                 held.task.deadline = trusted_until
 
-    def lose(self, held: Held, why: str) -> None:
+    def lose(self, held: ActiveClaim, why: str) -> None:
         """This claim is somebody else's, or nobody's: cancel its step; nothing of it will be committed."""
         if held.lost is None:
             held.lost = why
             if held.task is not None:
                 held.task.cancel(why)
 
-    def interrupt(self, held: Held, why: str) -> bool:
+    def interrupt(self, held: ActiveClaim, why: str) -> bool:
         """This claim is ours, but its step must not go on: cancel it. Its task gives the row back as it exits.
 
         False: it is being cancelled already, or does not run. One that has run is fenced like any other.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from durable_actors._engine.claiming.idle_queues import IdleQueues
-from durable_actors._engine.claims import Leases
-from durable_actors._engine.running.step_inputs import Surveyor
+from durable_actors._engine.claims import ActiveClaims
+from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._engine.running.threads import Threads
 from durable_actors._engine.store_health import StoreHealth
 from durable_actors._option_checks import shown
@@ -48,7 +48,7 @@ MOST_WARNINGS: Final = 100
 """Steps that a node does not know and tells of; somebody who writes rows by hand could fill the log."""
 
 
-class Known:
+class MachineCatalog:
     """The machines and steps that this node can run, in the forms in which they are needed.
 
     A class that is defined while the engine runs is known from the next pick on.
@@ -173,11 +173,11 @@ class Node:
     owner: Owner
     pool: Pool
     roles: Mapping[str, Lane]
-    known: Known
+    catalog: MachineCatalog
     telemetry: Telemetry
     port: ContextPort
-    surveyor: Surveyor
-    leases: Leases
+    inputs: InputLoader
+    claims: ActiveClaims
     feeders: dict[str, Feeder] = attrs.field(factory=dict[str, "Feeder"])
     idle_queues: IdleQueues = attrs.field(factory=IdleQueues)
     """Which feeders sleep and have room: the long poll watches their queues."""

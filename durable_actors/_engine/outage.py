@@ -11,7 +11,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors.errors import StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
 
-TROUBLE: Final = (StoreUnavailable, psycopg.Error)
+TRANSIENT_ERRORS: Final = (StoreUnavailable, psycopg.Error)
 """What actors bear. Also a refused statement (a timeout of the role's, a deadlock, a table locked or renamed for a
 minute): an actor that died of it would take every step that runs with it, and after a few seconds the engine."""
 
@@ -58,7 +58,7 @@ class Outage:
         self._failures += 1
         return pause * (0.5 + 0.5 * self._node.random())
 
-    def over(self) -> None:
+    def ok(self) -> None:
         """Note a success. Costs two tests when there was no failure."""
         if self._failures:
             self._failures = 0

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from durable_actors._engine.claiming.demand import QueueLimits
-from durable_actors._engine.claims import Leases
-from durable_actors._engine.node import Known, Node, answer_patience, logger
+from durable_actors._engine.claims import ActiveClaims
+from durable_actors._engine.node import MachineCatalog, Node, answer_patience, logger
 from durable_actors._engine.running.context_port import EnginePort
-from durable_actors._engine.running.step_inputs import Surveyor
+from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._postgres.pool.pool import Pool
 from durable_actors._store.claim import Owner
@@ -101,19 +101,19 @@ def make_node(
     )
     patience = answer_patience(config.lease_ttl)
     # Awaited signals are not read on the client lane: there a signal to a row that a caller has locked may wait for it.
-    surveyor = Surveyor(
+    inputs = InputLoader(
         pool, roles["claim"].name, config.schema, beside=roles["client"].name, patience=patience
     )
-    leases = Leases()
+    leases = ActiveClaims()
     port = EnginePort(pool, roles["client"].name, config.schema, leases, patience=patience)
     return Node(
         config,
         owner,
         pool,
         roles,
-        Known(current_registry(), specs),
+        MachineCatalog(current_registry(), specs),
         Telemetry(config.observers),
         port,
-        surveyor,
+        inputs,
         leases,
     )

@@ -19,7 +19,7 @@ from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claiming.idle_queues import IdleQueues
 from durable_actors._engine.claiming.long_poll import LongPoll, can_long_poll
-from durable_actors._engine.claims import Turn
+from durable_actors._engine.claims import TaskSlice
 from durable_actors._engine.committing.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.keys.keeper import Keeper, Keys
@@ -131,7 +131,7 @@ async def _gate(node: Node, *, task_status: trio.TaskStatus[None]) -> None:
 
 def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
     """Free the queue's slot. An error here is a bug of ours: users' errors go through `handle`."""
-    assert isinstance(task.key, Turn)
+    assert isinstance(task.key, TaskSlice)
     held = task.key.held
     if isinstance(reason, Error):
         logger.error("the task of instance %d failed", held.claim.id, exc_info=reason.error)
@@ -142,7 +142,7 @@ def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
 
 def _step_waits(node: Node, task: PoolTask) -> None:
     """A step waits for something: others may begin."""
-    assert isinstance(task.key, Turn)
+    assert isinstance(task.key, TaskSlice)
     held = task.key.held
     feeder = node.feeders.get(held.claim.queue)
     if feeder is not None:

@@ -12,7 +12,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.rows import Claim, Picked, Promoted, Seen, Stray
+from durable_actors._store.rows import Claim, OrphanedClaim, Picked, Promoted, Seen
 from durable_actors._store.sql import statement
 
 OFFERED: Final = 0
@@ -42,7 +42,7 @@ class PickFrom:
     ids: Sequence[int]
     extras: Sequence[int] = ()
     shelved: Sequence[str] = ()
-    told: Sequence[int] = ()
+    by_id: Sequence[int] = ()
     """Nothing but these rows is to be claimed, as far as they have no key: a shorter statement."""
 
 
@@ -52,14 +52,14 @@ async def pick_instances(
     """Claim up to `limit` due instances. `known` is `encode.text_array` of step addresses (`step_address`).
 
     `now` is Trio's clock before this call: the trust in the lease counts from there. Cancelled or
-    `CommitUnknown`: rows may be claimed that nobody knows of: see `release_strays`.
+    `CommitUnknown`: rows may be claimed that nobody knows of: see `release_orphans`.
     """
-    if begin.told:
+    if begin.by_id:
         result = await conn.run(
-            statement("pick_instances_told", owner.schema, typed=True),
+            statement("pick_instances_by_id", owner.schema, typed=True),
             [
                 queue.encode(),
-                encode.int_array(begin.told),
+                encode.int_array(begin.by_id),
                 owner.name.encode(),
                 encode.number(owner.lease_ttl),
                 known,
@@ -86,7 +86,7 @@ async def pick_instances(
         )
     rows = cast("list[tuple[Any, ...]]", result.rows)
     picked = read_pick(rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
-    if begin.told:
+    if begin.by_id:
         picked.positions.clear()  # what lies before these rows was not looked at
     return picked
 
@@ -161,7 +161,7 @@ ISO, and where fractions differ in length `+` is before `.` and before every dig
 async def release_claims(
     conn: PgConn,
     schema: str,
-    claims: Sequence[Claim | Stray],
+    claims: Sequence[Claim | OrphanedClaim],
     *,
     attempts: int,
     interruptions: int = 0,

@@ -85,7 +85,7 @@ def _plain_params(transitions: Sequence[Transition]) -> list[bytes]:
         encode.int_array(one_for_all([claim.visit for claim in claims])),
         encode.text_array(none_for_all([claim.partition_key for claim in claims])),
         encode.text_array(one_for_all([each.status for each in transitions])),
-        encode.bool_array(one_for_all([each.ahead for each in transitions])),
+        encode.bool_array(one_for_all([each.keep_claim for each in transitions])),
         encode.text_array(one_for_all([each.step for each in transitions])),
         encode.json_array(none_for_all([each.state for each in transitions])),
         encode.json_array(none_for_all([each.result for each in transitions])),

@@ -1,4 +1,4 @@
-"""Leases: renewed by their holder, taken back by anybody when they are over."""
+"""ActiveClaims: renewed by their holder, taken back by anybody when they are over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.claim import promote_siblings, read_promoted, release_claims
-from durable_actors._store.rows import Claim, Promoted, Raised, Stray
+from durable_actors._store.rows import Claim, OrphanedClaim, Promoted, Raised
 from durable_actors._store.sql import statement
 
 
@@ -155,7 +155,7 @@ async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[
     return reaped, offered
 
 
-async def release_strays(
+async def release_orphans(
     conn: PgConn, schema: str, *, owner: str, queue: str, known: Sequence[str]
 ) -> tuple[int, list[Promoted]]:
     """Give back the owner's claims of a queue that are not `known` (claim ids), attempt unchanged: nothing of them ran.
@@ -165,8 +165,8 @@ async def release_strays(
     """
     params = [owner.encode(), queue.encode(), encode.text_array(known)]
     strays = [
-        Stray(int(row[0] or 0), (row[1] or b"").decode(), None if row[2] is None else row[2].decode())
-        for row in (await conn.run(statement("read_strays", schema, read_only=True), params)).rows
+        OrphanedClaim(int(row[0] or 0), (row[1] or b"").decode(), None if row[2] is None else row[2].decode())
+        for row in (await conn.run(statement("read_orphans", schema, read_only=True), params)).rows
     ]
     if not strays:
         return 0, []

@@ -156,7 +156,7 @@ async def _newest_first(
 
 
 @attrs.frozen(kw_only=True)
-class Surroundings:
+class StepInputs:
     """What is around an instance, as of now."""
 
     eligible_in: float
@@ -178,7 +178,7 @@ class Surroundings:
     """The due sibling (perhaps itself) that goes next."""
 
 
-async def observe_instance(conn: PgConn, schema: str, number: int) -> Surroundings | None:
+async def observe_instance(conn: PgConn, schema: str, number: int) -> StepInputs | None:
     """Read what is around an instance; None when there is no such instance."""
     rows = (
         await conn.run(statement("observe_instance", schema, read_only=True), [encode.number(number)])
@@ -186,9 +186,9 @@ async def observe_instance(conn: PgConn, schema: str, number: int) -> Surroundin
     return _surroundings(rows[0]) if rows else None
 
 
-def _surroundings(row: Row) -> Surroundings:
+def _surroundings(row: Row) -> StepInputs:
     eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, first = row
-    return Surroundings(
+    return StepInputs(
         eligible_in=float(eligible or 0),
         lease_left=None if lease is None else float(lease),
         deadline_in=None if deadline is None else float(deadline),

@@ -53,7 +53,7 @@ class Claim:
 
 
 @attrs.frozen
-class Stray:
+class OrphanedClaim:
     """A claim of ours of which nobody here knows: as much of it as is needed to give it back."""
 
     id: int
@@ -79,7 +79,7 @@ class Transition:
     attempt: int
     advance: int = 0
     """What is added to the visit: 1 when a step is entered."""
-    ahead: bool = False
+    keep_claim: bool = False
     """Stay executing on this claim if no due sibling of the key waits; the store may answer `runnable` instead."""
     state: bytes | None = None
     """JSON; None keeps what is there."""

@@ -17,7 +17,7 @@ from durable_actors._store.observe import (
     Filter,
     Listing,
     NodeView,
-    Surroundings,
+    StepInputs,
     list_instances,
     observe_instance,
     read_nodes,
@@ -167,7 +167,7 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
     """Show everything about one instance, by id or unique key, and why it waits."""
     address = read_target(target, as_key=as_key)
 
-    async def run() -> tuple[Instance, Surroundings, list[NodeView]]:
+    async def run() -> tuple[Instance, StepInputs, list[NodeView]]:
         async with open_store(dsn, schema) as conn:
             instance = await _find(conn, schema, address)
             around = await observe_instance(conn, schema, instance.id)
@@ -192,7 +192,7 @@ async def _find(conn: PgConn, schema: str, address: int | str) -> Instance:
     return await held(conn, inspecting(schema, address if isinstance(address, int) else key_bytes(address)))
 
 
-def _facts(instance: Instance, around: Surroundings) -> list[tuple[str, Text]]:
+def _facts(instance: Instance, around: StepInputs) -> list[tuple[str, Text]]:
     """What `show` prints, without what is empty."""
     counts = ", ".join(f"{count} {name}" for name, count in around.children.items())
     inbox = ", ".join(f"{count} × {one_line(name)}" for name, count in around.unread.items())

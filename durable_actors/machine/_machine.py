@@ -78,7 +78,7 @@ class Machine(Generic[StateT]):
         current_registry().register(spec)
 
     def handle(self, error: Exception, ctx: Context[Any]) -> Outcome | Awaitable[Outcome]:
-        """Turn an error of a step into an outcome. Override it (`async def` or `def`); the default gives up.
+        """TaskSlice an error of a step into an outcome. Override it (`async def` or `def`); the default gives up.
 
         It gets exceptions that the step raised, `StepTimeout`, and what is wrong with a returned outcome or a
         stored state. It is not called after a crash: the step just runs again. If it raises, the instance has

@@ -61,7 +61,7 @@ from durable_actors.otp._exit import Error, ExitReason, Normal, Shutdown
 from durable_actors.otp._mailbox import Mailbox, MailboxStatistics
 from durable_actors.otp._pool import Pool
 from durable_actors.otp._pool_child import PoolChild
-from durable_actors.otp._pool_task import PoolTask, Renewed
+from durable_actors.otp._pool_task import ContextReset, PoolTask
 from durable_actors.otp._restart import Backoff
 from durable_actors.otp._snapshot import Node, PoolStatistics
 from durable_actors.otp._supervisor import Supervisor
@@ -81,6 +81,7 @@ __all__ = [
     "ChildRestarting",
     "ChildSpec",
     "ChildStarted",
+    "ContextReset",
     "Error",
     "Event",
     "ExitReason",
@@ -98,7 +99,6 @@ __all__ = [
     "PoolFull",
     "PoolStatistics",
     "PoolTask",
-    "Renewed",
     "RestartLimitReached",
     "Shutdown",
     "SpecError",

@@ -8,7 +8,7 @@ shows: it gets a copy of its starter's context, as from `start_soon`, and its sc
 it runs.
 
 A busy pool does without the reschedule, too: what `on_exit` starts for the slot that has just become
-free runs on in the same worker, at once, if the task that ended has returned `Renewed`: it has given its
+free runs on in the same worker, at once, if the task that ended has returned `ContextReset`: it has given its
 worker a context of which nobody has changed anything.
 """
 
@@ -27,7 +27,7 @@ import trio
 from durable_actors._trio_inside import LOCKS, close_left, innermost, is_cancelled, keep_generators
 from durable_actors.otp._errors import PoolClosed, PoolFull, SpecError
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Normal, Shutdown
-from durable_actors.otp._pool_task import PoolTask, Renewed, Worker
+from durable_actors.otp._pool_task import ContextReset, PoolTask, Worker
 from durable_actors.otp._snapshot import Node, PoolStatistics, waits_for
 from durable_actors.otp._watched import Watched
 
@@ -252,7 +252,7 @@ class Pool:
                 raise goes_on from None
         finally:
             # None: Cancelled passes through here, from `cancel`, its deadline, or the pool's end.
-            if value is Renewed and self._accepting and not (worker.spent or worker.scope.cancel_called):
+            if value is ContextReset and self._accepting and not (worker.spent or worker.scope.cancel_called):
                 self._here = worker
             try:
                 self._reap(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001

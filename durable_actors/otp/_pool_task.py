@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 
-class Renewed:
+class ContextReset:
     """What a task returns, the class itself, when its context is as good as new: what follows may have it."""
 
 

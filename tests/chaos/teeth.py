@@ -30,7 +30,7 @@ FENCE: Final = "where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit
 
 TAKEN: Final = "        async with node.pool.acquire(node.lane(role), within=within) as conn:\n"
 PROCEED: Final = """\
-        lost = [e for e in batch if e.transition.ahead and e.transition.claim.id % 5 == 0]
+        lost = [e for e in batch if e.transition.keep_claim and e.transition.claim.id % 5 == 0]
         batch = [e for e in batch if e not in lost]
         fake = {t.claim.id: Committed(t.claim.visit + 1, "executing", t.state or t.claim.state)
                 for t in (e.transition for e in lost)}

@@ -113,7 +113,7 @@ async def pick(node: Node, limit: int = 100, queue: str = "default") -> list[Cla
             node.owner,
             queue=queue,
             limit=limit,
-            known=node.known.array,
+            known=node.catalog.array,
             begin=PickFrom([0], ["-infinity"], [0]),
             now=trio.current_time(),
         )

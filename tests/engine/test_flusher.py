@@ -60,7 +60,7 @@ async def test_many_outcomes_are_one_statement(durable_dsn, kind):
             gate.open()
             await trio.testing.wait_all_tasks_blocked()
             with trio.fail_after(30):
-                while run.engine._node.leases.everything():
+                while run.engine._node.claims.all():
                     await trio.sleep(0.005)
     assert count.calls(COMMIT) == 1, count
     assert count.calls('update "durable".gen_durable') == 1, count

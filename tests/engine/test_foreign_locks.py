@@ -6,7 +6,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing import flusher
 from durable_actors._engine.committing.flusher import Flusher
 from durable_actors._engine.committing.queue import Commits
@@ -194,7 +194,7 @@ async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcome
                     "select count(*) = 6 from durable.gen_durable where status = 'runnable' and id = any(%s)",
                     numbers[:7],
                 )
-                held = Held(claims[7])
+                held = ActiveClaim(claims[7])
                 with trio.fail_after(10):
                     verdict = await commits.commit(Transition(held.claim, "done", "s", attempt=0), held)
                 assert isinstance(verdict, Committed)

@@ -8,7 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running import step_task
 from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
 from tests.engine.engine_kit import QUIET, Gate, Run, running, until
@@ -48,7 +48,7 @@ def chain(
     return Chain
 
 
-async def leave_first(run: Run, gate: Gate, machine: Any, **options: Any) -> tuple[int, Held]:
+async def leave_first(run: Run, gate: Gate, machine: Any, **options: Any) -> tuple[int, ActiveClaim]:
     """Until its first step waits at the gate."""
     number = await run.insert(machine, state={}, **options)
     await gate.wait_entered()
@@ -181,7 +181,7 @@ async def test_one_that_was_interrupted_at_its_end_does_not_stay(durable_dsn):
     async with running(durable_dsn, **QUIET) as run:
         number, one = await leave_first(run, gate, chain(gate, ran, claims=claims), partition_key="k")
         gate.open()  # it is on its way to its end
-        assert run.engine._node.leases.interrupt(one, "the session with its key may be gone")
+        assert run.engine._node.claims.interrupt(one, "the session with its key may be gone")
         row = await run.ended(number)
         assert (row.status, row.attempt) == ("done", 0)
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
@@ -193,7 +193,7 @@ async def test_it_can_be_interrupted_again(durable_dsn, monkeypatch):
     gate, ran, second = Gate(), list[tuple[int, int, int]](), [Gate()]
     async with running(durable_dsn, **QUIET) as run:
         number, one = await leave_first(run, gate, chain(gate, ran, then=second), partition_key="k")
-        leases = run.engine._node.leases
+        leases = run.engine._node.claims
         with locked(durable_dsn, number):
             gate.open()
             await until(lambda: one.left)
@@ -252,8 +252,8 @@ async def test_one_that_is_lost_after_its_commit_does_not_begin(durable_dsn, mon
         number, _ = await leave_first(run, gate, chain(gate, ran))
         goes_on = claimed(run).goes_on
 
-        def lose_it(one: Held) -> None:
-            run.engine._node.leases.lose(one, "another worker has claimed it")
+        def lose_it(one: ActiveClaim) -> None:
+            run.engine._node.claims.lose(one, "another worker has claimed it")
             goes_on(one)
 
         monkeypatch.setattr(claimed(run), "goes_on", lose_it)
@@ -270,7 +270,7 @@ async def test_one_that_has_no_more_time_goes_back(durable_dsn, monkeypatch):
         number, _ = await leave_first(run, gate, chain(gate, ran))
         goes_on = claimed(run).goes_on
 
-        def late(one: Held) -> None:
+        def late(one: ActiveClaim) -> None:
             one.claim.trusted_until = trio.current_time()
             monkeypatch.setattr(claimed(run), "goes_on", goes_on)
             goes_on(one)

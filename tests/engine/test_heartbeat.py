@@ -1,4 +1,4 @@
-"""Leases: kept alive by the heartbeat, given up when the claim is gone, trusted no longer than they last."""
+"""ActiveClaims: kept alive by the heartbeat, given up when the claim is gone, trusted no longer than they last."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_step_that_does_not_listen_commits_nothing(durable_dsn, db):
         await gate.wait_entered()
         db.execute(STEAL, number)
         await trio.testing.wait_all_tasks_blocked()
-        held = next(iter(run.engine._node.leases.everything()))
+        held = next(iter(run.engine._node.claims.all()))
         with trio.fail_after(30):
             while held.lost is None:
                 await trio.sleep(0.01)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.keys import locks as keys, session as key_session
 from durable_actors._engine.keys.locks import PATIENCE
 from durable_actors._engine.keys.session import KeySession, trust_window
@@ -34,9 +34,9 @@ class Task:
         return True
 
 
-async def running(kept: Kept, key: str, number: int = 1) -> Held:
+async def running(kept: Kept, key: str, number: int = 1) -> ActiveClaim:
     """A claim whose step runs under its key."""
-    held = kept.node.leases.hold(claim(key, number))
+    held = kept.node.claims.hold(claim(key, number))
     assert await kept.keys.take([held.claim]) == {held.claim.claim_id}
     held.task = Task()  # type: ignore[assignment]
     return held
@@ -62,7 +62,7 @@ async def cut(db: Db, owner: str) -> None:
 async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: Db):
     async with keep(db.dsn, name="a") as a, keep(db.dsn, name="b") as b:
         held = await running(a, "k")
-        plain = a.node.leases.hold(claim(None, 2))
+        plain = a.node.claims.hold(claim(None, 2))
         plain.task = Task()  # type: ignore[assignment]
         await cut(db, "a")
         await until(lambda: held.interrupted)
@@ -99,7 +99,7 @@ async def test_a_thread_that_outlives_the_session_keeps_its_key_here(db: Db):
 async def test_a_buffered_claim_loses_its_key_and_may_take_it_again(db: Db):
     """It never ran: nothing to cancel, nothing that could be still running."""
     async with keep(db.dsn, name="a") as a:
-        held = a.node.leases.hold(claim("k"))
+        held = a.node.claims.hold(claim("k"))
         await a.keys.take([held.claim])
         await cut(db, "a")
         assert not a.keys.owns(held.claim)
@@ -171,7 +171,7 @@ async def test_a_refused_check_does_not_end_the_session(db: Db, monkeypatch: pyt
         return await check(conn, schema, owner)
 
     monkeypatch.setattr(key_session, "check_session", refuse)
-    held: Held | None = None
+    held: ActiveClaim | None = None
     async with keep(db.dsn, name="a", lease_ttl=0.9) as a:
         held = await running(a, "k")
         first = session_pid(db, "a")

@@ -37,7 +37,7 @@ def locked(dsn: str, number: int) -> Iterator[psycopg.Connection]:
 
 
 def held(run: Run):
-    return run.engine._node.leases.everything()
+    return run.engine._node.claims.all()
 
 
 def gated(gate: Gate):
@@ -126,7 +126,7 @@ async def test_the_flusher_withdraws_what_the_heartbeat_says_is_lost(durable_dsn
             gate.open()
             await run.events.wait(StepStopped, id=number)
             [one] = held(run)
-            run.engine._node.leases.lose(one, "another worker has claimed it")
+            run.engine._node.claims.lose(one, "another worker has claimed it")
             lost = await run.events.wait(ClaimLost, id=number)
             await until(lambda: not held(run))
             assert lost.reason == "another worker has claimed it"

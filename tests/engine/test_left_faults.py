@@ -91,7 +91,7 @@ async def test_a_lost_claim_is_not_handled(durable_dsn, db, monkeypatch):
             return await real(*args, **options)
         finally:
             for each in held(run):
-                run.engine._node.leases.lose(each, "another worker has claimed it")
+                run.engine._node.claims.lose(each, "another worker has claimed it")
 
     db.execute(TRIGGER)
     db.execute("insert into rule values ('P0001')")

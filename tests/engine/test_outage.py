@@ -99,7 +99,7 @@ async def test_a_deaf_network(durable_dsn):
         proxy.blackhole()
         gate.open()
         await trio.testing.wait_all_tasks_blocked(0.05)  # sent, and no answer
-        assert run.engine._node.leases.all()
+        assert run.engine._node.claims.live()
         proxy.heal()
         row = await run.ended(number)
         assert restarts(run) == []

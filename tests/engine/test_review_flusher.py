@@ -8,7 +8,7 @@ import durable_actors as da
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing import flusher
 from durable_actors._engine.committing.flusher import Flusher
 from durable_actors._engine.committing.queue import MAX_BYTES, Commits, Entry, Release
@@ -108,7 +108,7 @@ async def test_an_error_of_the_block_survives_a_stop_without_postgres(durable_ds
 
 def queued(commits: Commits, number: int, size: int) -> None:
     transition = Transition(claim(None, number), "runnable", "s", 0, state=b"x" * size)
-    entry = Entry(transition, Held(transition.claim), object())  # type: ignore[arg-type]
+    entry = Entry(transition, ActiveClaim(transition.claim), object())  # type: ignore[arg-type]
     commits.entries.append(entry)
 
 
@@ -139,7 +139,7 @@ async def test_the_first_outcome_of_a_group_wakes_the_flusher(nursery):
     queue = Commits(wake)
 
     async def step(number: int) -> None:
-        held = Held(claim(None, number))
+        held = ActiveClaim(claim(None, number))
         change = Transition(held.claim, "done", "s", attempt=0)
         await queue.commit(change, held)
 

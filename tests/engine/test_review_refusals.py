@@ -89,14 +89,14 @@ async def test_two_claims_of_one_instance_are_told_apart(durable_dsn, db):
     number = db.insert(state="{}")
     async with make_node(durable_dsn) as node:
         [first] = await pick(node)
-        old = node.leases.hold(first)
+        old = node.claims.hold(first)
         db.execute(
             "update durable.gen_durable set status = 'runnable', claim_id = null, locked_by = null,"
             " lease_expires_at = null where id = %s",
             number,
         )
         [second] = await pick(node)
-        new = node.leases.hold(second)
+        new = node.claims.hold(second)
         trusted = first.trusted_until
         await Heartbeat(node)._beat()
         assert old.lost == "another worker has claimed it"

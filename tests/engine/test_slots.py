@@ -11,7 +11,7 @@ import pytest
 import trio
 from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.claiming.feeder import Feeder
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
 from tests.engine.engine_kit import QUICK, Gate, running, until
@@ -25,7 +25,7 @@ LIMITS = QueueLimits(2, 0, 1, 1.0, 1.0)
 
 def test_so_many_run_and_three_times_as_many_wait():
     slots = Slots(LIMITS)
-    held = [Held(claim(None, number)) for number in range(1, 9)]
+    held = [ActiveClaim(claim(None, number)) for number in range(1, 9)]
     assert slots.demand(0) == 2
     slots.running = 2
     assert not slots.free
@@ -55,9 +55,9 @@ def test_twice_as_many_run_at_most_after_refusals():
 
 
 def test_a_new_feeder_counts_what_the_last_one_started():
-    slots, ended = Slots(LIMITS), Held(claim(None))
+    slots, ended = Slots(LIMITS), ActiveClaim(claim(None))
     ended.ending = True
-    slots.recount([Held(claim(None, 2)), ended])
+    slots.recount([ActiveClaim(claim(None, 2)), ended])
     assert (slots.running, slots.ending) == (1, 1)
 
 

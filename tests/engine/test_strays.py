@@ -12,7 +12,7 @@ from durable_actors._engine.claiming import feeder
 from durable_actors._engine.committing import flusher
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
-from durable_actors._store.lease import release_strays
+from durable_actors._store.lease import release_orphans
 from durable_actors.engine import open_engine
 from durable_actors.errors import CommitUnknown
 from durable_actors.testing.faults import open_proxy
@@ -52,9 +52,9 @@ async def test_only_unknown_claims_of_this_owner_and_queue_go_back(db: Db):
         await pick(neighbour)
         async with node.pool.acquire("claim") as conn:
             arguments: dict[str, Any] = {"owner": node.owner.name, "queue": "default"}
-            count, offered = await release_strays(conn, "durable", **arguments, known=[known.claim_id])
+            count, offered = await release_orphans(conn, "durable", **arguments, known=[known.claim_id])
             assert (count, [row.id for row in offered]) == (1, [stray.id])
-            assert await release_strays(conn, "durable", **arguments, known=[known.claim_id]) == (0, [])
+            assert await release_orphans(conn, "durable", **arguments, known=[known.claim_id]) == (0, [])
         assert db.row(stray.id) == ("runnable", 0, 0, 0, None, None)
         assert db.row(theirs, "status") == ("executing",)
         assert db.execute("select count(*) from durable.gen_durable where status = 'executing'") == [(3,)]
@@ -68,7 +68,7 @@ async def test_siblings_that_are_held_behind_a_stray_are_on_offer_with_it(db: Db
         assert not await pick(node, queue="other")
         assert db.row(held, "hold") == (1,)
         async with node.pool.acquire("claim") as conn:
-            _, offered = await release_strays(
+            _, offered = await release_orphans(
                 conn, "durable", owner=node.owner.name, queue="default", known=[]
             )
         assert [(row.id, row.queue) for row in offered] == [(stray, "default"), (held, "other")]
@@ -99,8 +99,8 @@ async def test_a_release_that_is_carried_out_late_takes_nothing_that_was_claimed
         async with node.pool.acquire("claim") as conn:
             arguments: dict[str, Any] = {"owner": node.owner.name, "queue": "default", "known": []}
             with pytest.raises(CommitUnknown):
-                await release_strays(cast("PgConn", Cut(conn)), "durable", **arguments)
-            assert (await release_strays(conn, "durable", **arguments))[0] == 1
+                await release_orphans(cast("PgConn", Cut(conn)), "durable", **arguments)
+            assert (await release_orphans(conn, "durable", **arguments))[0] == 1
         db.insert()
         again = await pick(node, limit=2)
         assert stray.id in {claim.id for claim in again}
@@ -128,7 +128,7 @@ async def test_what_is_on_its_way_back_is_no_stray(
             return da.Done()
 
     function = "release_claims" if how == "cancelled" else "crash_claims"
-    release, strays = getattr(flusher, function), feeder.release_strays
+    release, strays = getattr(flusher, function), feeder.release_orphans
 
     async def late(*args: Any, **options: Any) -> Any:
         sent.set()
@@ -142,7 +142,7 @@ async def test_what_is_on_its_way_back_is_no_stray(
             looked.set()
 
     monkeypatch.setattr(flusher, function, late)
-    monkeypatch.setattr(feeder, "release_strays", look)
+    monkeypatch.setattr(feeder, "release_orphans", look)
     options: dict[str, Any] = {"dsn": db.dsn, "queues": {"slow": 5}, "machines": [Slow]}
     async with open_engine(**options) as engine:
         number = db.insert(queue="slow", fsm="test.Slow", step="start")
@@ -150,8 +150,8 @@ async def test_what_is_on_its_way_back_is_no_stray(
         with trio.fail_after(30):
             await begun.wait()
             if how == "cancelled":
-                [held] = node.leases.all()
-                node.leases.interrupt(held, "the test says so")
+                [held] = node.claims.live()
+                node.claims.interrupt(held, "the test says so")
             else:
                 go.set()
             await sent.wait()

@@ -56,7 +56,7 @@ async def test_a_thread_outlives_its_claim(durable_dsn, db):
         number = await run.insert(stuck, args={"first": True}, partition_key="k")
         await gate.wait_entered()
         db.execute(END, number)  # its claim is gone, and the key is free as far as the database knows
-        [held] = run.engine._node.leases.everything()
+        [held] = run.engine._node.claims.all()
         await until(lambda: held.lost)
         same_slot = await run.insert(stuck, args={})
         same_key = await run.insert(stuck, args={}, partition_key="k", queue="other")
@@ -167,7 +167,7 @@ async def test_a_thread_may_ask_whether_it_is_cancelled(durable_dsn, db):
         await gate.wait_entered()
         db.execute(END, number)
         await run.events.wait(ClaimLost, id=number)
-        await until(lambda: not run.engine._node.leases.everything())
+        await until(lambda: not run.engine._node.claims.all())
     assert db.row(number, "status::text, last_error") == ("failed", "ended")
 
 
@@ -178,9 +178,9 @@ async def test_a_left_thread_keeps_its_key_while_the_engine_stops(durable_dsn, d
         number = await run.insert(blocking(gate, returned), args={}, partition_key="k")
         await gate.wait_entered()
         node = run.engine._node
-        [held] = node.leases.everything()
+        [held] = node.claims.all()
         await run.engine.stop()
         assert node.threads.is_left(held.claim)
-        assert node.leases.all() == [held]
+        assert node.claims.live() == [held]
     assert db.row(number, "status::text") == ("executing",)
     gate.open()

@@ -47,10 +47,10 @@ def test_the_only_row_of_which_it_was_told_is_picked_by_its_id_and_once():
     cursor = told_of(PLAIN)
     assert cursor.hinted
     first = begin(cursor)
-    assert (list(first.told), first.priorities, first.extras) == ([7], (), ())
+    assert (list(first.by_id), first.priorities, first.extras) == ([7], (), ())
     assert not cursor.hinted
     then = begin(cursor)
-    assert not then.told
+    assert not then.by_id
     assert list(then.priorities) == [0]
 
 
@@ -64,15 +64,15 @@ def test_whoever_was_told_of_more_than_that_picks_from_the_whole_queue(other: di
     """The other one may be more urgent, and was there before."""
     cursor = told_of(other, PLAIN) if first else told_of(PLAIN, other)
     found = begin(cursor)
-    assert not found.told
+    assert not found.by_id
     assert list(found.priorities) == [0]
-    assert not begin(cursor).told  # that pick has found them, or somebody else has
+    assert not begin(cursor).by_id  # that pick has found them, or somebody else has
 
 
 def test_so_does_who_is_not_at_rest():
     cursor = told_of(PLAIN)
-    assert not begin(cursor, alone=False).told
-    assert not begin(cursor).told
+    assert not begin(cursor, alone=False).by_id
+    assert not begin(cursor).by_id
 
 
 def test_what_was_not_claimed_is_looked_at_by_the_next_pick():
@@ -82,7 +82,7 @@ def test_what_was_not_claimed_is_looked_at_by_the_next_pick():
     assert cursor.next_look(1.0) == 0.0
     cursor.hint(**(PLAIN | {"number": 8}))
     found = begin(cursor)  # rows that are to be looked at come first
-    assert (list(found.told), list(found.extras)) == ([], [7])
+    assert (list(found.by_id), list(found.extras)) == ([], [7])
 
 
 WOKEN: dict[str, Any] = {"number": 7, "woken": True}
@@ -91,8 +91,8 @@ WOKEN: dict[str, Any] = {"number": 7, "woken": True}
 def test_a_row_that_a_signal_woke_is_picked_by_its_id_and_once():
     cursor = told_of(WOKEN)
     first = begin(cursor)
-    assert (list(first.told), first.priorities, first.extras) == ([7], (), ())
-    assert (list(begin(cursor).told), list(begin(cursor).extras)) == ([], [])
+    assert (list(first.by_id), first.priorities, first.extras) == ([7], (), ())
+    assert (list(begin(cursor).by_id), list(begin(cursor).extras)) == ([], [])
 
 
 def test_where_it_is_not_at_rest_the_pick_looks_at_it_beside_others():
@@ -109,7 +109,7 @@ def test_whether_it_has_a_key_is_guessed_from_the_last_one(key: str | None):
     begin(cursor, alone=False)
     cursor.advance(Picked([claim(key, 7)], [], {0: ("2026-01-01 00:00:00+00", 7)}), now=1.0, took=0.1)
     cursor.hint(**WOKEN)
-    assert list(begin(cursor).told) == ([7] if key is None else [])
+    assert list(begin(cursor).by_id) == ([7] if key is None else [])
 
 
 def test_one_that_was_not_claimed_is_taken_for_keyed():
@@ -118,7 +118,7 @@ def test_one_that_was_not_claimed_is_taken_for_keyed():
     cursor.missed(Picked([], [], {}))
     assert list(begin(cursor).extras) == [7]
     cursor.hint(**WOKEN)
-    assert (list((found := begin(cursor)).told), list(found.extras)) == ([], [7])
+    assert (list((found := begin(cursor)).by_id), list(found.extras)) == ([], [7])
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ class Picks:
     """What each pick of a feeder was told, and what it claimed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.told: list[Sequence[int]] = []
+        self.by_id: list[Sequence[int]] = []
         self.claimed: list[list[int]] = []
         real = feeder.pick_instances
 
         async def noted(*args: Any, **options: Any) -> Picked:
             picked = await real(*args, **options)
-            self.told.append(list(options["begin"].told))
+            self.by_id.append(list(options["begin"].by_id))
             self.claimed.append([claim.id for claim in picked.claims])
             return picked
 
@@ -189,7 +189,7 @@ async def test_an_insert_into_a_queue_at_rest_is_claimed_by_its_id(durable_dsn, 
             number = await run.insert(job, args={"n": n})
             await run.ended(number)
             at = next(index for index, ids in enumerate(picks.claimed) if number in ids)
-            assert list(picks.told[at]) == [number]
+            assert list(picks.by_id[at]) == [number]
     assert ran == [0, 1, 2]
 
 
@@ -212,7 +212,7 @@ async def test_somebody_elses_row_is_found_beside_it(durable_dsn, monkeypatch, p
         number = await run.insert(job, args={"n": "ours"})
         with trio.fail_after(10):
             await both.wait()
-        assert [number] in picks.told
+        assert [number] in picks.by_id
     assert ran == ["ours", "theirs"]
 
 
@@ -236,7 +236,7 @@ async def test_it_does_not_overtake_where_a_pick_has_left_rows(durable_dsn, monk
         await run.ended(last)
     assert sorted(ran) == list(range(7))
     assert ran.index(6) >= 5  # as tasks, those of one pick begin in any order
-    assert not any(picks.told)
+    assert not any(picks.by_id)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ async def test_it_does_not_take_the_last_slot_or_pick_from_others(durable_dsn, m
         assert ran[0] == "urgent"
         gate.open()
         await run.ended(last)
-    assert not any(picks.told)
+    assert not any(picks.by_id)
 
 
 async def test_a_batch_that_was_inserted_before_goes_first(durable_dsn):
@@ -302,7 +302,7 @@ async def test_what_is_not_plain_goes_the_other_way(durable_dsn, monkeypatch, op
     async with running(durable_dsn, **QUIET) as run:
         await at_rest(run)
         await run.ended(await run.insert(job, args={"n": 1}, **options))
-    assert (ran, any(picks.told)) == ([1], False)
+    assert (ran, any(picks.by_id)) == ([1], False)
 
 
 async def test_a_row_that_cannot_be_claimed_by_its_id_is_picked_as_before(durable_dsn, monkeypatch):
@@ -322,7 +322,7 @@ async def test_a_row_that_cannot_be_claimed_by_its_id_is_picked_as_before(durabl
         node.feeders["default"]._nothing = True
         node.poke("default", number=number, priority=0, plain=True)
         await run.ended(number)
-        assert [number] in picks.told
+        assert [number] in picks.by_id
     assert ran == [0]
 
 
@@ -331,7 +331,7 @@ async def test_a_lost_answer_is_made_good_as_of_any_pick(durable_dsn):
     job = noting(ran)
     async with open_proxy(durable_dsn) as proxy, running(proxy.dsn, **QUIET) as run:
         await at_rest(run)
-        proxy.lose_reply(after=b"pick_instances_told")
+        proxy.lose_reply(after=b"pick_instances_by_id")
         number = await run.insert(job, args={"n": 1})
         await proxy.wait_lost()
         with trio.fail_after(30):  # the lease is a minute
@@ -359,8 +359,8 @@ async def test_an_instance_that_a_signal_wakes_at_rest_is_claimed_by_its_id(
                 StepCommitted, id=number, status="awaiting_signal", count=1 + (name == "end")
             )
             await at_rest(run)
-            picks.told.clear()
+            picks.by_id.clear()
             await run.engine.client.signal(number, name)
         row = await run.ended(number)
     assert (row.status, row.result) == ("done", ["go", "end"])
-    assert ([number] in picks.told) is (key is None)
+    assert ([number] in picks.by_id) is (key is None)

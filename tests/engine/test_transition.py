@@ -122,14 +122,14 @@ def test_the_contracts_table(outcome, row):
 
 
 def test_the_same_key_is_no_change():
-    found = transition(claim(), SPEC, da.Next("ship", partition_key="p"), ahead=True)
-    assert (found.rekey, found.ahead) == (False, True)
+    found = transition(claim(), SPEC, da.Next("ship", partition_key="p"), keep_claim=True)
+    assert (found.rekey, found.keep_claim) == (False, True)
 
 
 def test_another_key_never_runs_ahead():
     for key in ("x", None):
-        assert not transition(claim(), SPEC, da.Next("ship", partition_key=key), ahead=True).ahead
-    assert not transition(claim(), SPEC, da.Next("ship"), ahead=False).ahead
+        assert not transition(claim(), SPEC, da.Next("ship", partition_key=key), keep_claim=True).keep_claim
+    assert not transition(claim(), SPEC, da.Next("ship"), keep_claim=False).keep_claim
 
 
 def test_a_retry_remembers_what_went_wrong():
@@ -222,7 +222,7 @@ class Tally:
 )
 def test_a_state_of_another_class_is_refused(outcome: da.Outcome):
     with pytest.raises(da.StateError, match="the state is a Tally, not a Count"):
-        transition(claim(), SPEC, outcome, handed=[], ahead=False)
+        transition(claim(), SPEC, outcome, handed=[], keep_claim=False)
 
 
 def test_arguments_of_another_class_are_refused():

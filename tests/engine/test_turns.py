@@ -7,7 +7,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from tests.engine.engine_kit import QUIET, Gate, running, until
 from tests.engine.test_going_on import claimed
 from tests.engine.test_left import held
@@ -51,7 +51,7 @@ async def test_one_that_waits_ends_its_turn_and_is_cancelled_alone(durable_dsn):
         assert waiting is not None
         await until(lambda: [each.claim.id for each in held(run)] == [waiting])
         [one] = held(run)
-        run.engine._node.leases.interrupt(one, "a test")
+        run.engine._node.claims.interrupt(one, "a test")
         rows = [await run.ended(number) for number in ids if number]
     assert [row.attempt for row in rows] == [0] * 5 + [1] + [0] * 4
     assert sorted(ran) == sorted([*range(10), 5])
@@ -63,7 +63,7 @@ async def test_each_has_the_deadline_of_its_own_lease(durable_dsn, monkeypatch):
 
     @da.job(name="quick")
     async def quick(ctx: da.Context[dict[str, Any]]) -> None:
-        one = run.engine._node.leases.find(ctx.claim_id)
+        one = run.engine._node.claims.find(ctx.claim_id)
         assert one is not None
         assert one.task is not None
         found.append((one.task.deadline, one.claim.trusted_until))
@@ -96,7 +96,7 @@ async def test_whoever_waits_is_noticed_also_after_one_that_has_waited(durable_d
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=20)}, **QUIET) as run:
         waits = claimed(run).waits
 
-        def note(one: Held) -> None:
+        def note(one: ActiveClaim) -> None:
             noticed.append(one.claim.id)
             waits(one)
 

@@ -188,7 +188,7 @@ async def test_a_step_that_a_reload_removes_before_an_instance_goes_on_to_it(dur
 
         def reload() -> None:
             reloadable(gate, ships=False)
-            run.engine._node.known.refresh()  # as the next pick does
+            run.engine._node.catalog.refresh()  # as the next pick does
 
         number = await run.insert(reloadable(gate, ships=True, ahead=ahead, reload=reload))
         await gate.wait_entered()

@@ -26,14 +26,14 @@ async def test_what_on_exit_starts_follows_in_the_same_worker():
         number = len(ran)
         if number < 10:
             pool.start_nowait(
-                work, number, otp.Renewed if number < 5 else None, key=number, deadline=1e9 + number
+                work, number, otp.ContextReset if number < 5 else None, key=number, deadline=1e9 + number
             )
             assert not pool.can_follow, "one worker, one task"
             assert pool.get(number).deadline == 1e9 + number
 
     pool = otp.Pool("p", slots=1, on_exit=on_exit)
     async with otp.open_tree(otp.Supervisor("root", [otp.PoolChild(pool)])):
-        pool.start_nowait(work, 0, otp.Renewed, key=0)
+        pool.start_nowait(work, 0, otp.ContextReset, key=0)
         with trio.fail_after(10):
             await done.wait()
             await pool.drain()
@@ -52,7 +52,7 @@ async def test_a_cancelled_worker_is_not_handed_on():
             assert task is not None
             task.cancel("why")
             await trio.lowlevel.checkpoint()
-        return otp.Renewed
+        return otp.ContextReset
 
     pool = otp.Pool("p", slots=1, on_exit=lambda _, __: follows.append(pool.can_follow))
     async with otp.open_tree(otp.Supervisor("root", [otp.PoolChild(pool)])):
@@ -69,7 +69,7 @@ async def test_nothing_follows_a_pool_that_drains():
     async def work() -> object:
         var.set(1)
         await trio.testing.wait_all_tasks_blocked()
-        return otp.Renewed
+        return otp.ContextReset
 
     pool = otp.Pool("p", slots=1, on_exit=lambda _, __: follows.append(pool.can_follow))
     async with otp.open_tree(otp.Supervisor("root", [otp.PoolChild(pool)])):

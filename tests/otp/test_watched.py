@@ -140,7 +140,7 @@ async def test_tasks_that_wait_for_nothing_leave_the_loop_to_others_now_and_then
     async def work(seconds: float) -> object:
         at.append(turns)
         time.sleep(seconds)
-        return otp.Renewed
+        return otp.ContextReset
 
     def on_exit(task: otp.PoolTask, reason: otp.ExitReason) -> None:
         number = len(at)

@@ -215,4 +215,4 @@ class Book:
         if owner is None or owner.dead or owner.ended:
             return False
         engine = getattr(owner, "engine", None)
-        return engine is not None and engine._node.leases.find(row.claim_id) is not None
+        return engine is not None and engine._node.claims.find(row.claim_id) is not None

@@ -39,7 +39,7 @@ STORE: dict[str, str] = {
 }
 
 
-async def _proceed(tasks: Any, change: Transition, held: leases.Held) -> None:
+async def _proceed(tasks: Any, change: Transition, held: leases.ActiveClaim) -> None:
     """Go on as if it were committed, then commit it."""
     await trio.lowlevel.checkpoint()
     before, claim = attrs.evolve(change, claim=attrs.evolve(change.claim)), change.claim
@@ -48,9 +48,9 @@ async def _proceed(tasks: Any, change: Transition, held: leases.Held) -> None:
     await tasks._commits.commit(before, held)
 
 
-def _leave_early(original: Any, self: Any, run: Any, ran: Any, held: leases.Held) -> None:
+def _leave_early(original: Any, self: Any, run: Any, ran: Any, held: leases.ActiveClaim) -> None:
     """Tell the instance that its outcome is committed before it is."""
-    if not ran.transition.ahead:
+    if not ran.transition.keep_claim:
         original(self, run, ran, held)
         return
     held.left, held.task = True, None
@@ -60,7 +60,7 @@ def _leave_early(original: Any, self: Any, run: Any, ran: Any, held: leases.Held
 _ttl: dict[str, float] = {}
 
 
-def _trust_from_reply(original: Any, self: leases.Leases, renewed: Any, trusted_until: float) -> None:
+def _trust_from_reply(original: Any, self: leases.ActiveClaims, renewed: Any, trusted_until: float) -> None:
     original(self, renewed, trio.current_time() + _ttl["seconds"])
 
 
@@ -115,15 +115,15 @@ ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "trust": (
         "the trust in a lease counts from the reply",
-        _patch(leases.Leases, "extend", _around(_trust_from_reply, leases.Leases.extend)),
+        _patch(leases.ActiveClaims, "extend", _around(_trust_from_reply, leases.ActiveClaims.extend)),
     ),
     "no deadline": (
         "a step's scope has no deadline: it runs on when its lease cannot be renewed",
-        _patch(leases.Leases, "extend", lambda self, renewed, until: _endless(renewed)),
+        _patch(leases.ActiveClaims, "extend", lambda self, renewed, until: _endless(renewed)),
     ),
     "keyed steps": (
         "steps with a partition key go on when the session with its lock is lost",
-        _patch(leases.Leases, "interrupt", lambda self, held, why: False),
+        _patch(leases.ActiveClaims, "interrupt", lambda self, held, why: False),
     ),
     "no reaper": ("nobody takes back what the dead have left", _patch(reaper.Reaper, "_round", _no_reaping)),
     "dead at once": (

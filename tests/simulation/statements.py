@@ -106,7 +106,7 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 @meaning
-def pick_instances_told(scene: Scene, tx: Tx, params: Params) -> Rows:
+def pick_instances_by_id(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, told = (params[0] or b"").decode(), set(lit.ints(params[1]))
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
@@ -182,7 +182,7 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 @meaning
-def read_strays(scene: Scene, tx: Tx, params: Params) -> Rows:
+def read_orphans(scene: Scene, tx: Tx, params: Params) -> Rows:
     owner, queue = (params[0] or b"").decode(), (params[1] or b"").decode()
     known = set() if "strays" in scene.broken else set(lit.texts(params[2]))
     return [

@@ -166,7 +166,7 @@ class Pair:
         begin = self.random.choice((HEAD, attrs.evolve(HEAD, shelved=[address("m/1"), address("m/1", "t")])))
         if self.random.random() < 0.3 and self.server.tables.rows:
             ids = sorted(self.server.tables.rows)
-            begin = claims.PickFrom((), (), (), told=self.random.sample(ids, min(3, len(ids))))
+            begin = claims.PickFrom((), (), (), by_id=self.random.sample(ids, min(3, len(ids))))
         ours, theirs = await self.both(claims.pick_instances, owner, begin=begin, **options)
 
         def shown(picked: Any) -> Any:
@@ -177,7 +177,7 @@ class Pair:
         self.held += zip(ours.claims, theirs.claims, strict=True)
 
     def _some(self) -> list[tuple[Claim, Claim]]:
-        """Held ones, of distinct instances, stale or not."""
+        """ActiveClaim ones, of distinct instances, stale or not."""
         chosen = self.random.sample(self.held, min(len(self.held), self.random.randint(1, 3)))
         return list({ours.id: (ours, theirs) for ours, theirs in chosen}.values())
 
@@ -216,7 +216,7 @@ class Pair:
                 "step": "t",
                 "attempt": 0,
                 "advance": 1,
-                "ahead": ahead,
+                "keep_claim": ahead,
                 "state": state,
             }
         if kind == "retry":
@@ -290,7 +290,7 @@ class Pair:
             ids = [pair[side].claim_id for pair in known]
             known_ids = ids if side == 1 else [each for each in ids if len(each) == 36]
             results.append(
-                await lease.release_strays(conn, SCHEMA, owner="a", queue="default", known=known_ids)
+                await lease.release_orphans(conn, SCHEMA, owner="a", queue="default", known=known_ids)
             )
         assert results[0][0] == results[1][0], self.said[-5:]
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]

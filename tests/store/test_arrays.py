@@ -14,7 +14,13 @@ from tests.store.kit import SCHEMA, claims, connect, insert, outcome, rows
 
 DONE: dict[str, Any] = {"status": "done", "result": b"7"}
 FAILED: dict[str, Any] = {"status": "failed", "last_error": ""}
-AHEAD: dict[str, Any] = {"status": "runnable", "ahead": True, "advance": 1, "step": "b", "state": b'{"n": 1}'}
+AHEAD: dict[str, Any] = {
+    "status": "runnable",
+    "keep_claim": True,
+    "advance": 1,
+    "step": "b",
+    "state": b'{"n": 1}',
+}
 AGAIN: dict[str, Any] = {"status": "runnable", "attempt": 2, "delay": 60.0, "last_error": "oh"}
 MOVED: dict[str, Any] = {"status": "runnable", "advance": 1, "rekey": True, "partition_key": "new"}
 FREED: dict[str, Any] = {"status": "runnable", "advance": 1, "rekey": True}

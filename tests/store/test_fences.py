@@ -20,7 +20,7 @@ from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, pl
 
 KINDS: dict[str, dict[str, Any]] = {
     "next": {"status": "runnable", "step": "b", "advance": 1, "attempt": 0, "state": b'{"n": 2}'},
-    "next, ahead": {"status": "runnable", "step": "b", "advance": 1, "attempt": 0, "ahead": True},
+    "next, ahead": {"status": "runnable", "step": "b", "advance": 1, "attempt": 0, "keep_claim": True},
     "next, other key": {"status": "runnable", "step": "b", "advance": 1, "rekey": True, "partition_key": "z"},
     "retry": {"status": "runnable", "attempt": 7, "delay": 30.0, "last_error": "no", "keeps_awaits": True},
     "await": {"status": "awaiting_signal", "awaits": ("go",), "timeout": 9.0},
@@ -218,7 +218,7 @@ async def test_two_outcomes_of_one_instance_in_one_flush(db: psycopg.Connection,
             flushed = await commit_outcomes(
                 conn,
                 SCHEMA,
-                [outcome(claim, status="runnable", ahead=True, step=claim.claim_id) for claim in order],
+                [outcome(claim, status="runnable", keep_claim=True, step=claim.claim_id) for claim in order],
                 accept_late=True,
             )
             assert sorted(flushed.committed) == [new.id, other.id]
@@ -246,7 +246,7 @@ async def test_heartbeat_and_release_go_by_the_claim_alone(db: psycopg.Connectio
     insert(db, 2)
     async with connect(durable_dsn) as conn:
         first, second = await claims(conn)
-        ahead = outcome(first, status="runnable", advance=1, ahead=True)
+        ahead = outcome(first, status="runnable", advance=1, keep_claim=True)
         assert await commit(conn, ahead) == Committed(2, "executing", b"{}", inbox=False)
         db.execute(EXPIRE)
         assert len(await renew_leases(conn, SCHEMA, [second, first], lease_ttl=60)) == 2
@@ -282,7 +282,7 @@ async def test_running_ahead_keeps_claim_and_lease_and_moves_no_index_entry(
             "claim_id, locked_by, lease_expires_at, eligible_at, status, visit, (ctid::text::point)[0]::int"
         )
         [before] = rows(db, columns)
-        assert await commit(conn, outcome(claim, status="runnable", advance=1, ahead=True))
+        assert await commit(conn, outcome(claim, status="runnable", advance=1, keep_claim=True))
         [after] = rows(db, columns)
         assert after == (*before[:5], 2, before[6]), "on the same page, so the update is HOT"
 
@@ -292,12 +292,12 @@ async def test_a_due_sibling_stops_running_ahead(db: psycopg.Connection, durable
     [future] = insert(db, partition_key="k", eligible_at="=now() + interval '1 h'")
     async with connect(durable_dsn) as conn:
         [claim] = await claims(conn)
-        stays = await commit(conn, outcome(claim, status="runnable", advance=1, ahead=True))
+        stays = await commit(conn, outcome(claim, status="runnable", advance=1, keep_claim=True))
         assert stays is not None
         assert stays.status == "executing"
         db.execute("update durable.gen_durable set eligible_at = now() where id = %s", [future])
         claim.visit = 2
-        gone = await commit(conn, outcome(claim, status="runnable", advance=1, ahead=True))
+        gone = await commit(conn, outcome(claim, status="runnable", advance=1, keep_claim=True))
         assert gone is not None
         assert gone.status == "runnable"
         assert [each.id for each in await claims(conn)] == [future], "the elder by its date"

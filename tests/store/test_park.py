@@ -175,7 +175,7 @@ async def test_running_ahead_learns_of_a_signal(db: psycopg.Connection, durable_
     [number] = insert(db)
     async with connect(durable_dsn) as conn:
         [claim] = await claims(conn)
-        ahead = outcome(claim, "runnable", step="t", advance=1, ahead=True)
+        ahead = outcome(claim, "runnable", step="t", advance=1, keep_claim=True)
         flushed = await commit_outcomes(conn, SCHEMA, [ahead], accept_late=True)
         assert (flushed.committed[number].status, flushed.committed[number].inbox) == ("executing", False)
         await send_signals(conn, SCHEMA, [deliver(number)])

@@ -16,7 +16,7 @@ GATE = 4712
 
 
 def told(*ids: int) -> PickFrom:
-    return PickFrom((), (), (), told=ids)
+    return PickFrom((), (), (), by_id=ids)
 
 
 async def test_it_claims_what_it_is_told_of_and_no_more(db: psycopg.Connection, durable_dsn: str):

@@ -118,7 +118,9 @@ def test_a_flush_is_driven_by_its_outcomes(big: psycopg.Connection, size: int, *
     """By primary key, one probe each: named as a status, "executing" would let the planner read all 2,000 of them."""
     claims = executing(big, "many", size)
     how: dict[str, Any] = (
-        {"status": "awaiting_signal", "awaits": ("go",)} if rich else {"ahead": True, "status": "runnable"}
+        {"status": "awaiting_signal", "awaits": ("go",)}
+        if rich
+        else {"keep_claim": True, "status": "runnable"}
     )
     transitions = [outcome(claim, **how) for claim in claims]
     flush = measure(big, sent(commit_outcomes, SCHEMA, transitions, accept_late=True))
@@ -249,7 +251,7 @@ def test_a_pick_by_ids_reads_those_rows_alone(big: psycopg.Connection):
             "select id from durable.gen_durable where queue = 'small' and status = 'runnable' order by id limit 5"
         ).fetchall()
     ]
-    begin = PickFrom((), (), (), told=ids)
+    begin = PickFrom((), (), (), by_id=ids)
     found = measure(big, sent(pick, queue="small", limit=BATCH, begin=begin))
     found.assert_no_seq_scan("gen_durable")
     found.assert_uses("gen_durable_pkey")
@@ -295,7 +297,8 @@ def test_siblings_of_a_busy_key_are_passed_once_and_for_all(big: psycopg.Connect
     assert measure(big, sent(promote_siblings, SCHEMA, ["hot"])).buffers < 60
     assert measure(big, sent(sweep_keys, SCHEMA, after="", limit=1000)).buffers < 60
     assert (
-        measure(big, sent(commit_outcomes, SCHEMA, [outcome(hot, ahead=True)], accept_late=True)).buffers < 60
+        measure(big, sent(commit_outcomes, SCHEMA, [outcome(hot, keep_claim=True)], accept_late=True)).buffers
+        < 60
     )
     big.execute(
         "insert into durable.gen_durable (queue, fsm, step, partition_key) values ('hot 2', 'm', 's', 'hot')"

@@ -74,7 +74,7 @@ async def test_a_reap_and_a_release_leave_it(db: psycopg.Connection, durable_dsn
     async with connect(durable_dsn) as conn:
         [claim] = await claims(conn)
         await release_claims(conn, SCHEMA, [claim], attempts=1)
-        told = PickFrom((), (), (), told=[number])
+        told = PickFrom((), (), (), by_id=[number])
         [claim] = (await pick(conn, begin=told)).claims
         assert claim.round == 5
         db.execute(EXPIRE)

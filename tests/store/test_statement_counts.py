@@ -48,7 +48,7 @@ async def test_a_flush_of_plain_outcomes_is_one_statement(
         {"status": "done"},
         {"status": "failed", "last_error": "x"},
         {"status": "runnable", "advance": 1, "step": "b"},
-        {"status": "runnable", "advance": 1, "ahead": True},
+        {"status": "runnable", "advance": 1, "keep_claim": True},
         {"status": "runnable", "attempt": 1, "delay": 9.0, "keeps_awaits": True},
     ]
     async with connect(durable_dsn, "commit") as conn:
@@ -132,7 +132,7 @@ async def test_a_beat_is_two_statements_for_a_thousand_claims(db: psycopg.Connec
         await beats._beat()
         for several, expected in ((found[:1000], 2), (found[1000:], 3)):
             for claim in several:
-                node.leases.hold(claim)
+                node.claims.hold(claim)
             with counted(durable_dsn, expected):
                 await beats._beat()
 

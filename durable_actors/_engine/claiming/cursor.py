@@ -58,7 +58,7 @@ class PickCursor:
         if alone and told is not None and not any(at <= now for n, at in self._extras.items() if n != told):
             self._extras.pop(told, None)
             self._looked = [told]
-            return PickFrom((), (), (), told=self._looked)
+            return PickFrom((), (), (), by_id=self._looked)
         if now >= self._reset_at:
             self._positions.clear()
         self._full = not self._positions

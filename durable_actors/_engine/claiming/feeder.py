@@ -3,9 +3,9 @@
 Owns       the queue's buffer (claimed, not started), its pick cursor, and the demand of its slots.
 Receives   a wake-up: a slot is free, a poke, a row on offer again. Wake-ups coalesce.
 Sends      claims to the queue's pool, rows it cannot start to the flusher for release.
-Writes     pick_instances.sql, pick_instances_told.sql, expire_awaits.sql, and release_claims.sql after a pick of
+Writes     pick_instances.sql, pick_instances_by_id.sql, expire_awaits.sql, and release_claims.sql after a pick of
            unknown fate, on the claim lane.
-Reads      read_queue.sql, read_strays.sql.
+Reads      read_queue.sql, read_orphans.sql.
 If it dies its buffer goes back (attempt unchanged); running steps are not touched.
 Never      runs user code, commits, or renews.
 """
@@ -24,11 +24,11 @@ from durable_actors._engine.claiming.looks import Looks
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.keys.keeper import Keys
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.dispatcher import Claimed
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
-from durable_actors._store.lease import release_strays
+from durable_actors._store.lease import release_orphans
 from durable_actors._store.rows import Picked
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
@@ -145,11 +145,11 @@ class Feeder(Actor[object]):
                 self.claimed.start()  # before the look, which at rest takes half as long as the pick
             if look:
                 await self._look_again(alone=not begins)
-        except TROUBLE as exc:
+        except TRANSIENT_ERRORS as exc:
             self._unsure = self._unsure or isinstance(exc, CommitUnknown)
             self._nothing = False  # who knows, by now
             return trio.current_time() + self._outage.failed(exc)
-        self._outage.over()
+        self._outage.ok()
         now = trio.current_time()
         if picked.claims:
             self._found_work = True
@@ -175,10 +175,10 @@ class Feeder(Actor[object]):
     async def _pick(self, wanted: int) -> tuple[Picked, bool]:
         """Pick; tell what was found, and whether the queue is to be looked at now."""
         node, began = self._node, trio.current_time()
-        node.known.refresh()
+        node.catalog.refresh()
         async with node.pool.acquire(node.lane("claim")) as conn:
             if self._unsure:
-                await self._release_strays(conn)
+                await self._release_orphans(conn)
             if self._fresh:  # or the first pick would take priority 0 before more urgent rows
                 await self._learn(conn)
                 self._fresh = False
@@ -188,20 +188,20 @@ class Feeder(Actor[object]):
             if node.draining or (looked and self._nothing):  # a drain may have begun while this waited
                 return Picked([], [], {}), False
             alone = self._nothing and self.claimed.room_beside_one
-            begin = self.cursor.begin(began, limit=wanted, known=node.known.names, alone=alone)
+            begin = self.cursor.begin(began, limit=wanted, known=node.catalog.names, alone=alone)
             asked = trio.current_time()
-            known = node.known.array
+            known = node.catalog.array
             picked = await pick_instances(
                 conn, node.owner, queue=self._queue, limit=wanted, known=known, begin=begin, now=asked
             )
             self.claimed.add(picked.claims)  # from here on they are kept alive, whatever happens to this task
             now = trio.current_time()
-            if begin.told:
+            if begin.by_id:
                 self.cursor.missed(picked)
                 self._missed = True  # somebody else's rows, unless the look that follows sees none
             else:
                 self.cursor.advance(picked, now=now, took=now - asked)
-            if begin.told or picked.window >= wanted:
+            if begin.by_id or picked.window >= wanted:
                 self._nothing = False  # until the next look
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=wanted, seconds=now - asked))
@@ -218,11 +218,11 @@ class Feeder(Actor[object]):
             self._missed = missed or (self._missed and not self._nothing)
         self.looks.took(began, trio.current_time() - began, alone=alone)
 
-    async def _release_strays(self, conn: PgConn) -> None:
+    async def _release_orphans(self, conn: PgConn) -> None:
         """After a pick of unknown fate: what it claimed goes back now rather than when its lease is over."""
         node = self._node
-        known = [*(held.claim.claim_id for held in node.leases.everything()), *self._commits.releasing]
-        count, offered = await release_strays(
+        known = [*(held.claim.claim_id for held in node.claims.all()), *self._commits.releasing]
+        count, offered = await release_orphans(
             conn, node.owner.schema, owner=node.owner.name, queue=self._queue, known=known
         )
         self._unsure = False
@@ -247,9 +247,9 @@ class Feeder(Actor[object]):
         begun = self.looks.begin()
         shape = await read_queue(conn, self._node.owner.schema, self._queue)
         now = trio.current_time()
-        names = self._node.known.names
+        names = self._node.catalog.names
         self._nothing = not shape.priorities and names.isdisjoint(shape.shelved)
-        for text in self._node.known.explain_unknown(shape.shelved) if shape.shelved else ():
+        for text in self._node.catalog.explain_unknown(shape.shelved) if shape.shelved else ():
             logger.warning(
                 "queue %r has rows that this node cannot run: %s. They wait for a node that can",
                 self._queue,

@@ -25,7 +25,7 @@ import trio
 from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.claiming.idle_queues import IdleQueue
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TROUBLE
+from durable_actors._engine.outage import TRANSIENT_ERRORS
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import wait_for_work
 from durable_actors.otp import Actor
@@ -95,7 +95,7 @@ class LongPoll(Actor[object]):
             else:
                 try:
                     await self._look(queues)
-                except TROUBLE as exc:
+                except TRANSIENT_ERRORS as exc:
                     logger.debug("long poll: the server cannot watch, so queues are polled: %s", exc)
                     self._pause(LONGEST_PAUSE)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.committing.verdicts import Refused, Verdict
 from durable_actors._engine.keys.keeper import Keys
@@ -28,7 +28,7 @@ class Settling:
         self._commits = commits
         self._keys = keys
 
-    def committed(self, ran: Ran, held: Held, verdict: Committed) -> None:
+    def committed(self, ran: Ran, held: ActiveClaim, verdict: Committed) -> None:
         """It is in the database: tell those who wait for it."""
         node, claim = self._node, held.claim
         status = verdict.status
@@ -49,7 +49,7 @@ class Settling:
             if trio.current_time() > claim.trusted_until:
                 node.telemetry.emit(OutcomeLate(**facts(claim)))
 
-    def not_committed(self, held: Held, verdict: Verdict) -> None:
+    def not_committed(self, held: ActiveClaim, verdict: Verdict) -> None:
         """Nothing of it was written."""
         claim = held.claim
         if isinstance(verdict, Refused):
@@ -64,7 +64,7 @@ class Settling:
         if self._node.telemetry.active:
             self._node.telemetry.emit(OutcomeStale(**facts(claim)))
 
-    def given_up(self, held: Held) -> None:
+    def given_up(self, held: ActiveClaim) -> None:
         """Lost, without its key, no longer trusted, or drained. What is ours still goes back, fenced."""
         node, claim = self._node, held.claim
         if node.threads.is_left(claim):
@@ -89,7 +89,7 @@ class Settling:
             if node.telemetry.active:
                 node.telemetry.emit(ClaimLost(**facts(claim), reason=reason))
 
-    def crashed(self, held: Held, error: BaseException) -> None:
+    def crashed(self, held: ActiveClaim, error: BaseException) -> None:
         """User code raised what is for no `handle`: it goes back as if its worker had died, but for the worker."""
         node, claim = self._node, held.claim
         if held.lost is None:
@@ -107,14 +107,14 @@ class Settling:
         if node.telemetry.active:
             node.telemetry.emit(StepCrashed(**facts(claim), error=error))
 
-    def let_go(self, held: Held) -> None:
+    def let_go(self, held: ActiveClaim) -> None:
         """Renew it no longer; its key is for others.
 
         Not before its task or thread has ended: one that outlives its claim keeps its key until it has really returned.
         """
         if held.claim.partition_key is not None:
             self._keys.free(held.claim)
-        self._node.leases.drop(held)
+        self._node.claims.drop(held)
 
 
 def facts(claim: Claim) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class _Step:
 
 def tell_failure(node: Node, ran: Ran, claim: Claim, status: Status) -> None:
     """Log a failed run; one line, and for the end of an instance the traceback."""
-    spec = node.known.find(claim.fsm, claim.version)
+    spec = node.catalog.find(claim.fsm, claim.version)
     limit = None if spec is None else spec.max_attempts
     over = spec is not None and claim.attempt > 0 and exhausted(spec, claim.attempt) is not None
     run = f"run {claim.attempt + (not over)}" + ("" if limit is None else f" of {limit}")

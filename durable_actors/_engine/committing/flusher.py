@@ -28,7 +28,7 @@ import trio
 from durable_actors._engine.committing.queue import MAX_BATCH, Commits, Entry, Release, waiting
 from durable_actors._engine.committing.verdicts import STALE, Refused, blames_data
 from durable_actors._engine.node import Node, answer_patience, logger
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.failures import RETRYABLE
 from durable_actors._store.claim import ClaimState, probe_locks, read_claims, release_claims
@@ -157,7 +157,7 @@ class Flusher(Actor[object]):
                 if not await self._refused(batch, exc):
                     return
             else:
-                self._outage.over()
+                self._outage.ok()
                 self._tries, self._most, self._lone_refusals = 0, min(self._most * 2, MAX_BATCH), 0
                 self._queue.answered = trio.current_time()
                 for entry in batch:
@@ -335,7 +335,7 @@ class Flusher(Actor[object]):
             entry.unknown = True  # a commit may be under way, or done and not answered
             raise
         else:
-            self._outage.over()
+            self._outage.ok()
             if entry.writes_beside:
                 self._apart_until = 0.0
             entry.answer(committed.get(entry.transition.claim.id, STALE))
@@ -349,7 +349,7 @@ class Flusher(Actor[object]):
             patience = answer_patience(node.owner.lease_ttl)
             async with node.pool.acquire(node.lane(role), within=patience) as conn:
                 return await probe_locks(conn, node.owner.schema, rows)
-        except TROUBLE:
+        except TRANSIENT_ERRORS:
             return None
 
     async def _bisect(self, batch: list[Entry], error: psycopg.Error) -> None:
@@ -384,13 +384,13 @@ class Flusher(Actor[object]):
                 queue.releases.setdefault(how, []).extend(claims)
                 if refused:
                     self._most_released = len(claims) // 2  # one of them is the reason: a trigger, a lock
-                elif not isinstance(exc, TROUBLE):
+                elif not isinstance(exc, TRANSIENT_ERRORS):
                     raise
                 else:
                     await trio.sleep(self._outage.failed(exc))
                 return  # outcomes first, and a look at whether we are to stop
             else:
-                self._outage.over()
+                self._outage.ok()
                 self._most_released = min(self._most_released * 2, MAX_BATCH)
                 logger.debug("released %d claims", len(claims))
                 node.offer(promoted)

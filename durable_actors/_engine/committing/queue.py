@@ -16,7 +16,7 @@ import outcome
 import trio
 from trio.lowlevel import Abort, RaiseCancelT, Task
 
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.verdicts import Verdict
 from durable_actors._engine.running.step_run import Ran, StepRun
 from durable_actors._store.claim import OFFERED
@@ -36,7 +36,7 @@ class Entry:
 
     __slots__ = ("aside", "held", "open", "refusals", "task", "transition", "unknown")
 
-    def __init__(self, transition: Transition, held: Held, task: Task | None) -> None:
+    def __init__(self, transition: Transition, held: ActiveClaim, task: Task | None) -> None:
         self.transition = transition
         self.held = held
         self.task = task
@@ -90,7 +90,7 @@ class Left(Entry):
 
     __slots__ = ("_settle", "ran", "run")
 
-    def __init__(self, run: StepRun, ran: Ran, held: Held, settle: Settle) -> None:
+    def __init__(self, run: StepRun, ran: Ran, held: ActiveClaim, settle: Settle) -> None:
         super().__init__(ran.transition, held, None)
         self.run = run
         self.ran = ran
@@ -149,7 +149,7 @@ class Commits:
         self.releasing: set[str] = set()
         """Claims (`claim_id`) on their way back: queued, sent, or set aside. They are nobody's here, and no strays."""
 
-    async def commit(self, transition: Transition, held: Held) -> Verdict:
+    async def commit(self, transition: Transition, held: ActiveClaim) -> Verdict:
         """Queue a transition and wait for its verdict. Cancelled: one that is under way may be committed."""
         entry = Entry(transition, held, trio.lowlevel.current_task())
         if not self.entries:  # else the flusher is awake, or will be: it sleeps only when there is nothing
@@ -189,7 +189,7 @@ class Commits:
         later: list[Entry] = []
         size = 0
         if len(self.entries) > WHOLE:
-            going_on = sum([entry.transition.ahead for entry in self.entries])
+            going_on = sum([entry.transition.keep_claim for entry in self.entries])
             most = min(most, max(WHOLE, len(self.entries) - going_on // 2))
         while self.entries and len(batch) < most and size < MAX_BYTES:
             entry = self.entries.popleft()

@@ -10,7 +10,7 @@ import trio
 from durable_actors._engine.committing.flusher import LOCK_PAUSE
 from durable_actors._engine.committing.verdicts import STALE, Refused, Verdict, blames_data
 from durable_actors._engine.node import Node, answer_patience
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.failures import RETRYABLE
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
@@ -52,7 +52,7 @@ async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outag
                     # The claim is gone: the row tells whether the first attempt had happened.
                     states = await read_claims(conn, node.owner.schema, [transition.claim.id])
                     done = was_committed(transition, states.get(transition.claim.id))
-        except TROUBLE as exc:
+        except TRANSIENT_ERRORS as exc:
             if isinstance(exc, psycopg.Error) and blames_data(exc):
                 return Refused(exc)
             unknown = unknown or isinstance(exc, CommitUnknown)
@@ -63,7 +63,7 @@ async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outag
         except Duplicate as exc:  # a child with on_duplicate="raise"
             return Refused(exc)
         else:
-            outage.over()
+            outage.ok()
             if done is None:
                 return STALE
             node.offer(list(done.offered))

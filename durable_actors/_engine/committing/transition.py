@@ -40,18 +40,18 @@ def transition(
     *,
     handed: Sequence[Signal] = (),
     unseen: Sequence[int] = (),
-    ahead: bool = False,
+    keep_claim: bool = False,
     error: BaseException | None = None,
 ) -> Transition:
     """Translate (claim, outcome) into the next row.
 
     `handed` are the awaited signals that the step was given, `unseen` the ids of those that were there beyond them.
-    `ahead` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it.
+    `keep_claim` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it.
     Raises `StateError` when a state or result cannot be stored.
     """
     match outcome:
         case Next():
-            return _enter(claim, spec, outcome, handed=handed, ahead=ahead)
+            return _enter(claim, spec, outcome, handed=handed, keep_claim=keep_claim)
         case Done():
             result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
             return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result)
@@ -95,7 +95,7 @@ def transition(
 
 
 def _enter(
-    claim: Claim, spec: MachineSpec, outcome: Next, *, handed: Sequence[Signal], ahead: bool
+    claim: Claim, spec: MachineSpec, outcome: Next, *, handed: Sequence[Signal], keep_claim: bool
 ) -> Transition:
     key = outcome.partition_key
     rekey = key is not KEEP and key != claim.partition_key
@@ -105,7 +105,7 @@ def _enter(
         outcome.step,
         attempt=0,
         advance=1,
-        ahead=ahead and not rekey,
+        keep_claim=keep_claim and not rekey,
         state=_state(spec, outcome.state, outcome.step),
         rekey=rekey,
         partition_key=key if isinstance(key, str) else None,

@@ -27,7 +27,7 @@ import trio
 from durable_actors._engine.keys.locks import Keys, keys_of
 from durable_actors._engine.keys.session import KeySession, trust_window
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._store.claim import promote_siblings
 from durable_actors._wording import counted
 from durable_actors.errors import StoreUnavailable
@@ -62,7 +62,7 @@ class Keeper(Actor[object]):
         """Open the session, so that feeders find it. Without Postgres: go on trying. `ConfigError`: a pooler."""
         try:
             await self._open()
-        except TROUBLE as exc:
+        except TRANSIENT_ERRORS as exc:
             self._fail(exc)
         self.nursery.start_soon(self._watch)
         self.nursery.start_soon(self._offer)
@@ -73,7 +73,7 @@ class Keeper(Actor[object]):
             while True:
                 try:
                     await self._turn()
-                except TROUBLE as exc:
+                except TRANSIENT_ERRORS as exc:
                     self._fail(exc)
                 with trio.move_on_at(self._next_turn()):
                     await self.mailbox.receive()
@@ -129,7 +129,7 @@ class Keeper(Actor[object]):
         await self._give_back()
         self._session = await KeySession.open(self._node)
         self._keys.opened()
-        self._outage.over()
+        self._outage.ok()
         logger.debug("keeper: the session is server process %d", self._session.backend)
 
     def _fail(self, error: Exception) -> None:
@@ -176,14 +176,14 @@ class Keeper(Actor[object]):
     def _interrupt(self, why: str) -> None:
         """Cancel every keyed step; what is only buffered gives its key back."""
         cancelled = 0
-        for held in self._node.leases.all():
+        for held in self._node.claims.live():
             if held.claim.partition_key is None:
                 continue
             if held.waits:  # nothing of its step ran; its feeder takes the key again, or gives the row back
                 self._keys.free(held.claim)
                 self._node.poke(held.claim.queue)
             else:
-                cancelled += self._node.leases.interrupt(held, why)
+                cancelled += self._node.claims.interrupt(held, why)
         if cancelled:
             logger.warning("keeper: %s with a partition key cancelled: %s", counted(cancelled, "step"), why)
 
@@ -206,9 +206,9 @@ class Keeper(Actor[object]):
             try:
                 async with node.pool.acquire(node.lane("claim")) as conn:
                     promoted = await promote_siblings(conn, node.owner.schema, sorted(due))
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 await trio.sleep(outage.failed(exc))
             else:
-                outage.over()
+                outage.ok()
                 busy.offered(due, trio.current_time())
                 node.offer(promoted)

@@ -1,6 +1,6 @@
 """Heartbeat: keeps this node's leases alive.
 
-Owns       nothing: the claims are in `Leases`, which outlives it.
+Owns       nothing: the claims are in `ActiveClaims`, which outlives it.
 Receives   nothing; a message makes it beat at once.
 Sends      cancellation to steps whose claim is lost.
 Writes     renew_leases.sql, touch_node.sql, every `heartbeat_interval` seconds, on its own lane. Between two beats a
@@ -24,9 +24,9 @@ from typing import Final
 import psycopg
 import trio
 
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import read_claims
 from durable_actors._store.lease import renew_leases
@@ -72,10 +72,10 @@ class Heartbeat(Actor[object]):
             beats = began >= beat_at or not sleep.cancelled_caught
             try:
                 await (self._beat() if beats else self._pulse())
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 due = trio.current_time() + min(self._outage.failed(exc), pulse)
             else:
-                self._outage.over()
+                self._outage.ok()
                 if beats:
                     beat_at = began + interval
                 due = min(began + pulse, beat_at)
@@ -84,13 +84,13 @@ class Heartbeat(Actor[object]):
         """Renew every claim, in batches; raises when a batch could not be sent or confirmed."""
         node = self._node
         async with node.pool.acquire(node.lane("heartbeat")) as conn:
-            await self._renew(conn, node.leases.all())
+            await self._renew(conn, node.claims.live())
             await self._tell_people(conn)
 
     async def _pulse(self) -> None:
         """Renew some claims: whoever looks sees that this node lives."""
         node = self._node
-        claims = node.leases.all()[:PULSE]
+        claims = node.claims.live()[:PULSE]
         if not claims:
             return
         async with node.pool.acquire(node.lane("heartbeat")) as conn:
@@ -98,7 +98,7 @@ class Heartbeat(Actor[object]):
         if not renewed:
             await self._beat()
 
-    async def _renew(self, conn: PgConn, claims: list[Held]) -> int:
+    async def _renew(self, conn: PgConn, claims: list[ActiveClaim]) -> int:
         """Renew these; return how many were. Refused ones are found by halving; then the refusal is raised."""
         node = self._node
         count, refusal = 0, None
@@ -122,13 +122,13 @@ class Heartbeat(Actor[object]):
         self._refused.clear()
         return count
 
-    async def _renew_batch(self, conn: PgConn, batch: list[Held]) -> int:
+    async def _renew_batch(self, conn: PgConn, batch: list[ActiveClaim]) -> int:
         node = self._node
         sent = trio.current_time()
         renewed = await renew_leases(
             conn, node.owner.schema, [held.claim for held in batch], lease_ttl=node.owner.lease_ttl
         )
-        node.leases.extend(
+        node.claims.extend(
             (held for held in batch if held.claim.claim_id in renewed), sent + node.owner.lease_ttl
         )
         missing = [held for held in batch if held.claim.claim_id not in renewed]
@@ -151,7 +151,7 @@ class Heartbeat(Actor[object]):
         except psycopg.Error as exc:
             logger.debug("heartbeat: %s could not be noted: %s", owner.name, exc)
 
-    def _tell_refused(self, held: Held, error: psycopg.Error) -> None:
+    def _tell_refused(self, held: ActiveClaim, error: psycopg.Error) -> None:
         if held.claim.claim_id not in self._refused:
             self._refused.add(held.claim.claim_id)
             number = held.claim.id
@@ -159,9 +159,9 @@ class Heartbeat(Actor[object]):
                 "instance %d: Postgres refuses to renew its lease, trying again: %s", number, error
             )
 
-    def _judge(self, missing: list[Held], owners: dict[int, str | None]) -> None:
+    def _judge(self, missing: list[ActiveClaim], owners: dict[int, str | None]) -> None:
         for held in missing:
             owner = owners.get(held.claim.id)
             if owner != held.claim.claim_id:
                 why = "its claim was taken back" if owner is None else "another worker has claimed it"
-                self._node.leases.lose(held, why)
+                self._node.claims.lose(held, why)

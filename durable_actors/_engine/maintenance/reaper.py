@@ -22,7 +22,7 @@ import trio
 
 from durable_actors._engine.maintenance.failure_detector import Watch, judge_owners, wait_for_next
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
 from durable_actors._store.node import forget_nodes
@@ -60,10 +60,10 @@ class Reaper(Actor[object]):
         while True:
             try:
                 wait = await self._round()
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 wait = self._outage.failed(exc)
             else:
-                self._outage.over()
+                self._outage.ok()
             with trio.move_on_after(wait):
                 await self.mailbox.receive()
 
@@ -157,7 +157,7 @@ class Reaper(Actor[object]):
                 gone = await forget_nodes(
                     conn, node.owner.schema, stopped=FORGET_STOPPED, lost=FORGET_LOST, limit=BATCH
                 )
-        except TROUBLE as exc:
+        except TRANSIENT_ERRORS as exc:
             logger.debug("old nodes could not be forgotten: %s", exc)
         else:
             if gone:

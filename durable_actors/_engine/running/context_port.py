@@ -18,7 +18,7 @@ import attrs
 import psycopg
 import trio
 
-from durable_actors._engine.claims import Leases
+from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.committing.verdicts import blames_data
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.patience import with_patience
@@ -64,7 +64,7 @@ class EnginePort:
     """One object per engine, shared by all contexts."""
 
     def __init__(
-        self, pool: Pool, lane: str, schema: str, leases: Leases, *, patience: float | None = None
+        self, pool: Pool, lane: str, schema: str, leases: ActiveClaims, *, patience: float | None = None
     ) -> None:
         self._pool = pool
         self._lane = lane

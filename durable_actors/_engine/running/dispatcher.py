@@ -16,7 +16,7 @@ import trio
 
 from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.claiming.events import contended_event
-from durable_actors._engine.claims import Held, Turn
+from durable_actors._engine.claims import ActiveClaim, TaskSlice
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.keys.keeper import Keys
 from durable_actors._engine.node import Node, logger
@@ -44,8 +44,8 @@ class Claimed:
         self._tasks = StepTasks(node, commits, keys, pool)
         self._commits = commits
         self._keys = keys
-        self._buffer: deque[Held] = deque()
-        self._going: deque[Held] = deque()  # between two steps on one claim; each has kept its slot
+        self._buffer: deque[ActiveClaim] = deque()
+        self._going: deque[ActiveClaim] = deque()  # between two steps on one claim; each has kept its slot
         self._keyed = False  # some of the buffer may have a key
         self._doubted = False  # what is in the buffer waits for a slot, and is known to
         self._closed = False
@@ -55,7 +55,7 @@ class Claimed:
         """Some of it was claimed ahead, and has had no slot yet."""
         self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
         self._concurrency = limits.concurrency
-        self._suspended: set[Held] = set()  # steps whose own code waits for something
+        self._suspended: set[ActiveClaim] = set()  # steps whose own code waits for something
         self.slots = Slots(limits)
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Claimed:
         waiting, now = len(self._buffer), self._now()
         self._note_all_ran(now)
         self.slots.ahead.picked(len(claims), now)
-        self._buffer.extend([self._node.leases.hold(claim, now) for claim in claims])
+        self._buffer.extend([self._node.claims.hold(claim, now) for claim in claims])
         self._doubted = False
         self._keyed = self._keyed or any([claim.partition_key is not None for claim in claims])  # noqa: C419 - faster
         self.over = self.slots.excess(len(self._buffer)) > 0
@@ -107,7 +107,7 @@ class Claimed:
         """Steps that the last incarnation of the feeder started still run, and what it left is on its way."""
         self.slots.recount(
             held
-            for held in self._node.leases.everything()
+            for held in self._node.claims.all()
             if held.claim.queue == self._queue
             and (held.left or (held.task is not None and held.task.running))
         )
@@ -125,7 +125,7 @@ class Claimed:
         held = self._take_next(now)
         if held is None:
             return False
-        turn = Turn(held, now)
+        turn = TaskSlice(held, now)
         try:
             turn.task = held.task = self._pool.start_nowait(
                 self._tasks.run, turn, key=turn, deadline=held.claim.trusted_until
@@ -137,7 +137,7 @@ class Claimed:
         self._eager += 1
         return True
 
-    def follow(self, turn: Turn) -> bool:
+    def follow(self, turn: TaskSlice) -> bool:
         """A step has ended without waiting: go on with the next claim in its task. False: the task ends."""
         task, now = turn.task, self._now()
         if task is None or task.cancelling or task.deadline <= now or now - turn.since > SLICE:
@@ -150,7 +150,7 @@ class Claimed:
             task.deadline = held.claim.trusted_until
         return True
 
-    def _take_next(self, now: float) -> Held | None:
+    def _take_next(self, now: float) -> ActiveClaim | None:
         """The next claim to run; its slot is taken. None in a drain, too: its last pick may still come."""
         while not self._node.draining:
             if self._going:
@@ -175,7 +175,7 @@ class Claimed:
                 return None
         return None
 
-    def _put_back(self, held: Held) -> None:
+    def _put_back(self, held: ActiveClaim) -> None:
         held.task = None
         if held.steps:
             self._going.appendleft(held)
@@ -183,7 +183,7 @@ class Claimed:
             self.slots.running -= 1
             self._buffer.appendleft(held)
 
-    def _next_startable(self) -> Held | None:
+    def _next_startable(self) -> ActiveClaim | None:
         """Take the first claim that has what it needs; one whose key is being taken waits."""
         for index, held in enumerate(self._buffer):
             if held.claim.partition_key is None or self._keys.owns(held.claim):
@@ -193,7 +193,7 @@ class Claimed:
 
     # -- told by the tasks and by what they leave
 
-    def waits(self, held: Held) -> None:
+    def waits(self, held: ActiveClaim) -> None:
         """A step waits for something for the first time; called in its task."""
         if not held.waited:
             held.waited = True
@@ -206,13 +206,13 @@ class Claimed:
             self._start_next()
         self._keeps_slot(held)
 
-    def stays(self, held: Held) -> None:
+    def stays(self, held: ActiveClaim) -> None:
         """A step's code has ended, and its instance goes on here when that is committed."""
         if self._suspended:
             self._suspended.discard(held)
         self._keeps_slot(held)
 
-    def _keeps_slot(self, held: Held) -> None:
+    def _keeps_slot(self, held: ActiveClaim) -> None:
         """A step keeps its slot beyond its first turn: it waits, or its instance goes on when it is committed."""
         self.slots.ahead.waited()
         if self.over and self.slots.full(self._eager - (not held.waited)):
@@ -230,7 +230,7 @@ class Claimed:
             for held in self._buffer:
                 held.seen = -math.inf
 
-    def goes_on(self, held: Held) -> None:
+    def goes_on(self, held: ActiveClaim) -> None:
         """What a task has left is committed, and its instance stays on the claim: its next step has a slot already."""
         held.left = held.waited = False
         held.seen = self._commits.answered
@@ -241,7 +241,7 @@ class Claimed:
             self._going.append(held)
             self._go_on()
 
-    def ended(self, held: Held, *, task_stays: bool) -> None:
+    def ended(self, held: ActiveClaim, *, task_stays: bool) -> None:
         """A step's code has ended, and its instance will not go on here: another may run while it is committed.
 
         `task_stays`: and waits for that.
@@ -253,7 +253,7 @@ class Claimed:
             self._go_on()
         self._wake()
 
-    def exited(self, held: Held) -> None:
+    def exited(self, held: ActiveClaim) -> None:
         """A step task has ended; called in that task, after its slot is free."""
         if not held.waited:
             self._eager = max(self._eager - 1, 0)
@@ -266,12 +266,12 @@ class Claimed:
         else:
             self._go_on()
 
-    def settled(self, held: Held) -> None:
+    def settled(self, held: ActiveClaim) -> None:
         """What a task has left is settled."""
         self._freed(held)
         self._go_on()
 
-    def _freed(self, held: Held) -> None:
+    def _freed(self, held: ActiveClaim) -> None:
         self.slots.exited(held)
         self._wake()
 
@@ -303,7 +303,7 @@ class Claimed:
                 self._give_back(held)
         self.over = False
 
-    def without_key(self) -> list[Held]:
+    def without_key(self) -> list[ActiveClaim]:
         """Claims that lack their key: picked just now or before a failure, or it went with its session."""
         if not self._keyed:
             return []
@@ -311,7 +311,7 @@ class Claimed:
         self._keyed = bool(keyed)
         return [held for held in keyed if not self._keys.owns(held.claim)]
 
-    def give_back(self, contended: Iterable[Held]) -> None:
+    def give_back(self, contended: Iterable[ActiveClaim]) -> None:
         """The keys of these are busy elsewhere: the rows keep their place."""
         for held in contended:
             self._buffer.remove(held)
@@ -323,9 +323,9 @@ class Claimed:
         while self._waiting:
             self._give_back((self._going or self._buffer).popleft())
 
-    def _give_back(self, held: Held, *, contended: bool = False) -> None:
+    def _give_back(self, held: ActiveClaim, *, contended: bool = False) -> None:
         claim = held.claim
-        self._node.leases.drop(held)
+        self._node.claims.drop(held)
         if claim.partition_key is not None:
             self._keys.free(claim)
         if held.lost is None:
@@ -336,9 +336,9 @@ class Claimed:
                 self._node.telemetry.emit(contended_event(claim))
 
 
-def _may_run(held: Held, now: float) -> bool:
+def _may_run(held: ActiveClaim, now: float) -> bool:
     return held.lost is None and held.claim.trusted_until > now
 
 
-def _urgency(held: Held) -> int:
+def _urgency(held: ActiveClaim) -> int:
     return held.claim.priority

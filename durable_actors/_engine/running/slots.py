@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from durable_actors._engine.claiming.demand import QueueLimits, demand
-from durable_actors._engine.claims import Held
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running.prefetch import Ahead, most_ahead
 
 
@@ -38,7 +38,7 @@ class Slots:
         self.ahead = Ahead(limits)
         """Rows to claim although no slot is free for them."""
 
-    def recount(self, started: Iterable[Held]) -> None:
+    def recount(self, started: Iterable[ActiveClaim]) -> None:
         """Begin with these: the feeder before this one has started them. An instance that stays has kept its slot."""
         for held in started:
             if held.ending:
@@ -87,19 +87,19 @@ class Slots:
         limits = self._limits
         return buffered - limits.prefetch - max(limits.concurrency - self.running, 0)
 
-    def ended(self, held: Held) -> None:
+    def ended(self, held: ActiveClaim) -> None:
         """A step's code has ended, and its instance will not stay on this claim: one that does keeps its slot."""
         held.ending = True
         self.running -= 1
         self.ending += 1
 
-    def resumed(self, held: Held) -> None:
+    def resumed(self, held: ActiveClaim) -> None:
         """The outcome was refused: code of this instance runs again beside the others."""
         held.ending = False
         self.running += 1
         self.ending -= 1
 
-    def exited(self, held: Held) -> None:
+    def exited(self, held: ActiveClaim) -> None:
         """A task has gone, and what it has left is settled."""
         if held.ending:
             self.ending -= 1

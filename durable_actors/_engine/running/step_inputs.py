@@ -21,7 +21,7 @@ from durable_actors.machine import MOST_CHILDREN, ChildView, Signal, Status
 
 
 @attrs.frozen
-class Surroundings:
+class StepInputs:
     """The fields of a context that are not in the row."""
 
     signals: tuple[Signal, ...] = ()
@@ -37,10 +37,10 @@ class Surroundings:
     must not wake for them; nothing consumes them, for nobody has seen them."""
 
 
-NOTHING = Surroundings()
+NOTHING = StepInputs()
 
 
-class Surveyor:
+class InputLoader:
     """Reads surroundings for the step tasks of one engine."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Surveyor:
         # What was claimed and awaited nothing must not wait for a pick that takes long, which has the lane of claims.
         self._beside: Batched[int, list[Signal]] = Batched(partial(self._fetch, beside or lane))
 
-    async def look(self, claim: Claim) -> Surroundings:
+    async def load(self, claim: Claim) -> StepInputs:
         """What the claim's step is shown. Raises `StoreUnavailable`; `StateError` for a child's result."""
         signals: tuple[Signal, ...] = ()
         awaited: tuple[Signal, ...] = ()
@@ -81,7 +81,7 @@ class Surveyor:
             children, counts = None, await self._count(claim)
         elif claim.children_total:
             children = await self._children(claim)
-        return Surroundings(signals, awaited, more, children, counts, unseen)
+        return StepInputs(signals, awaited, more, children, counts, unseen)
 
     async def _children(self, claim: Claim) -> tuple[ChildView, ...]:
         """All of them, page by page; others have the connection between two pages."""

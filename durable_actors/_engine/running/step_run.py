@@ -159,7 +159,7 @@ class StepRun:
             outcome,
             handed=self.around.awaited,
             unseen=self.around.unseen,
-            ahead=stays,
+            keep_claim=stays,
             error=error,
         )
         return Ran(after, type(outcome).__name__, error)

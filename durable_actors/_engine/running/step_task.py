@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import trio
 
-from durable_actors._engine.claims import Held, Turn
+from durable_actors._engine.claims import ActiveClaim, TaskSlice
 from durable_actors._engine.committing.completion import Settling, facts
 from durable_actors._engine.committing.failures import tell_failure
 from durable_actors._engine.committing.queue import Commits, Left
@@ -29,15 +29,15 @@ from durable_actors._engine.committing.transition import failure
 from durable_actors._engine.committing.verdicts import Refused, Verdict
 from durable_actors._engine.keys.keeper import Keys
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TROUBLE
-from durable_actors._engine.running.step_inputs import NOTHING, Surroundings
+from durable_actors._engine.outage import TRANSIENT_ERRORS
+from durable_actors._engine.running.step_inputs import NOTHING, StepInputs
 from durable_actors._engine.running.step_run import Ran, StepRun
 from durable_actors._engine.running.user_code import Crashed, cancelled_in, interrupt_in
 from durable_actors._store.claim import SHELVED
 from durable_actors._store.rows import Claim, Committed
 from durable_actors._trio_inside import LOCKS, innermost
 from durable_actors.errors import StateError
-from durable_actors.otp import Pool, PoolClosed, PoolFull, Renewed
+from durable_actors.otp import ContextReset, Pool, PoolClosed, PoolFull
 from durable_actors.telemetry import StepStarted, StepStopped, current_step
 
 AHEAD_STEPS: Final = 50
@@ -71,7 +71,7 @@ class StepTasks:
         context.run(current_step.set, None)
         return context
 
-    async def run(self, turn: Turn, left: Left | None = None, refused: Refused | None = None) -> object:
+    async def run(self, turn: TaskSlice, left: Left | None = None, refused: Refused | None = None) -> object:
         """Run steps, one claim after the other, until one has waited or there is none to follow.
 
         Of an outcome that was left, and is `refused`: go on as if this task had waited for that.
@@ -107,12 +107,12 @@ class StepTasks:
                 turn.task.spend()
                 return None
             if held.waited or not held.left or not claimed.follow(turn):
-                return Renewed
+                return ContextReset
 
-    async def _run_step(self, held: Held, task: Any, home: object) -> bool:
+    async def _run_step(self, held: ActiveClaim, task: Any, home: object) -> bool:
         """One step: its outcome is left, or, with children, committed. True: it has left something open in its task."""
         node, claim = self._node, held.claim
-        spec = node.known.find(claim.fsm, claim.version)
+        spec = node.catalog.find(claim.fsm, claim.version)
         if spec is None or claim.step not in spec.steps:
             self._shelve(claim)
             return False
@@ -147,17 +147,17 @@ class StepTasks:
         logger.warning(text, claim.id, claim.step, claim.fsm, claim.version)
         self._commits.release(claim, attempts=0, hold=SHELVED)
 
-    async def _survey(self, claim: Claim) -> Surroundings | StateError:
+    async def _survey(self, claim: Claim) -> StepInputs | StateError:
         """Read what the step is shown; while the store is away, wait: the lease decides for how long.
 
         A child's result that does not decode is for `handle`: raised here, it would end the task again and again.
         """
         while True:
             try:
-                around = await self._node.surveyor.look(claim)
+                around = await self._node.inputs.load(claim)
             except StateError as exc:
                 return exc
-            except TROUBLE:
+            except TRANSIENT_ERRORS:
                 await trio.sleep(LOOK_AGAIN)
             else:
                 # With nothing unread its outcomes take the short way, and it may run ahead. A signal that comes now is
@@ -165,7 +165,7 @@ class StepTasks:
                 claim.inbox = bool(around.signals)
                 return around
 
-    def _may_go_on(self, held: Held) -> bool:
+    def _may_go_on(self, held: ActiveClaim) -> bool:
         """Whether this instance may keep its slot for its next step.
 
         Asked when the outcome is there: a drain, or more urgent work, may have come while the step ran.
@@ -175,7 +175,7 @@ class StepTasks:
         feeder = self._node.feeders.get(held.claim.queue)
         return feeder is not None and not feeder.claimed.has_more_urgent(held.claim.priority)
 
-    async def _send(self, ran: Ran, held: Held) -> Verdict:
+    async def _send(self, ran: Ran, held: ActiveClaim) -> Verdict:
         """Commit an outcome with children, or one after a refusal, and wait for the verdict."""
         # What a step has set in its context is for nobody else. Takes effect when this task has waited.
         trio.lowlevel.current_task().context = self._context.copy()
@@ -195,9 +195,9 @@ class StepTasks:
 
     # -- outcomes that no task waits for
 
-    def _leave(self, run: StepRun, ran: Ran, held: Held) -> None:
+    def _leave(self, run: StepRun, ran: Ran, held: ActiveClaim) -> None:
         """The flusher settles the outcome, this task is free for another claim. One that stays keeps its slot."""
-        if ran.transition.ahead:
+        if ran.transition.keep_claim:
             self._node.feeders[held.claim.queue].claimed.stays(held)
         else:
             self._ended(held, task_stays=False)
@@ -243,7 +243,7 @@ class StepTasks:
             self._settling.let_go(held)
             claimed.settled(held)
 
-    def _tell(self, ran: Ran, held: Held, verdict: Verdict) -> None:
+    def _tell(self, ran: Ran, held: ActiveClaim, verdict: Verdict) -> None:
         if isinstance(verdict, Committed):
             self._settling.committed(ran, held, verdict)
             if ran.transition.last_error is not None or ran.error is not None:
@@ -259,7 +259,7 @@ class StepTasks:
         held = left.held
         if held.lost is not None or not self._keys.holds(held.claim):
             return False
-        turn = Turn(held, trio.current_time())
+        turn = TaskSlice(held, trio.current_time())
         try:
             turn.task = held.task = self._pool.start_nowait(
                 self.run, turn, left, refused, key=turn, deadline=held.claim.trusted_until
@@ -278,7 +278,9 @@ class StepTasks:
         self._tell(ran, held, verdict)
         return left.run.leaked
 
-    async def _refused(self, run: StepRun, ran: Ran, held: Held, verdict: Refused) -> tuple[Ran, Verdict]:
+    async def _refused(
+        self, run: StepRun, ran: Ran, held: ActiveClaim, verdict: Refused
+    ) -> tuple[Ran, Verdict]:
         """Data that Postgres refuses goes through `handle` once, then fails."""
         refused = verdict.error
         again: Verdict = verdict
@@ -294,16 +296,16 @@ class StepTasks:
             again = await self._send(ran, held)
         return ran, again
 
-    def _ended(self, held: Held, *, task_stays: bool) -> None:
+    def _ended(self, held: ActiveClaim, *, task_stays: bool) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and not held.ending:
             feeder.claimed.ended(held, task_stays=task_stays)
 
-    def _may_resume(self, held: Held) -> bool:
+    def _may_resume(self, held: ActiveClaim) -> bool:
         feeder = self._node.feeders.get(held.claim.queue)
         return feeder is None or feeder.claimed.slots.may_resume
 
-    def _resumed(self, held: Held) -> None:
+    def _resumed(self, held: ActiveClaim) -> None:
         feeder = self._node.feeders.get(held.claim.queue)
         if feeder is not None and held.ending:
             feeder.claimed.slots.resumed(held)

@@ -52,7 +52,7 @@ BREATH: Final = 0.001
 CLEANUP_TIMEOUT: Final = 5.0
 """Seconds for a ROLLBACK that no cancellation hurries. Closing the connection does the same, after all."""
 
-TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
+TRANSIENT_ERRORS: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
 """What talking to a server can raise, Cancelled apart."""
 
 _WAIT_R: Final = 1
@@ -165,7 +165,7 @@ class TrioWaiter(AsyncConnection[Row]):
         with trio.CancelScope(shield=True, relative_deadline=CANCEL_TIMEOUT):
             try:
                 return await self._drain()
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 log.debug("%s: not settled after a cancellation: %s", self, exc)
         return False
 
@@ -284,7 +284,7 @@ class TrioWaiter(AsyncConnection[Row]):
             try:
                 if not self.closed:
                     await send_cancel(self.pgconn)
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 log.warning("%s: cancel request failed: %s", self, exc)
 
 

@@ -51,7 +51,7 @@ async def _done(self: loops.Flusher, batch: list[Any], error: Exception) -> None
     await trio.lowlevel.checkpoint()
     for entry in batch:
         change = entry.transition
-        status = "executing" if change.ahead else change.status
+        status = "executing" if change.keep_claim else change.status
         entry.answer(
             Committed(change.claim.visit + change.advance, status, change.state or change.claim.state)
         )
@@ -115,7 +115,7 @@ NODE: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "keyed steps": (
         "steps with a key go on when the session with its lock is lost",
-        _patch(leases.Leases, "interrupt", lambda self, held, why: False),
+        _patch(leases.ActiveClaims, "interrupt", lambda self, held, why: False),
     ),
     "no reaper": ("nobody takes back what the dead have left", _patch(loops.Reaper, "round", _nothing)),
     "dead at once": ("a node is dead when its lock is seen free once", _patch(loops, "judge_owners", _dead_at_once)),

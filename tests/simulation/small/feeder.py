@@ -10,11 +10,11 @@ import trio
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.claiming.demand import PollTimer
 from durable_actors._engine.claiming.feeder import SOONEST
-from durable_actors._engine.claims import Held
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import HELD, OFFERED, pick_instances, read_queue
-from durable_actors._store.lease import release_strays
+from durable_actors._store.lease import release_orphans
 from durable_actors._store.rows import Picked
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
@@ -31,10 +31,10 @@ class Feeder:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.slots = Slots(host.limits)
-        self.slots.recount(held for held in host.node.leases.everything() if not held.waits)
+        self.slots.recount(held for held in host.node.claims.all() if not held.waits)
         self.cursor = PickCursor()
-        self.buffer: deque[Held] = deque()
-        self.going: deque[Held] = deque()
+        self.buffer: deque[ActiveClaim] = deque()
+        self.going: deque[ActiveClaim] = deque()
         self._closed = False
         self._outage = Outage(host.node, "feeder")
         self._unsure = QUEUE in host.node.feeders
@@ -56,12 +56,12 @@ class Feeder:
     def look_for_deadlines(self) -> None:
         self._fresh = True
 
-    def ended(self, held: Held, *, task_stays: bool) -> None:
+    def ended(self, held: ActiveClaim, *, task_stays: bool) -> None:
         del task_stays
         self.slots.ended(held)
         self._freed()
 
-    def stays(self, held: Held) -> None:
+    def stays(self, held: ActiveClaim) -> None:
         """A step keeps its slot: no news."""
 
     def follow(self, turn: object) -> bool:
@@ -69,11 +69,11 @@ class Feeder:
         del turn
         return False
 
-    def exited(self, held: Held) -> None:
+    def exited(self, held: ActiveClaim) -> None:
         if not held.left:
             self.settled(held)
 
-    def goes_on(self, held: Held) -> None:
+    def goes_on(self, held: ActiveClaim) -> None:
         held.left = held.waited = False
         held.interrupted = None
         if self._closed:
@@ -82,7 +82,7 @@ class Feeder:
             self.going.append(held)
             self.host.hunger.cast()
 
-    def settled(self, held: Held) -> None:
+    def settled(self, held: ActiveClaim) -> None:
         self.slots.exited(held)
         self._freed()
 
@@ -113,10 +113,10 @@ class Feeder:
         host = self.host
         try:
             picked = await self._pick(wanted)
-        except TROUBLE as exc:
+        except TRANSIENT_ERRORS as exc:
             self._unsure = self._unsure or isinstance(exc, CommitUnknown)
             return self._outage.failed(exc)
-        self._outage.over()
+        self._outage.ok()
         if picked.claims:
             self._found_work = True
             await self._take_keys()
@@ -135,9 +135,9 @@ class Feeder:
         host, node = self.host, self.host.node
         async with node.pool.acquire("claim") as conn:
             if self._unsure:
-                known = [held.claim.claim_id for held in node.leases.everything()]
+                known = [held.claim.claim_id for held in node.claims.all()]
                 owner = node.owner
-                _, offered = await release_strays(
+                _, offered = await release_orphans(
                     conn, owner.schema, owner=owner.name, queue=QUEUE, known=known
                 )
                 self._unsure = False
@@ -153,12 +153,12 @@ class Feeder:
             if polls and self._nothing:
                 self.cursor.rewind()
                 return Picked([], [], {})
-            begin = self.cursor.begin(host.now(), limit=wanted, known=node.known.names)
+            begin = self.cursor.begin(host.now(), limit=wanted, known=node.catalog.names)
             asked = host.now()
             picked = await pick_instances(
-                conn, node.owner, queue=QUEUE, limit=wanted, known=node.known.array, begin=begin, now=asked
+                conn, node.owner, queue=QUEUE, limit=wanted, known=node.catalog.array, begin=begin, now=asked
             )
-            held = [*self.buffer, *(host.node.leases.hold(claim) for claim in picked.claims)]
+            held = [*self.buffer, *(host.node.claims.hold(claim) for claim in picked.claims)]
             self.buffer = deque(sorted(held, key=lambda each: each.claim.priority))
             count = self.slots.running + len(self.buffer)
             if count > host.limits.concurrency + host.limits.prefetch:
@@ -175,7 +175,7 @@ class Feeder:
         self._next_due = shape.next_due
         later = shape.next_deadline
         self.deadline = math.inf if later is None else max(host.now() + later, self._expire_from)
-        self.cursor.learn(shape, known=host.node.known.names)
+        self.cursor.learn(shape, known=host.node.catalog.names)
 
     async def _take_keys(self) -> None:
         """Keep only the claims whose key is ours now; the others go back and keep their place."""
@@ -210,12 +210,12 @@ class Feeder:
                 self.slots.running += 1
                 self.host.start_step(held)
 
-    def _has_key(self, held: Held) -> bool:
+    def _has_key(self, held: ActiveClaim) -> bool:
         return held.claim.partition_key is None or self.host.keys.owns(held.claim)
 
-    def _give_back(self, held: Held, *, contended: bool = False) -> None:
+    def _give_back(self, held: ActiveClaim, *, contended: bool = False) -> None:
         host, claim = self.host, held.claim
-        host.node.leases.drop(held)
+        host.node.claims.drop(held)
         if claim.partition_key is not None:
             host.keys.free(claim)
         if held.lost is None:

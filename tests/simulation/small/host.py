@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 from durable_actors._engine.claiming.demand import QueueLimits
-from durable_actors._engine.claims import Held, Leases, Turn
+from durable_actors._engine.claims import ActiveClaim, ActiveClaims, TaskSlice
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.keys.locks import Keys
-from durable_actors._engine.node import Known, Node
+from durable_actors._engine.node import MachineCatalog, Node
 from durable_actors._engine.running.context_port import EnginePort
-from durable_actors._engine.running.step_inputs import Surveyor
+from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._engine.running.step_task import StepTasks
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._store.claim import Owner
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from tests.simulation.small.run import Land
 
 SCHEMA = "durable"
-KNOWN = Known(Registry(), {spec.key: spec for each in workload.MACHINES if (spec := each.__durable__)})  # type: ignore[attr-defined]
+KNOWN = MachineCatalog(
+    Registry(), {spec.key: spec for each in workload.MACHINES if (spec := each.__durable__)}
+)  # type: ignore[attr-defined]
 ROLES = {role: Lane(role, 1) for role in ("claim", "commit", "client", "heartbeat")}
 BACKOFF = Backoff()
 
@@ -99,13 +101,13 @@ class Host:
         self.commits = Commits(self.outcomes)  # type: ignore[arg-type]
         self.keys = Keys(self.locks)  # type: ignore[arg-type]
         pool: Any = Lines(land.network, self)
-        leases = Leases()
+        leases = ActiveClaims()
         names = attrs.fields_dict(Options)
         config: Any = Options(**{key: value for key, value in options.items() if key in names})
         port = EnginePort(pool, "client", SCHEMA, leases)
         self.node = Node(
             config, Owner(SCHEMA, name, b"hash", config.lease_ttl), pool, ROLES, KNOWN, Telemetry(), port,
-            Surveyor(pool, "client", SCHEMA), leases, random=land.world.random.random,
+            InputLoader(pool, "client", SCHEMA), leases, random=land.world.random.random,
         )  # fmt: skip
         self.node.wakes = {QUEUE: self.hunger}  # type: ignore[dict-item]
         port.poke = self.node.poke
@@ -152,7 +154,7 @@ class Host:
             self._deadlines()
 
     def _deadlines(self) -> None:
-        for held in self.node.leases.everything():
+        for held in self.node.claims.all():
             if isinstance(held.task, Ticket):
                 held.task.apply()
 
@@ -168,22 +170,22 @@ class Host:
 
     # -- steps
 
-    def start_step(self, held: Held) -> None:
+    def start_step(self, held: ActiveClaim) -> None:
         """In the present incarnation of the steps' place in the tree."""
         if self.dead:
             return
         slots = self.node.feeders[QUEUE].slots
         if slots.running > self.limits.concurrency:
             self.land.fail("slots", f"{self.name} runs {slots.running} steps of {self.limits.concurrency}")
-        turn = Turn(held, self.now())
+        turn = TaskSlice(held, self.now())
         turn.task = held.task = self.start(turn, self.tasks.run, turn)  # type: ignore[assignment]
 
-    def start(self, turn: Turn, fn: Callable[..., Awaitable[object]], *args: object) -> Ticket:
+    def start(self, turn: TaskSlice, fn: Callable[..., Awaitable[object]], *args: object) -> Ticket:
         ticket = Ticket(self, turn.held.claim.trusted_until)
         self.steps.start_soon(self._step, ticket, turn.held, partial(fn, *args))
         return ticket
 
-    async def _step(self, ticket: Ticket, held: Held, run: Callable[[], Awaitable[object]]) -> None:
+    async def _step(self, ticket: Ticket, held: ActiveClaim, run: Callable[[], Awaitable[object]]) -> None:
         try:
             with ticket.scope:
                 await run()
@@ -199,7 +201,7 @@ class StepPool:
         self.context = StepTasks.context()
 
     def start_nowait(
-        self, fn: Callable[..., Awaitable[object]], *args: object, key: Turn, deadline: float
+        self, fn: Callable[..., Awaitable[object]], *args: object, key: TaskSlice, deadline: float
     ) -> Ticket:
         del deadline  # the claim's
         return self.host.start(key, fn, *args)

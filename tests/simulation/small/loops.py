@@ -13,7 +13,7 @@ from durable_actors._engine.keys.keeper import LINGER, OFFER_EVERY
 from durable_actors._engine.keys.locks import keys_of
 from durable_actors._engine.keys.session import trust_window
 from durable_actors._engine.maintenance.failure_detector import Watch, judge_owners, wait_for_next
-from durable_actors._engine.outage import TROUBLE, Outage
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._store.claim import promote_siblings, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.key import check_session, exchange_keys, lock_node
@@ -56,7 +56,7 @@ class Flusher:
             except psycopg.Error as exc:
                 await trio.sleep(self._outage.failed(exc))
             else:
-                self._outage.over()
+                self._outage.ok()
                 for entry in batch:
                     entry.answer(committed.get(entry.transition.claim.id, STALE))
 
@@ -103,11 +103,11 @@ class Flusher:
                     )
             except BaseException as exc:
                 releases.setdefault(how, []).extend(claims)
-                if not isinstance(exc, TROUBLE):
+                if not isinstance(exc, TRANSIENT_ERRORS):
                     raise
                 await trio.sleep(self._outage.failed(exc))
                 return
-            self._outage.over()
+            self._outage.ok()
             node.offer(promoted)
             if not how.hold:
                 for claim in claims:
@@ -128,10 +128,10 @@ class Heartbeat:
             await trio.sleep(pause)
             try:
                 await self.beat()
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 pause = min(self._outage.failed(exc), interval)
             else:
-                self._outage.over()
+                self._outage.ok()
                 pause = interval
 
     def trusted_until(self, sent: float) -> float:
@@ -139,7 +139,7 @@ class Heartbeat:
 
     async def beat(self) -> None:
         node, host = self.host.node, self.host
-        claims = node.leases.all()
+        claims = node.claims.live()
         if not claims:
             return
         async with node.pool.acquire("heartbeat") as conn:
@@ -148,14 +148,14 @@ class Heartbeat:
                 conn, node.owner.schema, [held.claim for held in claims], lease_ttl=node.owner.lease_ttl
             )
             until = self.trusted_until(sent)
-            node.leases.extend((held for held in claims if held.claim.claim_id in renewed), until)
+            node.claims.extend((held for held in claims if held.claim.claim_id in renewed), until)
             missing = [held for held in claims if held.claim.claim_id not in renewed]
             if missing:
                 rows = await read_claims(conn, node.owner.schema, [held.claim.id for held in missing])
                 for held in missing:
                     row = rows.get(held.claim.id)
                     if row is None or row.claim_id != held.claim.claim_id:
-                        node.leases.lose(held, "its claim is another's")
+                        node.claims.lose(held, "its claim is another's")
 
 
 class Reaper:
@@ -171,10 +171,10 @@ class Reaper:
         while True:
             try:
                 wait = await self.round()
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 wait = self._outage.failed(exc)
             else:
-                self._outage.over()
+                self._outage.ok()
             await trio.sleep(wait)
 
     async def round(self) -> float:
@@ -235,7 +235,7 @@ class Keeper:
             error: Exception
             try:
                 await self._hold()
-            except TROUBLE as exc:
+            except TRANSIENT_ERRORS as exc:
                 error = exc
             finally:
                 self._lose()
@@ -252,7 +252,7 @@ class Keeper:
                 await self._in_time(lock_node(conn, node.owner.schema, node.owner.name))
                 host.keys.opened()
                 host.keeps.set()
-                self._outage.over()
+                self._outage.ok()
                 while True:
                     await host.locks.wait(self._pause(window))
                     if not conn.alive():  # type: ignore[attr-defined]
@@ -304,7 +304,7 @@ class Keeper:
         try:
             async with node.pool.acquire("client") as conn:
                 promoted = await promote_siblings(conn, node.owner.schema, sorted(due))
-        except TROUBLE:
+        except TRANSIENT_ERRORS:
             return
         busy.offered(due, trio.current_time())
         node.offer(promoted)
@@ -313,11 +313,11 @@ class Keeper:
         """The locks are gone: nothing may run under them."""
         node, keys = self.host.node, self.host.keys
         keys.lose()
-        for held in node.leases.all():
+        for held in node.claims.live():
             if held.claim.partition_key is None:
                 continue
             if held.waits:
                 keys.free(held.claim)
                 node.poke(held.claim.queue)
             else:
-                node.leases.interrupt(held, "the session with its key is gone")
+                node.claims.interrupt(held, "the session with its key is gone")

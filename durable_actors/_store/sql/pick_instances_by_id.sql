@@ -1,4 +1,4 @@
--- pick_instances_told: claim instances by their ids: without a key, inserted or signalled by this very process. Never waits.
+-- pick_instances_by_id: claim instances by their ids: without a key, inserted or signalled by this very process. Never waits.
 -- params   $1 queue text · $2 ids bigint[] · $3 owner text · $4 lease seconds float8 · $5 known steps text[], as in pick_instances
 --          $6 token hash bytea
 -- returns  per claimed row what pick_instances returns, in no order. A row that is not among them is no longer on offer, has a

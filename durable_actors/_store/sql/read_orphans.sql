@@ -1,4 +1,4 @@
--- read_strays: claims of ours that we do not know of: a pick was cut off after its commit.
+-- read_orphans: claims of ours that we do not know of: a pick was cut off after its commit.
 -- params   $1 owner text · $2 queue text · $3 claims that we know of uuid[]
 -- returns  id, claim_id, partition_key
 -- locks    none
