@@ -68,7 +68,7 @@ SignalOutcome = Literal["sent", "duplicate", "no_target"]
 """What became of a signal."""
 
 
-class Poke(Protocol):
+class Notify(Protocol):
     """A hint that work may be there."""
 
     def __call__(
@@ -76,25 +76,25 @@ class Poke(Protocol):
         queue: str,
         /,
         *,
-        number: int | None = None,
+        instance_id: int | None = None,
         priority: int | None = None,
-        plain: bool = False,
-        woken: bool = False,
+        new_unkeyed: bool = False,
+        by_signal: bool = False,
     ) -> None:
-        """Somewhere in this queue: by instance, by priority.
+        """A row of this queue is on offer: the one with this id, or some row of this priority.
 
-        `plain`: it is new, due and has no key. `woken`: by a signal.
+        `new_unkeyed`: it is new and due, and has no partition key. `by_signal`: a signal woke it.
         """
 
 
-def _no_poke(
+def _no_notify(
     queue: str,
     /,
     *,
-    number: int | None = None,
+    instance_id: int | None = None,
     priority: int | None = None,
-    plain: bool = False,
-    woken: bool = False,
+    new_unkeyed: bool = False,
+    by_signal: bool = False,
 ) -> None:
     """No engine runs here; its feeders poll."""
 
@@ -116,7 +116,7 @@ class Client:
         self._schema = schema
         self.results: Final = ResultWatch(pool, lane, schema)
         """Who waits for results here."""
-        self.poke: Poke = _no_poke
+        self.notify: Notify = _no_notify
         """Called when work was committed; an engine of this process starts it at once."""
 
     @overload
@@ -160,27 +160,27 @@ class Client:
                 call = partial(_run_call, insert_call(insertion.pending, self._schema))
                 insertion.answered((await self._run(call)).rows)
             ids = insertion.ids()
-        self._after_commit(conn, partial(self._poke_inserted, plans, ids))
+        self._after_commit(conn, partial(self._notify_inserted, plans, ids))
         return ids
 
-    def _poke_inserted(self, plans: list[InsertPlan], ids: list[int | None]) -> None:
+    def _notify_inserted(self, plans: list[InsertPlan], ids: list[int | None]) -> None:
         """Future rows, too: the feeder must learn when its next one is due."""
         new = [(plan, number) for plan, number in zip(plans, ids, strict=True) if number is not None]
         if len(new) == 1 and (plan := new[0][0]).plain:
-            self.poke(plan.queue, number=new[0][1], priority=plan.priority, plain=True)
+            self.notify(plan.queue, instance_id=new[0][1], priority=plan.priority, new_unkeyed=True)
             return
         for queue, priority in {(plan.queue, plan.priority) for plan, _ in new}:
-            self.poke(queue, priority=priority)
+            self.notify(queue, priority=priority)
         # With a date in the past it lies before the feeder's cursor: found at once by its id, or later by a full scan.
         for plan, number in [each for each in new if each[0].eligible_at is not None][:MAX_HINTS]:
-            self.poke(plan.queue, number=number)
+            self.notify(plan.queue, instance_id=number)
 
-    def _after_commit(self, conn: TrioConn | None, poke: Callable[[], None]) -> None:
+    def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
         """Poke when the rows can be seen. On a foreign kind of connection nobody can tell: polling finds them."""
         if conn is None:
-            self.home.soon(poke)
+            self.home.soon(notify)
         elif isinstance(conn, TrioConnection):
-            conn.after_commit(partial(self.home.soon, poke))
+            conn.after_commit(partial(self.home.soon, notify))
 
     async def signal(
         self,
@@ -231,7 +231,7 @@ class Client:
             )
         if new or sent.woken:
             queue = plan.queue if new else sent.queue or plan.queue
-            self.home.soon(partial(self.poke, queue, priority=plan.priority, number=sent.target))
+            self.home.soon(partial(self.notify, queue, priority=plan.priority, instance_id=sent.target))
         return sent.target
 
     async def _deliver(self, deliveries: list[Delivery], conn: TrioConn | None) -> list[Sent]:
@@ -247,7 +247,7 @@ class Client:
             found = await signal_on(conn, deliveries, schema=self._schema)
         else:
             found = await self._run(lambda own: send_signals(own, self._schema, deliveries))
-        self._after_commit(conn, partial(self._poke_woken, found))
+        self._after_commit(conn, partial(self._notify_woken, found))
         return found
 
     @at_home
@@ -255,10 +255,10 @@ class Client:
         """Run a statement that may have to wait for a lock of somebody's transaction."""
         return await with_patience(self._pool, self._lane, call)
 
-    def _poke_woken(self, found: list[Sent]) -> None:
+    def _notify_woken(self, found: list[Sent]) -> None:
         for sent in found:
             if sent.woken and sent.queue is not None:
-                self.poke(sent.queue, number=sent.target, woken=True)
+                self.notify(sent.queue, instance_id=sent.target, by_signal=True)
 
     @at_home
     async def result(
@@ -287,7 +287,7 @@ class Client:
     async def retry(self, target: int | str | bytes) -> int:
         """Let a failed instance run again; see `durable_actors.retry`."""
         instance = await self._run(lambda conn: held(conn, retrying(self._schema, target)))
-        self.poke(instance.queue, number=instance.id, priority=instance.priority)
+        self.notify(instance.queue, instance_id=instance.id, priority=instance.priority)
         return instance.id
 
     @at_home

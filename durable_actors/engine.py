@@ -15,9 +15,10 @@ import trio
 
 from durable_actors import client as clients
 from durable_actors._client import Client
-from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.lanes import lanes
+from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.maintenance.loop_watch import watch_loop
-from durable_actors._engine.node import Node, lanes, logger
+from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
 from durable_actors._engine.tree import build_tree
@@ -70,7 +71,7 @@ class Engine:
         self.client.home.soon(self._request_stop)
 
     def _request_stop(self) -> None:
-        self._node.draining = True
+        self._node.draining.value = True
         if self._tree is not None:
             self._tree.request_stop("asked to stop")
 
@@ -87,10 +88,10 @@ class Engine:
 
     def hurry(self) -> None:
         """While it drains: cancel what still runs now. Threads of `def` steps are left behind."""
-        for held in self._node.claims.all():
-            if held.task is not None:
-                held.task.cancel("told to stop at once")
-        if self._node.draining:
+        for active in self._node.claims.all():
+            if active.task is not None:
+                active.task.cancel("told to stop at once")
+        if self._node.draining.value:
             self._node.threads.leave()
 
     async def wait_stopped(self) -> None:
@@ -110,7 +111,7 @@ class Engine:
 
     def _attach(self, tree: Tree) -> None:
         self._tree = tree
-        if self._node.draining:  # a signal came meanwhile, and will not come again
+        if self._node.draining.value:  # a signal came meanwhile, and will not come again
             self.request_stop()
 
     def _fail(self, error: BaseException) -> None:
@@ -181,9 +182,9 @@ async def run_engine(
 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Let the parts find each other."""
-    client.poke = node.poke
+    client.notify = node.notify
     if isinstance(node.port, EnginePort):
-        node.port.poke = node.poke
+        node.port.notify = node.notify
     node.on_final = client.results.hint
     node.on_fatal = engine._fail  # noqa: SLF001 - same module
     clients.use(client)

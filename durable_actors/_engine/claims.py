@@ -1,130 +1,146 @@
-"""The claims that this node holds: running, buffered, and those whose thread has outlived its claim.
+"""The claims that this node holds, and the states of a claim's life.
 
-Shared by the feeders (which hold and drop), the step tasks and the heartbeat (which extends). No actor of its own: it
-has nothing to wait for, and its knowledge must survive the restart of any of them.
+`Dispatcher` (one per queue) moves a claim from state to state. `ActiveClaims` knows the claims of all queues: the
+heartbeat extends them, the keeper interrupts them. Neither is an actor: they wait for nothing, and what they know must
+survive the restart of any actor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Final
 
 from durable_actors._store.rows import Claim
 from durable_actors.otp import PoolTask
+
+
+class ClaimState(IntEnum):
+    """Where a claim is in its life. ARCHITECTURE.md draws it."""
+
+    GONE = 0
+    """Not ours: not yet, or no longer."""
+    BUFFERED = 1
+    """Claimed; waits for a slot, and for its partition key if it has one."""
+    RUNNING = 2
+    """A task runs its step. Holds a slot."""
+    COMMITTING = 3
+    """Its outcome is being committed. Its slot is free for another claim."""
+    CONTINUING = 4
+    """Its outcome is being committed, and the claim keeps its slot for the next step."""
+    READY = 5
+    """Committed; waits for a task that runs the next step. Holds a slot."""
+    RECOVERING = 6
+    """Postgres refused the outcome, and a task runs `handle`. Holds a slot."""
+    ABANDONED = 7
+    """The engine has stopped, and a thread of the step still runs: lease and key stay with it."""
+
+
+_S = ClaimState
+MOVES: Final[Mapping[ClaimState, frozenset[ClaimState]]] = {
+    _S.GONE: frozenset({_S.BUFFERED}),
+    _S.BUFFERED: frozenset({_S.RUNNING, _S.GONE}),
+    # Back to BUFFERED or READY: the step pool could not start a task.
+    _S.RUNNING: frozenset({_S.COMMITTING, _S.CONTINUING, _S.BUFFERED, _S.READY, _S.ABANDONED, _S.GONE}),
+    _S.COMMITTING: frozenset({_S.RECOVERING, _S.GONE}),
+    _S.CONTINUING: frozenset({_S.READY, _S.RECOVERING, _S.GONE}),
+    _S.READY: frozenset({_S.RUNNING, _S.GONE}),
+    _S.RECOVERING: frozenset({_S.COMMITTING, _S.ABANDONED, _S.GONE}),
+    _S.ABANDONED: frozenset(),
+}
+"""Every move that a claim can make; only `Dispatcher` makes one."""
 
 
 class ActiveClaim:
     """One claim in this node's hands."""
 
     __slots__ = (
-        "ahead_until",
         "claim",
-        "ending",
+        "inbox_known_at",
         "interrupted",
-        "left",
         "lost",
-        "seen",
+        "run_ahead_until",
+        "state",
         "steps",
         "task",
-        "waited",
     )
 
-    def __init__(self, claim: Claim, seen: float = math.inf) -> None:
+    def __init__(self, claim: Claim, inbox_known_at: float = math.inf) -> None:
         self.claim = claim
-        self.seen = seen
-        """When the database told whether its inbox is worth a look, on Trio's clock; -inf: it has waited since."""
+        self.state = ClaimState.GONE
+        """Only `Dispatcher` writes it."""
+        self.inbox_known_at = inbox_known_at
+        """When the database last said whether its inbox has signals, on Trio's clock; -inf: that is too old to use."""
         self.task: PoolTask | None = None
-        """The step task that runs it; None while it waits in a buffer, and once its outcome is left."""
-        self.waited = False
-        """That task has waited for something."""
-        self.ending = False
-        """Its step has run; the outcome is on its way."""
-        self.left = False
-        """Its task has left the outcome to the flusher, which lets go of the claim when it is settled."""
+        """The task that runs its step; None before the step begins and once the outcome is queued."""
         self.steps = 0
-        """So many have begun on this claim."""
-        self.ahead_until = 0.0
-        """Until then a step may be followed by the next one on this claim."""
+        """The number of steps that have begun on this claim."""
+        self.run_ahead_until = 0.0
+        """Until then, the next step may run on this claim."""
         self.lost: str | None = None
-        """Why it is no longer ours; nothing of it may be committed."""
+        """Why the claim is no longer ours: nothing of it may be committed."""
         self.interrupted: str | None = None
-        """Why its step was cancelled although the claim is ours: it goes back, attempt + 1."""
+        """Why its step was cancelled although the claim is ours: the row is released with attempt + 1."""
 
     @property
-    def waits(self) -> bool:
-        """Whether it waits for a slot, or for a task: no code of its step runs, or has run."""
-        return self.task is None and not self.left
-
-
-class TaskSlice:
-    """What a step task runs: one claim, and after a step that waited for nothing the next one."""
-
-    __slots__ = ("held", "since", "task")
-
-    def __init__(self, held: ActiveClaim, since: float) -> None:
-        self.held = held
-        """The claim whose step runs now, or has run last."""
-        self.since = since
-        self.task: PoolTask | None = None
-
-    def __str__(self) -> str:
-        claim = self.held.claim
-        return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
+    def between_steps(self) -> bool:
+        """Whether no code of its next step has run: it is BUFFERED or READY."""
+        return self.state is ClaimState.BUFFERED or self.state is ClaimState.READY
 
 
 class ActiveClaims:
-    """Every claim of this node, by claim id (an instance can be claimed again while its old thread still runs)."""
+    """Every claim of this node, by claim id: an instance can be claimed again while its old thread still runs."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_claims",)
 
     def __init__(self) -> None:
-        self._held: dict[str, ActiveClaim] = {}
+        self._claims: dict[str, ActiveClaim] = {}
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._claims)
 
     def find(self, claim_id: object) -> ActiveClaim | None:
-        """The claim of this id, if it is in our hands."""
-        return self._held.get(claim_id) if isinstance(claim_id, str) else None
+        """The claim with this id, if it is in our hands."""
+        return self._claims.get(claim_id) if isinstance(claim_id, str) else None
 
-    def hold(self, claim: Claim, seen: float = math.inf) -> ActiveClaim:
-        """Keep this claim alive from now on. `seen`: when the database told of it."""
-        held = self._held[claim.claim_id] = ActiveClaim(claim, seen)
-        return held
+    def add(self, active: ActiveClaim) -> None:
+        """Renew this claim from now on."""
+        self._claims[active.claim.claim_id] = active
 
-    def drop(self, held: ActiveClaim) -> None:
-        """Keep it alive no longer: its outcome is committed, it was released, or it is lost."""
-        self._held.pop(held.claim.claim_id, None)
+    def drop(self, active: ActiveClaim) -> None:
+        """Renew it no longer: its outcome is committed, it was released, or it is lost."""
+        self._claims.pop(active.claim.claim_id, None)
 
     def all(self) -> list[ActiveClaim]:
         """Every claim, also those known to be lost whose task or thread has not exited."""
-        return list(self._held.values())
+        return list(self._claims.values())
 
     def live(self) -> list[ActiveClaim]:
         """Every claim that is not known to be lost."""
-        return [held for held in self._held.values() if held.lost is None]
+        return [active for active in self._claims.values() if active.lost is None]
 
     def extend(self, renewed: Iterable[ActiveClaim], trusted_until: float) -> None:
         """Trust these claims until then. A lease is a deadline: that of the step's cancel scope."""
-        for held in renewed:
-            held.claim.trusted_until = trusted_until
-            if held.task is not None:
-                held.task.deadline = trusted_until
+        for active in renewed:
+            active.claim.trusted_until = trusted_until
+            if active.task is not None:
+                active.task.deadline = trusted_until
 
-    def lose(self, held: ActiveClaim, why: str) -> None:
-        """This claim is somebody else's, or nobody's: cancel its step; nothing of it will be committed."""
-        if held.lost is None:
-            held.lost = why
-            if held.task is not None:
-                held.task.cancel(why)
+    def lose(self, active: ActiveClaim, why: str) -> None:
+        """The claim belongs to somebody else, or to nobody: cancel its step; nothing of it will be committed."""
+        if active.lost is None:
+            active.lost = why
+            if active.task is not None:
+                active.task.cancel(why)
 
-    def interrupt(self, held: ActiveClaim, why: str) -> bool:
-        """This claim is ours, but its step must not go on: cancel it. Its task gives the row back as it exits.
+    def interrupt(self, active: ActiveClaim, why: str) -> bool:
+        """The claim is ours, but its step must not go on: cancel it. Its task releases the row as it exits.
 
-        False: it is being cancelled already, or does not run. One that has run is fenced like any other.
+        False: it is being cancelled already, or no task runs it. The fence protects an outcome that is queued.
         """
-        if held.task is None or held.left or held.lost is not None or held.interrupted is not None:
+        if active.task is None or active.lost is not None or active.interrupted is not None:
             return False
-        held.interrupted = why
-        held.task.cancel(why)
+        active.interrupted = why
+        active.task.cancel(why)
         return True

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.catalog import MachineCatalog
 from durable_actors._engine.claims import ActiveClaims
-from durable_actors._engine.node import MachineCatalog, Node, answer_patience, logger
+from durable_actors._engine.lanes import answer_patience
+from durable_actors._engine.limits import QueueLimits
+from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.context_port import EnginePort
-from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._postgres.pool.pool import Pool
 from durable_actors._store.claim import Owner
@@ -100,12 +101,8 @@ def make_node(
         lease_ttl=config.lease_ttl,
     )
     patience = answer_patience(config.lease_ttl)
-    # Awaited signals are not read on the client lane: there a signal to a row that a caller has locked may wait for it.
-    inputs = InputLoader(
-        pool, roles["claim"].name, config.schema, beside=roles["client"].name, patience=patience
-    )
-    leases = ActiveClaims()
-    port = EnginePort(pool, roles["client"].name, config.schema, leases, patience=patience)
+    claims = ActiveClaims()
+    port = EnginePort(pool, roles["client"].name, config.schema, claims, patience=patience)
     return Node(
         config,
         owner,
@@ -114,6 +111,5 @@ def make_node(
         MachineCatalog(current_registry(), specs),
         Telemetry(config.observers),
         port,
-        inputs,
-        leases,
+        claims,
     )

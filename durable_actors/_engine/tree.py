@@ -1,10 +1,10 @@
 """START HERE: the supervision tree of an engine, as one literal.
 
 rest_for_one, in start order: what comes later depends on what comes before. Stopping runs it backwards, and the
-graceful drain falls out of the order: the gate closes (nothing is claimed any more, no step runs ahead), the feeders
-give their buffers back, the step tasks drain, the flusher commits what they have left and gives back what it cannot,
+graceful drain follows from the order: the gate closes (nothing is claimed any more, no step runs ahead), the feeders
+release buffered claims, the step tasks drain, the flusher commits queued outcomes and releases what it cannot commit,
 while leases are still renewed and keys held; keeper and heartbeat are last. Maintenance stands aside: its crash
-restarts nobody else.
+restarts nothing else.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from functools import partial
 import attrs
 import trio
 
-from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.claiming.events import contended_event
 from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claiming.idle_queues import IdleQueues
 from durable_actors._engine.claiming.long_poll import LongPoll, can_long_poll
-from durable_actors._engine.claims import TaskSlice
+from durable_actors._engine.claiming.planner import ClaimPlanner
+from durable_actors._engine.committing.completion import Completion
 from durable_actors._engine.committing.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.committing.queue import Commits
-from durable_actors._engine.keys.keeper import Keeper, Keys
+from durable_actors._engine.keys.keeper import Keeper
+from durable_actors._engine.keys.locks import Keys
+from durable_actors._engine.lanes import answer_patience
+from durable_actors._engine.limits import QueueLimits, max_inflight_burst
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.running.slots import most_in_hand
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
+from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._engine.running.step_task import StepTasks
+from durable_actors._store.rows import Claim
 from durable_actors._wording import counted
 from durable_actors.otp import (
     ActorChild,
@@ -46,53 +52,99 @@ from durable_actors.telemetry import DrainStarted
 
 @attrs.frozen
 class Parts:
-    """What an engine's tree is made of, beside the tree itself."""
+    """What an engine is made of: the tree, and what outlives the restarts of its actors."""
 
     root: Supervisor
     commits: Commits
     keys: Keys
     pool: Pool | None
     """None on a client-only node."""
+    dispatchers: Mapping[str, Dispatcher]
+    planners: Mapping[str, ClaimPlanner]
 
 
 def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec) -> Parts:
     """Make the tree of one engine; `extra` children (signals, the embedded server) come first and stop last."""
     flush: Address[object] = Address("flusher", capacity=1)
     lock: Address[object] = Address("keeper", capacity=1)
-    commits, keys = Commits(flush), Keys(lock)
-    slots = sum(most_in_hand(limits) for limits in queues.values())
-    pool = None if not slots else Pool(
-        "steps",
-        slots=slots,
-        on_exit=partial(_step_exited, node),
-        on_wait=partial(_step_waits, node),
-        context=StepTasks.context(),
-    )  # fmt: skip
-    # A slash parts the names of a tree; a queue may have one in its own.
-    names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
-    node.wakes = {queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()}
-
     watch: Address[object] = Address("long poll", capacity=1)
-    long_polls = can_long_poll(node, queues)
-    node.idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
+    # A slash separates the names of a tree; a queue's name may contain one.
+    names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
+    wakes: dict[str, Address[object]] = {
+        queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()
+    }
 
-    def feeder(queue: str, limits: QueueLimits, steps: Pool) -> ActorChild[object]:
-        make = partial(Feeder, node, queue, limits=limits, pool=steps, commits=commits, keys=keys)
-        return ActorChild(node.wakes[queue], make)
+    commits, keys = Commits(flush), Keys(lock)
+    context = StepTasks.context()
+    slots = sum(max_inflight_burst(limits) for limits in queues.values())
+    pool = (
+        Pool("steps", slots=slots, on_exit=_task_exited, on_wait=_task_suspended, context=context)
+        if slots
+        else None
+    )
+    planners = {
+        queue: ClaimPlanner(limits, wake_feeder=partial(wakes[queue].cast, None))
+        for queue, limits in queues.items()
+    }
+    dispatchers = {
+        queue: Dispatcher(
+            limits,
+            claims=node.claims,
+            commits=commits,
+            keys=keys,
+            pool=pool,
+            draining=node.draining,
+            wake_feeder=partial(wakes[queue].cast, None),
+            on_contended=partial(_key_contended, node),
+        )
+        for queue, limits in queues.items()
+        if pool is not None
+    }
+    completion = Completion(node, commits, dispatchers)
+    commits.settle_with(completion.settle)
+    inputs = InputLoader(
+        node.pool,
+        # Awaited signals are not read on the client lane: there, signals to a row that a caller has locked wait for it.
+        node.lane("claim"),
+        node.owner.schema,
+        beside=node.lane("client"),
+        patience=answer_patience(node.owner.lease_ttl),
+    )
+    tasks = StepTasks(node, inputs=inputs, commits=commits, completion=completion, context=context)
+    for dispatcher in dispatchers.values():
+        dispatcher.run_slice = tasks.run
+    node.queues = planners
+
+    long_polls = can_long_poll(node, queues)
+    idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
+
+    def feeder(queue: str, limits: QueueLimits) -> ActorChild[object]:
+        make = partial(
+            Feeder,
+            node,
+            queue,
+            limits=limits,
+            planner=planners[queue],
+            dispatcher=dispatchers[queue],
+            idle=idle_queues.of(queue),
+            commits=commits,
+            keys=keys,
+        )
+        return ActorChild(wakes[queue], make)
 
     last = outcome_time(node.config.drain_timeout) + FLUSH_TIME + 1.0
     work = [] if pool is None else [
         ActorChild(Address[object]("heartbeat", capacity=1), partial(Heartbeat, node)),
         ActorChild(lock, partial(Keeper, node, keys)),
-        # What steps leave is committed while leases and keys are still held.
+        # Queued outcomes are committed while leases and keys are still held.
         ActorChild(flush, partial(Flusher, node, commits), shutdown=last),
         PoolChild(pool, shutdown=node.config.drain_timeout, on_kill=node.threads.leave),
         # Feeders last: they claim only when everything that a claim needs is there.
-        *(feeder(queue, limits, pool) for queue, limits in queues.items()),
+        *(feeder(queue, limits) for queue, limits in queues.items()),
     ]  # fmt: skip
     maintenance = [] if pool is None else [
         ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
-        *([ActorChild(watch, partial(LongPoll, node))] if long_polls else []),
+        *([ActorChild(watch, partial(LongPoll, node, idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
     root = Supervisor(
         f"engine {node.config.name}".replace("/", "_"),
@@ -101,49 +153,57 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
             Supervisor("work", work, strategy="rest_for_one", intensity=10, period=10.0),
             Supervisor("maintenance", maintenance, intensity=10, period=10.0),
             # Started last, so stopped first.
-            TaskChild("gate", partial(_gate, node), handshake=True),
+            TaskChild("gate", partial(_gate, node, dispatchers, wakes), handshake=True),
         ],
         intensity=3,
         period=60.0,
     )
-    return Parts(root, commits, keys, pool)
+    return Parts(root, commits, keys, pool, dispatchers, planners)
 
 
-async def _gate(node: Node, *, task_status: trio.TaskStatus[None]) -> None:
-    """Open while the engine runs; closes when it is asked to stop, by whatever way, before anything else stops."""
+async def _gate(
+    node: Node,
+    dispatchers: Mapping[str, Dispatcher],
+    wakes: Mapping[str, Address[object]],
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Open while the engine runs; closes when it is asked to stop, in whatever way, before anything else stops."""
     task_status.started()
     try:
         await trio.sleep_forever()
     finally:
-        node.draining = True
-        running = sum(feeder.claimed.slots.running for feeder in node.feeders.values())
-        buffered = sum(len(feeder.claimed) for feeder in node.feeders.values())
+        node.draining.value = True
+        running = sum(dispatcher.running for dispatcher in dispatchers.values())
+        buffered = sum(dispatcher.buffered for dispatcher in dispatchers.values())
         logger.info(
-            "draining: %s still running, %s to give back",
+            "draining: %s still running, %s to release",
             counted(running, "step"),
             counted(buffered, "claimed row"),
         )
         if node.telemetry.active:
             node.telemetry.emit(DrainStarted(node=node.owner.name, running=running, buffered=buffered))
-        for wake in node.wakes.values():
+        for wake in wakes.values():
             wake.cast(None)
 
 
-def _step_exited(node: Node, task: PoolTask, reason: ExitReason) -> None:
-    """Free the queue's slot. An error here is a bug of ours: users' errors go through `handle`."""
-    assert isinstance(task.key, TaskSlice)
-    held = task.key.held
+def _task_exited(task: PoolTask, reason: ExitReason) -> None:
+    """An error here is a bug of ours: users' errors go through `handle`."""
+    task_slice = task.key
+    assert isinstance(task_slice, TaskSlice)
     if isinstance(reason, Error):
-        logger.error("the task of instance %d failed", held.claim.id, exc_info=reason.error)
-    feeder = node.feeders.get(held.claim.queue)
-    if feeder is not None:
-        feeder.claimed.exited(held)
+        instance_id = task_slice.active.claim.id
+        logger.error("the task of instance %d failed", instance_id, exc_info=reason.error)
+    task_slice.dispatcher.on_exited(task_slice, trio.current_time())
 
 
-def _step_waits(node: Node, task: PoolTask) -> None:
-    """A step waits for something: others may begin."""
-    assert isinstance(task.key, TaskSlice)
-    held = task.key.held
-    feeder = node.feeders.get(held.claim.queue)
-    if feeder is not None:
-        feeder.claimed.waits(held)
+def _task_suspended(task: PoolTask) -> None:
+    task_slice = task.key
+    assert isinstance(task_slice, TaskSlice)
+    task_slice.dispatcher.on_suspended(task_slice, trio.current_time())
+
+
+def _key_contended(node: Node, claim: Claim) -> None:
+    logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
+    if node.telemetry.active:
+        node.telemetry.emit(contended_event(claim))

@@ -1,4 +1,4 @@
-"""Where the next pick begins. Pure state: no clock, no I/O; time is an argument.
+"""Where the next pick begins. Sans-I/O; time is an argument.
 
 Every claim leaves a dead entry at the head of the pick index, and a pick from the head walks them until vacuum has
 been there. So a pick begins where the last one ended, per priority. The cursor only *hides* rows; it decides nothing
@@ -40,24 +40,26 @@ class PickCursor:
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
         self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
-        self._told: int | None = None  # the only row of which somebody has told since, and it has no key
+        self._only: int | None = (
+            None  # the only row that was hinted at since the last pick, and it has no key
+        )
         self._keyed = False  # the last rows that a pick has found had keys
         self._reset_at = 0.0
         self._full = False
         self.hinted = False
-        """Somebody has told of rows since the last pick."""
+        """There were hints since the last pick."""
 
     def begin(self, now: float, *, limit: int, known: frozenset[str], alone: bool = False) -> PickFrom:
         """Where to pick from now.
 
-        `alone`: no row was on offer at the last look, and there is room for more than one. Then a row of which somebody
-        has told, and of nothing else, is claimed by its id, if it has no key. Others may be there, of another process:
-        they are seen by the look that follows.
+        `alone`: no row was on offer when the statistics were last read, and there is room for more than one. Then the
+        only row that was hinted at since is claimed by its id, if it has no key. Rows that another process inserted are
+        found when the statistics are read after this pick.
         """
-        told, self._told, self.hinted = self._told, None, False
-        if alone and told is not None and not any(at <= now for n, at in self._extras.items() if n != told):
-            self._extras.pop(told, None)
-            self._looked = [told]
+        only, self._only, self.hinted = self._only, None, False
+        if alone and only is not None and not any(at <= now for n, at in self._extras.items() if n != only):
+            self._extras.pop(only, None)
+            self._looked = [only]
             return PickFrom((), (), (), by_id=self._looked)
         if now >= self._reset_at:
             self._positions.clear()
@@ -118,31 +120,31 @@ class PickCursor:
 
     def hint(
         self,
-        number: int | None = None,
+        instance_id: int | None = None,
         priority: int | None = None,
         *,
-        plain: bool = False,
-        woken: bool = False,
+        new_unkeyed: bool = False,
+        by_signal: bool = False,
     ) -> None:
-        """A row is on offer: by its id, or somewhere in this priority.
+        """A row is on offer: the one with this id, or some row of this priority.
 
-        `plain`: it is new, due and has no key; no pick has passed it. `woken`: by a signal, so it is due. Whether that
-        has a key nobody knows: it is taken for one like the last ones.
+        `new_unkeyed`: it is new and due and has no partition key, so no pick has passed it. `by_signal`: a signal woke
+        it, so it is due. Whether it has a key is unknown: it is assumed to be like the last rows.
         """
-        alone = plain or (woken and not self._keyed)
-        self._told = number if alone and not self.hinted else None
+        unkeyed = new_unkeyed or (by_signal and not self._keyed)
+        self._only = instance_id if unkeyed and not self.hinted else None
         self.hinted = True
-        if number is not None and not plain and len(self._extras) < MAX_EXTRAS:
-            self._extras[number] = 0.0
-            self._pauses.pop(number, None)
+        if instance_id is not None and not new_unkeyed and len(self._extras) < MAX_EXTRAS:
+            self._extras[instance_id] = 0.0
+            self._pauses.pop(instance_id, None)
         if priority is not None:
             self._priorities.add(priority)
 
-    def next_look(self, now: float) -> float | None:
-        """Seconds until rows may be found that the last pick could not see; None when it saw everything.
+    def next_pick(self, now: float) -> float | None:
+        """Seconds until a pick may find rows that the last one could not see; None if that saw everything.
 
-        Those are the rows that were left, and those before the cursor: two inserts may commit in another order than
-        they began.
+        Those are the postponed rows, and those before the cursor: two inserts may commit in another order than they
+        began.
         """
         at = min(self._extras.values(), default=None)
         if self._positions:

@@ -1,4 +1,4 @@
-"""PURE: which queues of a node are idle, and which of them the long poll may watch. Time is an argument.
+"""Sans-I/O: which queues of a node are idle, and which of them the long poll may watch. Time is an argument.
 
 A queue is idle while its feeder has room for more than there was to pick. The feeders say so here; the long poll reads
 it. A feeder that wakes up for a moment, because a step has ended, leaves its queue idle: it would miss the next
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.limits import QueueLimits
 
 LONGEST_PAUSE: Final = 1.0
 """Seconds for which a queue is not watched when what was seen due could not be claimed."""

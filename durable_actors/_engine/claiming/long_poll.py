@@ -22,8 +22,9 @@ from typing import Final
 
 import trio
 
-from durable_actors._engine.claiming.demand import QueueLimits
-from durable_actors._engine.claiming.idle_queues import IdleQueue
+from durable_actors._engine.claiming.idle_queues import IdleQueue, IdleQueues
+from durable_actors._engine.claiming.planner import ClaimPlanner
+from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS
 from durable_actors._postgres.driver.connection import PgConn
@@ -58,9 +59,10 @@ def can_long_poll(node: Node, queues: Mapping[str, QueueLimits]) -> bool:
 class LongPoll(Actor[object]):
     """The long poll of one node; a message says that a queue has become idle."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, idle: IdleQueues, planners: Mapping[str, ClaimPlanner]) -> None:
         self._node = node
-        self._idle = node.idle_queues
+        self._idle = idle
+        self._planners = planners
         self._wake = trio.Event()
         self._statement: trio.CancelScope | None = None  # under way
         self._ends_at = self._every = 0.0  # of that one
@@ -150,6 +152,5 @@ class LongPoll(Actor[object]):
 
     def _tell(self, found: dict[str, int]) -> None:
         for name, priority in found.items():
-            feeder = self._node.feeders.get(name)
-            if feeder is not None and self._idle.of(name).hit():
-                feeder.seen_due(priority)
+            if self._idle.of(name).hit():
+                self._planners[name].seen_due(priority)

@@ -1,57 +1,118 @@
-"""What becomes of an outcome once its verdict is known, and of a claim that is given up: told, hinted, let go.
+"""What follows the verdict of an outcome, or a run without one: events, hints, logs, and the claim's next state.
 
-Synchronous. Called by the flusher, or by the step task that has waited for the verdict.
+Synchronous. The flusher calls `settle` for each outcome; a step task does for the outcome with children that it
+committed itself, and reports runs that ended without an outcome.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import trio
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from durable_actors._engine.claims import ActiveClaim
-from durable_actors._engine.committing.queue import Commits
+from durable_actors._engine.committing.failures import log_failure
+from durable_actors._engine.committing.queue import Commits, PendingCommit
+from durable_actors._engine.committing.transition import failure
 from durable_actors._engine.committing.verdicts import Refused, Verdict
-from durable_actors._engine.keys.keeper import Keys
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.running.step_run import Ran
 from durable_actors._store.rows import Claim, Committed, Raised
 from durable_actors.machine import error_type, reason_text, shown_error, traceback_text
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
 
 
-class Settling:
-    """The ends of claims, for all step tasks of an engine."""
+class ClaimOwner(Protocol):
+    """What `Completion` asks of a queue's `Dispatcher`."""
 
-    def __init__(self, node: Node, commits: Commits, keys: Keys) -> None:
+    def continue_on_claim(self, active: ActiveClaim, now: float) -> None:
+        """The next step of this instance may run on the same claim."""
+        ...
+
+    def finish(self, active: ActiveClaim, now: float) -> None:
+        """The claim is over."""
+        ...
+
+    def recover(self, pending: PendingCommit, now: float) -> bool:
+        """Run `handle` in a task, for Postgres refused the outcome. False: that is not possible now."""
+        ...
+
+    def abandon(self, active: ActiveClaim) -> None:
+        """A thread of this claim outlives the engine."""
+        ...
+
+
+class Completion:
+    """For all queues of an engine. `owners` has the dispatcher of each."""
+
+    def __init__(self, node: Node, commits: Commits, owners: Mapping[str, ClaimOwner]) -> None:
         self._node = node
         self._commits = commits
-        self._keys = keys
+        self._owners = owners
 
-    def committed(self, ran: Ran, held: ActiveClaim, verdict: Committed) -> None:
-        """It is in the database: tell those who wait for it."""
-        node, claim = self._node, held.claim
+    # -- after a verdict
+
+    def settle(self, pending: PendingCommit, verdict: Verdict | None, now: float) -> None:
+        """Follow up on an outcome; None: it was withdrawn. Called in the flusher, so nothing may escape from it."""
+        active = pending.active
+        owner = self._owners[active.claim.queue]
+        if isinstance(verdict, Refused) and not pending.final and self._try_otherwise(pending, verdict, now):
+            return
+        try:
+            if verdict is None or (isinstance(verdict, Refused) and not pending.final):
+                self.interrupted(active, now)
+            else:
+                self.report(pending, verdict, now)
+        except Exception:  # noqa: BLE001 - a user's log handler, or a bug of ours
+            with contextlib.suppress(Exception):
+                logger.exception("instance %d: the follow-up of its outcome failed", active.claim.id)
+        if isinstance(verdict, Committed) and verdict.status == "executing" and verdict.state is not None:
+            # The next step sees what is stored: jsonb returns other bytes than it was given.
+            active.claim.enter(pending.transition.step, verdict.visit, verdict.state, inbox=verdict.inbox)
+            owner.continue_on_claim(active, now)
+        else:
+            owner.finish(active, now)
+
+    def _try_otherwise(self, pending: PendingCommit, refused: Refused, now: float) -> bool:
+        """Postgres refuses the data: let `handle` choose another outcome, once; then store a plain failure."""
+        logger.warning(
+            "instance %d: Postgres refused its outcome: %s", pending.active.claim.id, refused.error
+        )
+        if pending.error is None:
+            pending.refusal = refused.error
+            return self._owners[pending.active.claim.queue].recover(pending, now)
+        self._commits.enqueue(plain_failure(pending, refused.error))
+        return True
+
+    def report(self, pending: PendingCommit, verdict: Verdict, now: float) -> None:
+        """Emit events, wake feeders, write the log."""
+        if isinstance(verdict, Committed):
+            self._committed(pending, verdict, now)
+            if pending.transition.last_error is not None or pending.error is not None:
+                log_failure(self._node, pending, verdict.status)
+        else:
+            self._not_committed(pending.active.claim, verdict)
+
+    def _committed(self, pending: PendingCommit, verdict: Committed, now: float) -> None:
+        node, claim, spawn = self._node, pending.active.claim, pending.spawn
         status = verdict.status
         if status == "executing":  # it runs ahead
             pass
         elif status in {"done", "failed"}:
             node.on_final(claim.id)
         elif status == "runnable":
-            if not ran.transition.delay:
-                node.poke(claim.queue, number=claim.id)
-        elif ran.transition.timeout is not None or (ran.spawn is not None and ran.spawn.timeout is not None):
+            if not pending.transition.delay:
+                node.notify(claim.queue, instance_id=claim.id)
+        elif pending.transition.timeout is not None or (spawn is not None and spawn.timeout is not None):
             node.expect_deadline(claim.queue)
-        if ran.spawn is not None:
-            for queue, priority in {(plan.queue, plan.priority) for plan in ran.spawn.plans}:
-                node.poke(queue, priority=priority)
+        if spawn is not None:
+            for queue, priority in {(plan.queue, plan.priority) for plan in spawn.plans}:
+                node.notify(queue, priority=priority)
         if node.telemetry.active:
             node.telemetry.emit(StepCommitted(**facts(claim), status=verdict.status))
-            if trio.current_time() > claim.trusted_until:
+            if now > claim.trusted_until:
                 node.telemetry.emit(OutcomeLate(**facts(claim)))
 
-    def not_committed(self, held: ActiveClaim, verdict: Verdict) -> None:
-        """Nothing of it was written."""
-        claim = held.claim
+    def _not_committed(self, claim: Claim, verdict: Verdict) -> None:
         if isinstance(verdict, Refused):
             # Not even a plain failure can be stored: the row itself is broken. Its lease ends the claim.
             logger.error("instance %d cannot be written: %s", claim.id, verdict.error)
@@ -64,18 +125,20 @@ class Settling:
         if self._node.telemetry.active:
             self._node.telemetry.emit(OutcomeStale(**facts(claim)))
 
-    def given_up(self, held: ActiveClaim) -> None:
-        """Lost, without its key, no longer trusted, or drained. What is ours still goes back, fenced."""
-        node, claim = self._node, held.claim
+    # -- after a run without an outcome
+
+    def interrupted(self, active: ActiveClaim, now: float) -> None:
+        """A run was cancelled or an outcome withdrawn. The row is released, fenced, unless the claim is lost."""
+        node, claim = self._node, active.claim
         if node.threads.is_left(claim):
-            held.left = True  # its key and its lease are not let go while this engine lives
+            self._owners[claim.queue].abandon(active)
             return
-        reason = held.lost or held.interrupted
-        if reason is None and trio.current_time() >= claim.trusted_until:
+        reason = active.lost or active.interrupted
+        if reason is None and now >= claim.trusted_until:
             reason = "its lease could not be renewed in time"
-        if held.lost is None:
-            # A run that a drain ended is no attempt. One that lost its key or its lease counts, also while it drains.
-            drained = reason is None and node.draining
+        if active.lost is None:
+            # A run that a drain ended is no attempt. One that lost its key or its lease counts, also during a drain.
+            drained = reason is None and node.draining.value
             self._commits.release(claim, attempts=0 if drained else 1, interruptions=1 if drained else 0)
             if drained:
                 logger.info(
@@ -89,10 +152,10 @@ class Settling:
             if node.telemetry.active:
                 node.telemetry.emit(ClaimLost(**facts(claim), reason=reason))
 
-    def crashed(self, held: ActiveClaim, error: BaseException) -> None:
-        """User code raised what is for no `handle`: it goes back as if its worker had died, but for the worker."""
-        node, claim = self._node, held.claim
-        if held.lost is None:
+    def crashed(self, active: ActiveClaim, error: BaseException) -> None:
+        """User code raised what is not for `handle`: the row is released as if the worker had died."""
+        node, claim = self._node, active.claim
+        if active.lost is None:
             self._commits.crash(claim, reason_text(error), Raised(error_type(error), traceback_text(error)))
         logger.error(
             "instance %d: %s v%d, step %s crashed: it raised %s, which is no Exception. It runs again after a pause; "
@@ -107,18 +170,17 @@ class Settling:
         if node.telemetry.active:
             node.telemetry.emit(StepCrashed(**facts(claim), error=error))
 
-    def let_go(self, held: ActiveClaim) -> None:
-        """Renew it no longer; its key is for others.
 
-        Not before its task or thread has ended: one that outlives its claim keeps its key until it has really returned.
-        """
-        if held.claim.partition_key is not None:
-            self._keys.free(held.claim)
-        self._node.claims.drop(held)
+def plain_failure(refused: PendingCommit, error: Exception) -> PendingCommit:
+    """What is stored when Postgres has refused the outcome that `handle` chose, too."""
+    reason = refused.refusal or error
+    pending = PendingCommit(refused.active, None, failure(refused.active.claim, reason), "Stop", error=reason)
+    pending.final = True
+    return pending
 
 
 def facts(claim: Claim) -> dict[str, Any]:
-    """What every event about a step tells."""
+    """The fields that every event about a step has."""
     return {
         "id": claim.id,
         "machine": claim.fsm,

@@ -1,4 +1,4 @@
-"""What the log says of a step that failed, once its outcome is committed.
+"""The log record of a step that failed, written once its outcome is committed.
 
 ================================================  =======  ===========================
 the instance                                      level    traceback
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import attrs
 
+from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.running.step_run import Ran
-from durable_actors._store.rows import Claim, Status
+from durable_actors._store.rows import Status
 from durable_actors.machine import Cancel, exhausted, reason_text, shown_error
 from durable_actors.telemetry import current_step
 
@@ -29,7 +29,7 @@ SHOWN: int = 300
 
 @attrs.frozen
 class _Step:
-    """What a log record is told of the step."""
+    """The step, as a log record shows it."""
 
     id: int
     machine: str
@@ -37,13 +37,14 @@ class _Step:
     attempt: int
 
 
-def tell_failure(node: Node, ran: Ran, claim: Claim, status: Status) -> None:
-    """Log a failed run; one line, and for the end of an instance the traceback."""
+def log_failure(node: Node, pending: PendingCommit, status: Status) -> None:
+    """Log a failed run in one line; when it ends the instance, with the traceback."""
+    claim = pending.active.claim
     spec = node.catalog.find(claim.fsm, claim.version)
     limit = None if spec is None else spec.max_attempts
     over = spec is not None and claim.attempt > 0 and exhausted(spec, claim.attempt) is not None
     run = f"run {claim.attempt + (not over)}" + ("" if limit is None else f" of {limit}")
-    change, error = ran.transition, ran.error
+    change, error = pending.transition, pending.error
     text = change.last_error or ("" if error is None else reason_text(error))
     reason = text.partition("\n")[0][:SHOWN]
     about = (claim.id, spec or claim.fsm, claim.step, run)
@@ -56,7 +57,7 @@ def tell_failure(node: Node, ran: Ran, claim: Claim, status: Status) -> None:
                 logger.error(
                     "instance %d failed: %s, step %s (%s): %s", *about, reason, exc_info=shown_error(error)
                 )
-        elif ran.outcome == "Retry":
+        elif pending.outcome == "Retry":
             logger.warning(
                 "instance %d: %s, step %s failed (%s), next run in %s s: %s",
                 *about,
@@ -67,7 +68,7 @@ def tell_failure(node: Node, ran: Ran, claim: Claim, status: Status) -> None:
             logger.info(
                 "instance %d: %s, step %s failed (%s), and handle returned %s: %s",
                 *about,
-                ran.outcome,
+                pending.outcome,
                 reason,
             )
     finally:

@@ -1,20 +1,18 @@
-"""Flusher: commits the outcomes of steps, in groups.
+"""Flusher: commits the outcomes of steps in groups, and releases claims.
 
-Owns       transitions that wait for their commit, and claims that wait to be given back.
-Receives   `commit` from step tasks that wait for the verdict, `leave` from those that do not; `release`.
-Sends      verdicts to the waiting tasks; settles what nobody waits for; hints to the feeders about siblings that a
-           freed key lets go.
+Owns       nothing that would die with it: the queue (`Commits`) outlives it.
+Receives   a wake-up: an outcome or a release was queued.
+Sends      verdicts to `Completion`; hints to the feeders about siblings that a freed key offers.
 Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, crash_claims.sql, on the commit lane.
-If it dies the tasks that wait, and what was left, wait for its next incarnation: the queue outlives it.
+If it dies queued outcomes wait for its next incarnation.
 Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
 
 A poison entry (data that Postgres refuses) is bisected out and fails alone. A group that is refused for another reason
-(a time-out, a broken trigger) is tried in halves; who is refused alone is set aside, and from then on tried alone,
-beside the others, on a client's connection. The same goes for a lock that somebody else holds, unless it is seen to be
-on a row of the group: then those instances wait until it is gone, and the others go on at once. When the store is
-away, tasks wait as long as their leases are trusted, and what was left until its claim is known to be lost. A commit of
-unknown fate is repeated as it was; if it then touches no row, the row is read: it tells whether the first one had
-happened.
+(a time-out, a broken trigger) is tried in halves. An outcome that is refused alone is set aside and tried again alone,
+on a client's connection, while the others are committed. The same holds for a foreign lock, unless it is on a row of
+the group: then only those instances wait until it is gone. While Postgres is unavailable, an outcome waits until its
+claim is known to be lost. A commit of unknown fate is repeated as it was; if it then touches no row, the row is read,
+which shows whether the first one had happened.
 """
 
 from __future__ import annotations
@@ -25,9 +23,10 @@ import attrs
 import psycopg
 import trio
 
-from durable_actors._engine.committing.queue import MAX_BATCH, Commits, Entry, Release, waiting
+from durable_actors._engine.committing.queue import MAX_BATCH, Commits, PendingCommit, Release
 from durable_actors._engine.committing.verdicts import STALE, Refused, blames_data
-from durable_actors._engine.node import Node, answer_patience, logger
+from durable_actors._engine.lanes import answer_patience
+from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.failures import RETRYABLE
@@ -73,11 +72,11 @@ class Flusher(Actor[object]):
         self._most_released = MAX_BATCH
         self._lone_refusals = 0  # since the last group that was committed
         self._apart_until = 0.0
-        self._locked: list[Entry] = []  # set aside until their rows are free
+        self._locked: list[PendingCommit] = []  # set aside until their rows are free
         self._more_locked = trio.Event()
         self._alone = trio.Lock()  # of those that are set aside one at a time is tried
         # At a stop: refused in this turn, tried again when the others had theirs.
-        self._late: list[Entry] = []
+        self._late: list[PendingCommit] = []
 
     async def run(self) -> None:
         """Flush whatever is queued; sleep when nothing is."""
@@ -90,7 +89,7 @@ class Flusher(Actor[object]):
         """The last outcomes of a drain, for as long as steps have; what is left goes back, with all other claims."""
         self._ending = True
         queue = self._queue
-        draining = self._node.draining
+        draining = self._node.draining.value
         # At a restart there is a next incarnation, for which others wait, and nothing is lost.
         within = outcome_time(self._node.config.drain_timeout) if draining else OUTCOME_TIME
         with trio.move_on_after(within):
@@ -98,7 +97,7 @@ class Flusher(Actor[object]):
                 await self._turn()
         if draining:
             for entry in list(queue.entries):
-                entry.give_up()
+                queue.withdraw(entry, trio.current_time())
         with trio.move_on_after(FLUSH_TIME if draining else OUTCOME_TIME) as scope:
             while queue.releases:
                 await self._release()
@@ -107,7 +106,7 @@ class Flusher(Actor[object]):
             logger.warning("%s could not be given back; leases end what is left", counted(count, "claim"))
 
     async def _turn(self) -> None:
-        batch = self._queue.take(self._most)
+        batch = self._queue.take(trio.current_time(), self._most)
         try:
             for group in self._groups(batch):
                 await self._flush(group)
@@ -117,7 +116,7 @@ class Flusher(Actor[object]):
             raise
         finally:
             # All answered, unless this is cancelled or fails: the next incarnation goes on with the rest.
-            self._queue.entries.extendleft(reversed(waiting(batch)))
+            self._queue.entries.extendleft(reversed(self._queue.unanswered(batch, trio.current_time())))
             for entry in self._late:
                 entry.aside = False
             self._queue.entries.extend(self._late)
@@ -126,7 +125,7 @@ class Flusher(Actor[object]):
 
     # -- outcomes
 
-    def _groups(self, batch: list[Entry]) -> list[list[Entry]]:
+    def _groups(self, batch: list[PendingCommit]) -> list[list[PendingCommit]]:
         """Mostly one. At a stop who was refused alone goes alone, after the others."""
         if self._ending:
             fine = [entry for entry in batch if not entry.refusals]
@@ -138,9 +137,9 @@ class Flusher(Actor[object]):
                 self._try_apart(batch)
         return [batch]
 
-    async def _flush(self, batch: list[Entry]) -> None:
-        """Bring every entry of the batch to its verdict, or until nobody waits for it, or back to the queue."""
-        while batch := waiting(batch):
+    async def _flush(self, batch: list[PendingCommit]) -> None:
+        """Bring every outcome of the group to its verdict, set it aside, or leave it for the queue."""
+        while batch := self._queue.unanswered(batch, trio.current_time()):
             try:
                 committed = await self._commit(batch)
                 await self._resolve(batch, committed)
@@ -159,12 +158,12 @@ class Flusher(Actor[object]):
             else:
                 self._outage.ok()
                 self._tries, self._most, self._lone_refusals = 0, min(self._most * 2, MAX_BATCH), 0
-                self._queue.answered = trio.current_time()
+                now = trio.current_time()
                 for entry in batch:
-                    entry.answer(committed.get(entry.transition.claim.id, STALE))
+                    self._queue.answer(entry, committed.get(entry.transition.claim.id, STALE), now)
                 return
 
-    async def _refused(self, batch: list[Entry], error: psycopg.Error) -> bool:
+    async def _refused(self, batch: list[PendingCommit], error: psycopg.Error) -> bool:
         """Decide what becomes of a batch that Postgres refuses; True: try it again."""
         if blames_data(error):
             await self._bisect(batch, error)
@@ -186,7 +185,7 @@ class Flusher(Actor[object]):
         self._set_aside(batch[0], error)  # the last thing: it may be back in the queue at the next await
         return False
 
-    def _set_apart(self, batch: list[Entry]) -> bool:
+    def _set_apart(self, batch: list[PendingCommit]) -> bool:
         """A lock is in the way, and on none of our rows: those that write elsewhere, too, go alone. Tell if some do."""
         if self._ending:
             return False
@@ -195,13 +194,13 @@ class Flusher(Actor[object]):
         self._apart_until = trio.current_time() + APART
         return True
 
-    def _try_apart(self, batch: list[Entry]) -> bool:
+    def _try_apart(self, batch: list[PendingCommit]) -> bool:
         beside = [entry for entry in batch if entry.writes_beside]
         for entry in beside:
             self._try_later(entry)
         return bool(beside)
 
-    async def _commit(self, batch: list[Entry], role: str = "commit") -> dict[int, Committed]:
+    async def _commit(self, batch: list[PendingCommit], role: str = "commit") -> dict[int, Committed]:
         node = self._node
         # The client lane has no end of its own.
         within = None if role == "commit" else answer_patience(node.owner.lease_ttl)
@@ -216,7 +215,7 @@ class Flusher(Actor[object]):
             node.offer(flushed.offered)
         return flushed.committed
 
-    async def _resolve(self, batch: list[Entry], committed: dict[int, Committed]) -> None:
+    async def _resolve(self, batch: list[PendingCommit], committed: dict[int, Committed]) -> None:
         """After an unknown commit was repeated: read the rows it did not touch, and learn what they tell."""
         node = self._node
         missing = [
@@ -237,7 +236,7 @@ class Flusher(Actor[object]):
 
     # -- set aside
 
-    async def _set_locked_aside(self, batch: list[Entry]) -> list[Entry]:
+    async def _set_locked_aside(self, batch: list[PendingCommit]) -> list[PendingCommit]:
         """Somebody holds a lock that this batch needs: if it is on a row of an instance, only that instance waits.
 
         Returns what to go on with; all of it when none of these rows is seen locked. At a stop nobody is left to wait
@@ -262,13 +261,13 @@ class Flusher(Actor[object]):
         return ready
 
     async def _wait_unlocked(self) -> None:
-        """Queue entries again when their rows are free; forget those whose task has gone."""
+        """Queue outcomes again when their rows are free; drop those that were withdrawn."""
         pause = 0.01
         try:
             while self._locked:
                 self._more_locked = trio.Event()
                 free = await self._probe(self._locked, "client") or set[int]()
-                for entry in [each for each in self._locked if not each.wanted() or each.rows <= free]:
+                for entry in [each for each in self._locked if not self._wants(each) or each.rows <= free]:
                     self._locked.remove(entry)
                     self._bring_back(entry)
                 if not self._locked:
@@ -280,16 +279,19 @@ class Flusher(Actor[object]):
             while self._locked:
                 self._bring_back(self._locked.pop())
 
-    def _bring_back(self, entry: Entry) -> None:
+    def _wants(self, entry: PendingCommit) -> bool:
+        return self._queue.wants(entry, trio.current_time())
+
+    def _bring_back(self, entry: PendingCommit) -> None:
         entry.aside = False
         self._queue.entries.append(entry)
         self.address.cast(None)
 
-    def _set_aside(self, entry: Entry, error: psycopg.Error) -> None:
+    def _set_aside(self, entry: PendingCommit, error: psycopg.Error) -> None:
         """Refused alone, and not for its data: it is tried again later, and nobody waits for it."""
         if not entry.refusals:
-            number = entry.transition.claim.id
-            logger.warning("instance %d: Postgres refuses its outcome, trying again: %s", number, error)
+            instance_id = entry.transition.claim.id
+            logger.warning("instance %d: Postgres refuses its outcome, trying again: %s", instance_id, error)
         entry.refusals += 1
         if self._ending:
             entry.aside = True
@@ -297,29 +299,29 @@ class Flusher(Actor[object]):
         else:
             self._try_later(entry)
 
-    def _try_later(self, entry: Entry) -> None:
+    def _try_later(self, entry: PendingCommit) -> None:
         if not entry.aside:
             entry.aside = True
             self.nursery.start_soon(self._try_alone, entry)
 
-    async def _try_alone(self, entry: Entry) -> None:
+    async def _try_alone(self, entry: PendingCommit) -> None:
         """Commit an entry that was set aside, alone and beside the groups, however often that takes.
 
         On a client's connection, and one at a time: what waits for a lock waits 100 ms there, each time.
         """
         try:
-            while entry.wanted():
+            while self._wants(entry):
                 if entry.refusals:
                     await trio.sleep(min(LOCK_PAUSE * 2.0 ** min(entry.refusals, 10), LONGEST_ASIDE))
                 async with self._alone:
-                    if entry.wanted():
+                    if self._wants(entry):
                         await self._try_once(entry)
         finally:
             entry.aside = False
             if entry.open:
                 self._bring_back(entry)
 
-    async def _try_once(self, entry: Entry) -> None:
+    async def _try_once(self, entry: PendingCommit) -> None:
         try:
             committed = await self._commit([entry], "client")
             await self._resolve([entry], committed)
@@ -328,7 +330,7 @@ class Flusher(Actor[object]):
             await trio.sleep(self._outage.failed(exc))
         except psycopg.Error as exc:
             if blames_data(exc):
-                entry.answer(Refused(exc))
+                self._queue.answer(entry, Refused(exc), trio.current_time())
             else:
                 self._set_aside(entry, exc)
         except BaseException:
@@ -338,9 +340,9 @@ class Flusher(Actor[object]):
             self._outage.ok()
             if entry.writes_beside:
                 self._apart_until = 0.0
-            entry.answer(committed.get(entry.transition.claim.id, STALE))
+            self._queue.answer(entry, committed.get(entry.transition.claim.id, STALE), trio.current_time())
 
-    async def _probe(self, entries: list[Entry], role: str) -> set[int] | None:
+    async def _probe(self, entries: list[PendingCommit], role: str) -> set[int] | None:
         """Which of the rows that these write nobody has locked; None: that cannot be told."""
         node = self._node
         rows = sorted(set[int]().union(*(entry.rows for entry in entries)))
@@ -352,10 +354,10 @@ class Flusher(Actor[object]):
         except TRANSIENT_ERRORS:
             return None
 
-    async def _bisect(self, batch: list[Entry], error: psycopg.Error) -> None:
+    async def _bisect(self, batch: list[PendingCommit], error: psycopg.Error) -> None:
         """Data that Postgres refuses: find the one entry that carries it; the others must not suffer."""
         if len(batch) == 1:
-            batch[0].answer(Refused(error))
+            self._queue.answer(batch[0], Refused(error), trio.current_time())
             return
         middle = len(batch) // 2
         await self._flush(batch[:middle])
@@ -396,7 +398,7 @@ class Flusher(Actor[object]):
                 node.offer(promoted)
                 if not how.hold:
                     for claim in claims:
-                        node.poke(claim.queue, number=claim.id)
+                        node.notify(claim.queue, instance_id=claim.id)
                 again = [claim for claim in missing if _is_ours(claim, rows)]
                 queue.releasing.difference_update([claim.claim_id for claim in claims])
                 queue.releasing.update([claim.claim_id for claim in again])

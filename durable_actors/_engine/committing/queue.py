@@ -1,127 +1,114 @@
-"""The flusher's queue: outcomes that wait for their commit, and claims that wait to be given back.
+"""The flusher's queue: outcomes to commit, and claims to release.
 
-Made before the flusher, and valid across its restarts. Synchronous but for a task that waits for its verdict: one whose
-outcome was refused, and that has run `handle`. Others leave their outcome and are gone.
+Made before the flusher, and valid across its restarts. Synchronous: a step task queues its outcome and takes the next
+claim; `Completion` follows when the verdict is known.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import attrs
-import outcome
-import trio
-from trio.lowlevel import Abort, RaiseCancelT, Task
 
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.verdicts import Verdict
-from durable_actors._engine.running.step_run import Ran, StepRun
+from durable_actors._store.children import Spawn
 from durable_actors._store.claim import OFFERED
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors.otp import Address
 
 MAX_BATCH: Final = 1000
-WHOLE: Final = 100
-"""Up to so many outcomes are one group. Of more, half of those whose instances go on here are: while Postgres commits
-the others, the steps that were answered run. Keeps both busy where there are hundreds of slots."""
+SPLIT_ABOVE: Final = 100
+"""Up to so many outcomes form one group. Of more, only half of those whose instances continue here do: the steps that
+were answered run while Postgres commits the others. That keeps both busy where there are hundreds of slots."""
 MAX_BYTES: Final = 32_000_000
-"""States and results of one group. Postgres takes no message of 1 GB; a thousand large ones must not come near that."""
+"""States and results of one group. Postgres refuses a message of 1 GB; a group must not come near that."""
 
 
-class Entry:
-    """A transition on its way, and the task that waits for it."""
+class Recoverable(Protocol):
+    """The run of a step, as far as it is needed when Postgres refuses its outcome (`StepRun`)."""
 
-    __slots__ = ("aside", "held", "open", "refusals", "task", "transition", "unknown")
+    home: object
+    leaked: bool
 
-    def __init__(self, transition: Transition, held: ActiveClaim, task: Task | None) -> None:
+    async def recover(self, error: Exception) -> PendingCommit:
+        """Let `handle` turn an error into an outcome."""
+        ...
+
+
+class PendingCommit:
+    """The outcome of a step on its way into the database: what to write, for whom, and what has become of it so far."""
+
+    __slots__ = (
+        "active",
+        "aside",
+        "error",
+        "final",
+        "open",
+        "outcome",
+        "refusal",
+        "refusals",
+        "run",
+        "spawn",
+        "transition",
+        "unknown",
+    )
+
+    def __init__(
+        self,
+        active: ActiveClaim,
+        run: Recoverable | None,
+        transition: Transition,
+        outcome: str,
+        error: Exception | None = None,
+    ) -> None:
+        self.active = active
+        self.run = run
+        """Runs `handle` if Postgres refuses the outcome; None for an outcome that no user code chose."""
         self.transition = transition
-        self.held = held
-        self.task = task
+        self.outcome = outcome
+        """The outcome's class, for telemetry."""
+        self.error = error
+        """What went through `handle`."""
+        self.spawn: Spawn | None = None
+        """Children to insert with it: such an outcome has a transaction of its own, and never enters the queue."""
+        self.refusal: Exception | None = None
+        """Why Postgres refused the outcome that this one replaces."""
+        self.final = False
+        """It is the plain failure that follows the second refusal: there is nothing left to try after it."""
         self.open = True
-        """Somebody wants its verdict; no longer when it was answered or withdrawn."""
+        """It has no verdict yet, and was not withdrawn."""
         self.aside = False
-        """It waits outside of the queue, for a foreign row lock or for better times."""
+        """It waits outside of the queue, for a foreign row lock or for the next attempt."""
         self.refusals = 0
-        """How often it was refused alone."""
+        """How often Postgres refused it alone, and not for its data."""
         self.unknown = False
-        """It was sent once, and nobody knows whether it was committed. Stays true across restarts of the flusher."""
+        """It was sent, and may be committed. Stays true across restarts of the flusher."""
 
     @property
     def rows(self) -> set[int]:
         """The instances that its commit writes."""
-        number, parent = self.transition.claim.id, self.transition.claim.parent_id
-        return {number} if parent is None or not self.transition.ends else {number, parent}
+        claim = self.transition.claim
+        if claim.parent_id is None or not self.transition.ends:
+            return {claim.id}
+        return {claim.id, claim.parent_id}
 
     @property
     def writes_beside(self) -> bool:
-        """Whether its commit may write, or lock, anything but its own row: signals, a parent."""
+        """Whether its commit may write or lock anything but its own row: signals, a parent."""
         transition = self.transition
         return not transition.plain or (transition.ends and transition.claim.parent_id is not None)
 
-    def wanted(self) -> bool:
-        """Whether to commit it, still."""
-        return self.open
 
-    def give_up(self) -> None:
-        """There is no more time for it. Who waits is cancelled, and withdraws it."""
-
-    def withdraw(self, _: RaiseCancelT) -> Abort:
-        """Its task is cancelled while it waits."""
-        self.open = False
-        return Abort.SUCCEEDED
-
-    def answer(self, verdict: Verdict) -> None:
-        """Wake the task that waits, if it still does."""
-        if self.open:
-            self.open = False
-            assert self.task is not None
-            trio.lowlevel.reschedule(self.task, outcome.Value(verdict))
-
-
-class Left(Entry):
-    """The outcome of a step whose task has gone: it is settled when its verdict is known.
-
-    Withdrawn when its claim is known to be lost. Trust that is over withdraws nothing: the step has run, and the fence
-    tells whether its outcome counts.
-    """
-
-    __slots__ = ("_settle", "ran", "run")
-
-    def __init__(self, run: StepRun, ran: Ran, held: ActiveClaim, settle: Settle) -> None:
-        super().__init__(ran.transition, held, None)
-        self.run = run
-        self.ran = ran
-        self._settle = settle
-
-    def wanted(self) -> bool:
-        """Whether to commit it, still; one that is not is settled here."""
-        if self.held.lost is not None:
-            self.give_up()
-        return self.open
-
-    def give_up(self) -> None:
-        """Withdraw it: the claim goes back, if it is still ours."""
-        if self.open:
-            self.open = False
-            self._settle(self, None)
-
-    def answer(self, verdict: Verdict) -> None:
-        """Settle it, once."""
-        if self.open:
-            self.open = False
-            self._settle(self, verdict)
-
-
-Settle = Callable[[Left, Verdict | None], None]
-"""Called in the flusher with what became of an outcome; None: withdrawn. Must not block."""
+Settle = Callable[[PendingCommit, Verdict | None, float], None]
+"""Called with the verdict of an outcome (None: withdrawn) and the time. Must not block or raise."""
 
 
 @attrs.frozen
 class Release:
-    """Claims to give back alike."""
+    """How a group of claims is released."""
 
     attempts: int
     hold: int
@@ -130,7 +117,7 @@ class Release:
     tries: int = 0
     """How often their rows were found locked."""
     refused: bool = False
-    """Postgres refuses to take one of them back, alone."""
+    """Postgres refuses to release one of them, alone."""
     crash: str | None = None
     """What their steps raised, if each is a crash."""
     raised: Raised | None = None
@@ -138,73 +125,93 @@ class Release:
 
 
 class Commits:
-    """The flusher's queue: made before it, and valid across its restarts."""
+    """The queue. `settle` is called for every outcome, once."""
 
-    def __init__(self, wake: Address[object]) -> None:
+    def __init__(self, wake: Address[object], settle: Settle | None = None) -> None:
         self._wake = wake
-        self.entries: deque[Entry] = deque()
-        self.answered = math.inf
-        """When the outcomes that are settled now were committed, on Trio's clock; one reading for a whole group."""
+        self._settle = settle
+        self.entries: deque[PendingCommit] = deque()
         self.releases: dict[Release, list[Claim]] = {}
         self.releasing: set[str] = set()
-        """Claims (`claim_id`) on their way back: queued, sent, or set aside. They are nobody's here, and no strays."""
+        """Claims (`claim_id`) whose release is queued, sent or set aside. No `ActiveClaim`, and no orphans either."""
 
-    async def commit(self, transition: Transition, held: ActiveClaim) -> Verdict:
-        """Queue a transition and wait for its verdict. Cancelled: one that is under way may be committed."""
-        entry = Entry(transition, held, trio.lowlevel.current_task())
-        if not self.entries:  # else the flusher is awake, or will be: it sleeps only when there is nothing
-            self._wake.cast(None)
-        self.entries.append(entry)
-        verdict: Verdict = await trio.lowlevel.wait_task_rescheduled(entry.withdraw)
-        return verdict
+    def settle_with(self, settle: Settle) -> None:
+        """Name what follows a verdict: it is made after this queue, and needs it."""
+        self._settle = settle
 
-    def leave(self, entry: Left) -> None:
-        """Queue an outcome that no task waits for."""
-        if not self.entries:
+    # -- outcomes
+
+    def enqueue(self, pending: PendingCommit) -> None:
+        """Queue an outcome."""
+        if not self.entries:  # else the flusher is awake, or will be: it sleeps only when the queue is empty
             self._wake.cast(None)
-        self.entries.append(entry)
+        self.entries.append(pending)
+
+    def answer(self, pending: PendingCommit, verdict: Verdict, now: float) -> None:
+        """The verdict of an outcome is known."""
+        if pending.open:
+            pending.open = False
+            assert self._settle is not None
+            self._settle(pending, verdict, now)
+
+    def withdraw(self, pending: PendingCommit, now: float) -> None:
+        """Do not commit it: its claim is lost, or a drain has no time left for it."""
+        if pending.open:
+            pending.open = False
+            assert self._settle is not None
+            self._settle(pending, None, now)
+
+    def wants(self, pending: PendingCommit, now: float) -> bool:
+        """Whether it is still to be committed. An outcome whose claim is known to be lost is withdrawn here.
+
+        An expired lease does not withdraw it: the step has run, and the fence decides whether its outcome counts.
+        """
+        if pending.active.lost is not None:
+            self.withdraw(pending, now)
+        return pending.open
+
+    def take(self, now: float, most: int = MAX_BATCH) -> list[PendingCommit]:
+        """The next group: distinct instances, none withdrawn, at most so many and about `MAX_BYTES`."""
+        batch: dict[int, PendingCommit] = {}
+        later: list[PendingCommit] = []
+        size = 0
+        if len(self.entries) > SPLIT_ABOVE:
+            continuing = sum([pending.transition.keep_claim for pending in self.entries])
+            most = min(most, max(SPLIT_ABOVE, len(self.entries) - continuing // 2))
+        while self.entries and len(batch) < most and size < MAX_BYTES:
+            pending = self.entries.popleft()
+            if not self.wants(pending, now):
+                continue
+            instance_id = pending.transition.claim.id
+            if instance_id in batch:  # an old claim's late outcome beside the new one's: one row, one update
+                later.append(pending)
+            else:
+                batch[instance_id] = pending
+                size += len(pending.transition.state or b"") + len(pending.transition.result or b"")
+        self.entries.extendleft(reversed(later))
+        return list(batch.values())
+
+    def unanswered(self, batch: list[PendingCommit], now: float) -> list[PendingCommit]:
+        """Those of a group that are still to be committed with it."""
+        return [pending for pending in batch if self.wants(pending, now) and not pending.aside]
+
+    # -- releases
 
     def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED) -> None:
-        """Queue a claim to be given back. Fenced: one that was committed meanwhile is not touched."""
+        """Queue a claim to be released. Fenced: if it was committed meanwhile, the row is not touched."""
         self.releasing.add(claim.claim_id)
         self.releases.setdefault(Release(attempts, hold, interruptions), []).append(claim)
         self._wake.cast(None)
 
-    def take_releases(self, most: int) -> tuple[Release, list[Claim]]:
-        """Claims to give back alike, at most so many. There must be some."""
-        how, claims = self.releases.popitem()
-        if len(claims) > most:
-            self.releases[how] = claims[most:]
-        return how, claims[:most]
-
     def crash(self, claim: Claim, error: str, raised: Raised) -> None:
-        """Queue a claim to be given back whose step raised what is for no `handle`: it counts as a crash."""
+        """Queue a claim to be released whose step raised what is not for `handle`: it counts as a crash."""
         self.releasing.add(claim.claim_id)
         self.releases.setdefault(Release(1, OFFERED, crash=error, raised=raised), []).append(claim)
         self._wake.cast(None)
 
-    def take(self, most: int = MAX_BATCH) -> list[Entry]:
-        """The next group: distinct instances, nobody who has gone, at most so many and about `MAX_BYTES`."""
-        batch: dict[int, Entry] = {}
-        later: list[Entry] = []
-        size = 0
-        if len(self.entries) > WHOLE:
-            going_on = sum([entry.transition.keep_claim for entry in self.entries])
-            most = min(most, max(WHOLE, len(self.entries) - going_on // 2))
-        while self.entries and len(batch) < most and size < MAX_BYTES:
-            entry = self.entries.popleft()
-            if not entry.wanted():
-                continue  # withdrawn before it was sent
-            number = entry.transition.claim.id
-            if number in batch:  # an old claim's late outcome beside the new one's: one row, one update
-                later.append(entry)
-            else:
-                batch[number] = entry
-                size += len(entry.transition.state or b"") + len(entry.transition.result or b"")
-        self.entries.extendleft(reversed(later))
-        return list(batch.values())
-
-
-def waiting(batch: list[Entry]) -> list[Entry]:
-    """Those that are still to be committed. Of the others a claim was lost, or a drain's time was up."""
-    return [entry for entry in batch if entry.wanted() and not entry.aside]
+    def take_releases(self, most: int) -> tuple[Release, list[Claim]]:
+        """Claims to release alike, at most so many. There must be some."""
+        how, claims = self.releases.popitem()
+        if len(claims) > most:
+            self.releases[how] = claims[most:]
+        return how, claims[:most]

@@ -9,7 +9,8 @@ import trio
 
 from durable_actors._engine.committing.flusher import LOCK_PAUSE
 from durable_actors._engine.committing.verdicts import STALE, Refused, Verdict, blames_data
-from durable_actors._engine.node import Node, answer_patience
+from durable_actors._engine.lanes import answer_patience
+from durable_actors._engine.node import Node
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.failures import RETRYABLE
 from durable_actors._store.children import Spawn, schedule_children

@@ -176,14 +176,16 @@ class Keeper(Actor[object]):
     def _interrupt(self, why: str) -> None:
         """Cancel every keyed step; what is only buffered gives its key back."""
         cancelled = 0
-        for held in self._node.claims.live():
-            if held.claim.partition_key is None:
+        for active in self._node.claims.live():
+            if active.claim.partition_key is None:
                 continue
-            if held.waits:  # nothing of its step ran; its feeder takes the key again, or gives the row back
-                self._keys.free(held.claim)
-                self._node.poke(held.claim.queue)
+            if (
+                active.between_steps
+            ):  # nothing of its step ran; its feeder takes the key again, or gives the row back
+                self._keys.free(active.claim)
+                self._node.notify(active.claim.queue)
             else:
-                cancelled += self._node.claims.interrupt(held, why)
+                cancelled += self._node.claims.interrupt(active, why)
         if cancelled:
             logger.warning("keeper: %s with a partition key cancelled: %s", counted(cancelled, "step"), why)
 

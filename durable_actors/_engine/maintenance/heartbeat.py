@@ -126,14 +126,14 @@ class Heartbeat(Actor[object]):
         node = self._node
         sent = trio.current_time()
         renewed = await renew_leases(
-            conn, node.owner.schema, [held.claim for held in batch], lease_ttl=node.owner.lease_ttl
+            conn, node.owner.schema, [active.claim for active in batch], lease_ttl=node.owner.lease_ttl
         )
         node.claims.extend(
-            (held for held in batch if held.claim.claim_id in renewed), sent + node.owner.lease_ttl
+            (active for active in batch if active.claim.claim_id in renewed), sent + node.owner.lease_ttl
         )
-        missing = [held for held in batch if held.claim.claim_id not in renewed]
+        missing = [active for active in batch if active.claim.claim_id not in renewed]
         if missing:
-            states = await read_claims(conn, node.owner.schema, [held.claim.id for held in missing])
+            states = await read_claims(conn, node.owner.schema, [active.claim.id for active in missing])
             self._judge(missing, {number: state.claim_id for number, state in states.items()})
         return len(renewed)
 
@@ -151,17 +151,17 @@ class Heartbeat(Actor[object]):
         except psycopg.Error as exc:
             logger.debug("heartbeat: %s could not be noted: %s", owner.name, exc)
 
-    def _tell_refused(self, held: ActiveClaim, error: psycopg.Error) -> None:
-        if held.claim.claim_id not in self._refused:
-            self._refused.add(held.claim.claim_id)
-            number = held.claim.id
+    def _tell_refused(self, active: ActiveClaim, error: psycopg.Error) -> None:
+        if active.claim.claim_id not in self._refused:
+            self._refused.add(active.claim.claim_id)
+            number = active.claim.id
             logger.warning(
                 "instance %d: Postgres refuses to renew its lease, trying again: %s", number, error
             )
 
     def _judge(self, missing: list[ActiveClaim], owners: dict[int, str | None]) -> None:
-        for held in missing:
-            owner = owners.get(held.claim.id)
-            if owner != held.claim.claim_id:
+        for active in missing:
+            owner = owners.get(active.claim.id)
+            if owner != active.claim.claim_id:
                 why = "its claim was taken back" if owner is None else "another worker has claimed it"
-                self._node.claims.lose(held, why)
+                self._node.claims.lose(active, why)

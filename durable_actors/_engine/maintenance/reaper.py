@@ -136,7 +136,7 @@ class Reaper(Actor[object]):
                     "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
                 )
             else:
-                node.poke(each.queue, number=each.id)
+                node.notify(each.queue, instance_id=each.id)
         logger.warning(
             "took back %s whose lease was over%s%s",
             counted(len(reaped), "claim"),

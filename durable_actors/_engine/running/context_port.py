@@ -64,17 +64,17 @@ class EnginePort:
     """One object per engine, shared by all contexts."""
 
     def __init__(
-        self, pool: Pool, lane: str, schema: str, leases: ActiveClaims, *, patience: float | None = None
+        self, pool: Pool, lane: str, schema: str, claims: ActiveClaims, *, patience: float | None = None
     ) -> None:
         self._pool = pool
         self._lane = lane
         self._patience = patience
         self._schema = schema
-        self._leases = leases
+        self._claims = claims
         self.home: Final = HomeRun(anywhere=True)
         """The engine's Trio run: a `def` step may have started one of its own."""
         self._calls: WeakKeyDictionary[Context[Any], dict[str, int]] = WeakKeyDictionary()
-        self.poke: Callable[..., None] = _no_poke
+        self.notify: Callable[..., None] = _no_notify
         """Told of what was started or woken."""
 
     @at_home
@@ -154,7 +154,7 @@ class EnginePort:
         if sent.outcome == "no_target":
             raise NoTarget(missing)
         if sent.woken and sent.queue is not None:
-            self.poke(sent.queue, number=sent.target, woken=True)
+            self.notify(sent.queue, instance_id=sent.target, by_signal=True)
 
     async def _status(self, ctx: Context[Any], delivery: Delivery) -> str | None:
         """The target's status; None when there is none."""
@@ -220,7 +220,7 @@ class EnginePort:
         if started is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was started")
         if started.new and not plan.delay and plan.eligible_at is None:
-            self.poke(plan.queue, number=started.id, priority=plan.priority)
+            self.notify(plan.queue, instance_id=started.id, priority=plan.priority)
         return started
 
     @at_home
@@ -248,10 +248,10 @@ class EnginePort:
             self._claim(ctx)
 
     def _claim(self, ctx: Context[Any]) -> Claim:
-        held = self._leases.find(ctx.claim_id)
-        if held is None or held.lost is not None or held.claim.visit != ctx.visit:
+        active = self._claims.find(ctx.claim_id)
+        if active is None or active.lost is not None or active.claim.visit != ctx.visit:
             raise LeaseLost(f"instance {ctx.id}: this context's step has ended or lost its claim")
-        return held.claim
+        return active.claim
 
     def _ordinal(self, ctx: Context[Any], kind: str) -> str:
         """Which call of its kind this is: the same text in every run of this round.
@@ -269,5 +269,5 @@ def _duplicate(plan: InsertPlan, started: Started) -> Duplicate:
     return Duplicate(key_as_given(plan.unique_key or b""), started.occupant)
 
 
-def _no_poke(queue: str, /, **hint: object) -> None:
+def _no_notify(queue: str, /, **hint: object) -> None:
     """Nobody listens yet."""

@@ -1,344 +1,515 @@
-"""The claims of one queue whose next step has not begun: which of them begins, and when. Synchronous.
+"""Dispatcher: owns the claims of one queue, from the pick to the end. Sans-I/O; time is an argument.
 
-Rows that were picked wait for a slot; instances between two steps on one claim have kept theirs, and go first. One
-begins when none is about to: steps that wait for nothing follow one another in one task, without a turn of the
-scheduler between them; the first that waits lets two others begin, each of which may let two others begin.
+Made before the queue's feeder, and valid across its restarts. The feeder adds claims and asks for the demand; step
+tasks say when they wait, end a step, or exit; `Completion` says what became of an outcome. Whatever happens to a claim
+is a call of `_move`, and every count follows from it.
+
+Which claim starts when: picked rows wait for a slot in the buffer; instances between two steps have kept theirs, and go
+first. A task that runs a step without waiting takes the next claim itself (`follow`), without a turn of the scheduler
+between them, so at most one such task is needed. The first step that waits starts two others, each of which may start
+two others.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol
 
-import trio
+from trio_util import AsyncBool
 
-from durable_actors._engine.claiming.demand import QueueLimits
-from durable_actors._engine.claiming.events import contended_event
-from durable_actors._engine.claims import ActiveClaim, TaskSlice
-from durable_actors._engine.committing.queue import Commits
-from durable_actors._engine.keys.keeper import Keys
-from durable_actors._engine.node import Node, logger
-from durable_actors._engine.running.slots import Slots
-from durable_actors._engine.running.step_task import StepTasks
+from durable_actors._engine.claims import ActiveClaim, ActiveClaims, ClaimState
+from durable_actors._engine.committing.queue import Commits, PendingCommit
+from durable_actors._engine.keys.locks import Keys
+from durable_actors._engine.limits import QueueLimits, demand, max_inflight
+from durable_actors._engine.running.prefetch import AdaptivePrefetch
 from durable_actors._store.claim import HELD, OFFERED
 from durable_actors._store.rows import Claim
-from durable_actors.otp import Pool
+from durable_actors.otp import PoolClosed, PoolFull, PoolTask
 
-FRESH: Final = 0.25
+INBOX_FRESH: Final = 0.25
 """Seconds for which the inbox flag of a claimed row is believed, while the row waits for nothing but its turn."""
-SLICE: Final = 0.001
-"""Seconds for which steps that wait for nothing may follow one another in one task before others run."""
+MAX_SLICE: Final = 0.001
+"""Seconds for which steps that wait for nothing may follow one another in one task before other tasks run."""
+RUN_AHEAD_STEPS: Final = 50
+"""Steps that an instance may run on one claim before others get its slot."""
+RUN_AHEAD_SECONDS: Final = 0.5
+"""Seconds for which it may do so."""
+
+GONE, BUFFERED, RUNNING, COMMITTING, CONTINUING, READY, RECOVERING, ABANDONED = ClaimState
 
 
-class Claimed:
-    """The buffer of a feeder, and its slots."""
+class TaskSlice:
+    """What one task of the step pool runs: a claim, and after a step that did not wait the next claim."""
+
+    __slots__ = ("active", "dispatcher", "since", "suspended", "task")
 
     def __init__(
-        self, node: Node, queue: str, *, limits: QueueLimits, pool: Pool, commits: Commits, keys: Keys
+        self, dispatcher: Dispatcher, active: ActiveClaim, since: float, *, suspended: bool = False
     ) -> None:
-        self._node = node
-        self._queue = queue
-        self._pool = pool
-        self._tasks = StepTasks(node, commits, keys, pool)
+        self.dispatcher = dispatcher
+        self.active = active
+        """The claim whose step runs now, or ran last."""
+        self.since = since
+        self.suspended = suspended
+        """The task has waited for something: it ends after this step."""
+        self.task: PoolTask | None = None
+
+    def __str__(self) -> str:
+        claim = self.active.claim
+        return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
+
+
+RunSlice = Callable[[TaskSlice, PendingCommit | None], Awaitable[object]]
+"""The body of a step task (`StepTasks.run`). The second argument is an outcome that Postgres refused."""
+
+
+class TaskPool(Protocol):
+    """The part of `otp.Pool` that is needed here."""
+
+    @property
+    def free(self) -> int:
+        """Tasks that can be started now."""
+        ...
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether a task started now runs on in the worker of the task that is just ending."""
+        ...
+
+    def start_nowait(self, fn: RunSlice, *args: Any, key: TaskSlice, deadline: float) -> PoolTask:
+        """Start a task, or raise `PoolClosed` or `PoolFull`."""
+        ...
+
+
+class Dispatcher:
+    """The claims and slots of one queue."""
+
+    def __init__(
+        self,
+        limits: QueueLimits,
+        *,
+        claims: ActiveClaims,
+        commits: Commits,
+        keys: Keys,
+        pool: TaskPool,
+        draining: AsyncBool,
+        wake_feeder: Callable[[], bool],
+        on_contended: Callable[[Claim], None],
+    ) -> None:
+        self._limits = limits
+        self._claims = claims
         self._commits = commits
         self._keys = keys
-        self._buffer: deque[ActiveClaim] = deque()
-        self._going: deque[ActiveClaim] = deque()  # between two steps on one claim; each has kept its slot
-        self._keyed = False  # some of the buffer may have a key
-        self._doubted = False  # what is in the buffer waits for a slot, and is known to
+        self._pool = pool
+        self._wake_feeder = wake_feeder
+        self._on_contended = on_contended
+        self.run_slice: RunSlice = _nothing_runs
+        """The body of a task; set once, when the step tasks are made."""
+        self._draining = draining  # then nothing starts any more, and no instance continues on its claim
+        self._counts = [0] * len(ClaimState)
+        self._buffer: deque[ActiveClaim] = deque()  # BUFFERED, most urgent first
+        self._ready: deque[ActiveClaim] = deque()  # READY
+        self._suspended: set[ActiveClaim] = set()  # RUNNING, and their own code waits for something
+        self._eager = 0  # tasks that have not waited yet: each starts the next claim when it waits or ends
+        self._prefetch = AdaptivePrefetch(limits)
+        self._may_have_keys = False  # some claims of the buffer may have a partition key
+        self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
         self._closed = False
-        self._woken = False  # the feeder will look: it need not be told again
-        self._now = trio.lowlevel.current_clock().current_time
-        self.over = False
-        """Some of it was claimed ahead, and has had no slot yet."""
-        self._eager = 0  # tasks that have not waited yet: whoever of them waits or ends starts what is next
-        self._concurrency = limits.concurrency
-        self._suspended: set[ActiveClaim] = set()  # steps whose own code waits for something
-        self.slots = Slots(limits)
+        self._feeder_woken = False  # the feeder will ask for the demand: no need to wake it again
+        self.has_excess = False
+        """Some claims of the buffer were prefetched, and have had no slot yet."""
 
-    def __len__(self) -> int:
-        """Claimed rows that wait for a slot."""
+    # -- states and counts
+
+    def _move(self, active: ActiveClaim, state: ClaimState) -> None:
+        """Move a claim to another state (`claims.MOVES`). Nothing else writes a state or a count."""
+        counts = self._counts
+        old = active.state
+        counts[old] -= 1
+        counts[state] += 1
+        active.state = state
+        if old is RUNNING and self._suspended:
+            self._suspended.discard(active)
+
+    def count(self, state: ClaimState) -> int:
+        """How many claims are in this state."""
+        return self._counts[state]
+
+    @property
+    def buffered(self) -> int:
+        """Claims that wait for a slot."""
         return len(self._buffer)
 
-    def has_more_urgent(self, priority: int) -> bool:
-        """Whether a claimed row waits that should go before one of this priority."""
-        return bool(self._buffer) and self._buffer[0].claim.priority < priority
+    @property
+    def running(self) -> int:
+        """Slots that are taken."""
+        counts = self._counts
+        return counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
 
-    def add(self, claims: list[Claim]) -> None:
-        """These are claimed: from here on they are kept alive. What is more urgent goes first."""
-        waiting, now = len(self._buffer), self._now()
-        self._note_all_ran(now)
-        self.slots.ahead.picked(len(claims), now)
-        self._buffer.extend([self._node.claims.hold(claim, now) for claim in claims])
-        self._doubted = False
-        self._keyed = self._keyed or any([claim.partition_key is not None for claim in claims])  # noqa: C419 - faster
-        self.over = self.slots.excess(len(self._buffer)) > 0
-        if len(self._suspended) >= self._concurrency:
-            self._doubt()
+    @property
+    def prefetch(self) -> int:
+        """Rows to claim beyond the free slots now."""
+        return self._prefetch.rows
+
+    def _has_free_slot(self) -> bool:
+        limits, running = self._limits, self.running
+        return (
+            running < limits.concurrency
+            and running + self._counts[COMMITTING] < max_inflight(limits) + self._prefetch.rows
+        )
+
+    def _all_suspended(self, eager: int) -> bool:
+        """Whether as many steps wait for something as may run; `eager` of the running ones have not waited yet."""
+        return self.running - eager >= self._limits.concurrency
+
+    def _excess(self) -> int:
+        """How many claims of the buffer have neither a slot nor a place in `prefetch`."""
+        limits = self._limits
+        return len(self._buffer) - limits.prefetch - max(limits.concurrency - self.running, 0)
+
+    # -- called by the feeder
+
+    def open(self) -> None:
+        """A feeder works for this queue (again)."""
+        self._closed = False
+        self._feeder_woken = False
+
+    def close(self) -> None:
+        """The feeder ends: release every claim whose step has not begun, now and later; attempts unchanged."""
+        self._closed = True
+        while self._ready or self._buffer:
+            self._give_back((self._ready or self._buffer).popleft())
+
+    def demand(self, now: float) -> int:
+        """How many rows to ask for now. The feeder, which calls this, waits for no partition key meanwhile."""
+        self._feeder_woken = False
+        if self.has_excess and (self._all_suspended(self._eager) or self._prefetch.late(now)):
+            self._give_back_excess()
+        self._note_if_all_ran(now)
+        return self._demand(len(self._buffer))
+
+    def _demand(self, buffered: int) -> int:
+        limits, prefetch, running = self._limits, self._prefetch.rows, self.running
+        wanted = demand(limits, running=running, buffered=buffered)
+        if not wanted:
+            return 0
+        wanted += prefetch
+        room = (
+            max_inflight(limits) + limits.prefetch + prefetch - self._counts[COMMITTING] - running - buffered
+        )
+        if room >= wanted:
+            return wanted
+        # Many outcomes wait for their commit. There is more room after it: a pick is worth its round trip then.
+        return 0 if room < min(limits.min_demand, wanted) else room
+
+    @property
+    def can_claim_one_by_id(self) -> bool:
+        """Whether one more claim would leave a free slot and a demand for rows that are more urgent."""
+        slot = self.running + len(self._buffer) + 2 <= self._limits.concurrency
+        return slot and self._demand(len(self._buffer) + 1) > 0
+
+    @property
+    def wake_at(self) -> float:
+        """When the feeder must call `demand` again, whatever else happens."""
+        return self._prefetch.until if self.has_excess else math.inf
+
+    def add(self, claims: list[Claim], now: float) -> None:
+        """Own these claims: they are renewed from now on. The most urgent goes first."""
+        waiting = len(self._buffer)
+        self._note_if_all_ran(now)
+        self._prefetch.picked(len(claims), now)
+        for claim in claims:
+            active = ActiveClaim(claim, now)
+            self._claims.add(active)
+            self._move(active, BUFFERED)
+            self._buffer.append(active)
+            if claim.partition_key is not None:
+                self._may_have_keys = True
+        self._inboxes_doubted = False
+        self.has_excess = self._excess() > 0
+        if len(self._suspended) >= self._limits.concurrency:
+            self._doubt_inboxes()
         if waiting and claims:
             self._buffer = deque(sorted(self._buffer, key=_urgency))
 
-    def demand(self) -> int:
-        """How many rows to ask for now. Called by the feeder, which then has no key to wait for."""
-        slots, now = self.slots, self._now()
-        self._woken = False
-        if self.over and (slots.full(self._eager) or slots.ahead.late(now)):
-            self._give_back_excess()
-        self._note_all_ran(now)
-        return slots.demand(len(self._buffer))
+    def start(self, now: float) -> None:
+        """Start the most urgent claim, unless a running task is about to."""
+        if not self._eager:
+            self._start_next(now)
 
-    @property
-    def room_beside_one(self) -> bool:
-        """Whether one row may be claimed without taking the last slot or the next pick from more urgent ones."""
-        return self.slots.room_beside_one(len(self._buffer))
+    def without_key(self) -> list[ActiveClaim]:
+        """Buffered claims that lack their partition key: just picked, or the key went with its session."""
+        if not self._may_have_keys:
+            return []
+        keyed = [active for active in self._buffer if active.claim.partition_key is not None]
+        self._may_have_keys = bool(keyed)
+        return [active for active in keyed if not self._keys.owns(active.claim)]
 
-    @property
-    def until(self) -> float:
-        """When the feeder must see to its claims again, whatever else happens."""
-        return self.slots.ahead.until if self.over else math.inf
+    def give_back_contended(self, contended: Iterable[ActiveClaim]) -> None:
+        """The keys of these claims are busy elsewhere: release them, held behind their key."""
+        for active in contended:
+            self._buffer.remove(active)
+            self._give_back(active, hold=HELD)
+            self._on_contended(active.claim)
 
-    def _note_all_ran(self, now: float) -> None:
-        if not self._buffer and not self._eager:  # what has waited is told already
-            self.slots.ahead.ran(now)
+    def _note_if_all_ran(self, now: float) -> None:
+        if not self._buffer and not self._eager:  # a step that waited was noted already
+            self._prefetch.all_ran(now)
 
-    def recount(self) -> None:
-        """Steps that the last incarnation of the feeder started still run, and what it left is on its way."""
-        self.slots.recount(
-            held
-            for held in self._node.claims.all()
-            if held.claim.queue == self._queue
-            and (held.left or (held.task is not None and held.task.running))
-        )
+    def _give_back_excess(self) -> None:
+        """Release prefetched claims that have no slot, for nodes that have one; the most urgent first.
+
+        Only the feeder calls this: it may be waiting for the partition keys of some of these.
+        """
+        count = self._excess()
+        if count > 0:
+            self._prefetch.waited()
+            for active in [self._buffer.pop() for _ in range(count)][::-1]:
+                self._give_back(active)
+        self.has_excess = False
 
     # -- starting
 
-    def start(self) -> None:
-        """Hand the most urgent claim to a free slot, unless a task is about to do so."""
-        if not self._eager:
-            self._start_next()
-
-    def _start_next(self) -> bool:
-        """Start one in a task of its own. False: none is there, or no slot."""
-        now = self._now()
-        held = self._take_next(now)
-        if held is None:
+    def _start_next(self, now: float) -> bool:
+        """Start the next claim in a task of its own. False: there is none, or no slot."""
+        active = self._take_next(now)
+        if active is None:
             return False
-        turn = TaskSlice(held, now)
+        task_slice = TaskSlice(self, active, now)
         try:
-            turn.task = held.task = self._pool.start_nowait(
-                self._tasks.run, turn, key=turn, deadline=held.claim.trusted_until
+            task_slice.task = active.task = self._pool.start_nowait(
+                self.run_slice, task_slice, None, key=task_slice, deadline=active.claim.trusted_until
             )
         except BaseException:
-            # The pool is down: dropped here, it would be renewed for nobody.
-            self._put_back(held)
+            # The pool is down. A claim that is dropped here would be renewed for ever.
+            active.steps -= 1
+            if active.steps:
+                self._move(active, READY)
+                self._ready.appendleft(active)
+            else:
+                self._move(active, BUFFERED)
+                self._buffer.appendleft(active)
             raise
         self._eager += 1
         return True
 
-    def follow(self, turn: TaskSlice) -> bool:
-        """A step has ended without waiting: go on with the next claim in its task. False: the task ends."""
-        task, now = turn.task, self._now()
-        if task is None or task.cancelling or task.deadline <= now or now - turn.since > SLICE:
-            return False
-        held = self._take_next(now)
-        if held is None:
-            return False
-        turn.held, held.task = held, task
-        if task.deadline != held.claim.trusted_until:
-            task.deadline = held.claim.trusted_until
-        return True
-
     def _take_next(self, now: float) -> ActiveClaim | None:
-        """The next claim to run; its slot is taken. None in a drain, too: its last pick may still come."""
-        while not self._node.draining:
-            if self._going:
-                held = self._going.popleft()
-                if now - held.seen > FRESH:
-                    held.claim.inbox = True
-                if _may_run(held, now) and self._keys.holds(held.claim):
-                    return held
-                self._give_back(held)
-                self._freed(held)
-            elif self._buffer and self.slots.free:
-                found = self._next_startable()
+        """The next claim to run, now RUNNING. None in a drain, too: the last pick may still be under way."""
+        while not self._draining.value:
+            if self._ready:
+                active = self._ready.popleft()
+                runs = _may_run(active, now) and self._keys.holds(active.claim)
+            elif self._buffer and self._has_free_slot():
+                found = self._pop_startable()
                 if found is None:
                     return None
-                if _may_run(found, now):
-                    if now - found.seen > FRESH:
-                        found.claim.inbox = True  # a signal may have come since: it is worth a look
-                    self.slots.running += 1
-                    return found
-                self._give_back(found)
+                active = found
+                active.run_ahead_until = now + RUN_AHEAD_SECONDS
+                runs = _may_run(active, now)
             else:
                 return None
+            if runs:
+                if now - active.inbox_known_at > INBOX_FRESH:
+                    active.claim.inbox = True  # a signal may have come since: read the inbox
+                active.steps += 1
+                self._move(active, RUNNING)
+                return active
+            self._give_back(active)
+            self._wake()
         return None
 
-    def _put_back(self, held: ActiveClaim) -> None:
-        held.task = None
-        if held.steps:
-            self._going.appendleft(held)
-        else:
-            self.slots.running -= 1
-            self._buffer.appendleft(held)
-
-    def _next_startable(self) -> ActiveClaim | None:
-        """Take the first claim that has what it needs; one whose key is being taken waits."""
-        for index, held in enumerate(self._buffer):
-            if held.claim.partition_key is None or self._keys.owns(held.claim):
+    def _pop_startable(self) -> ActiveClaim | None:
+        """Remove the first claim that has what it needs; one whose key is being taken waits."""
+        for index, active in enumerate(self._buffer):
+            if active.claim.partition_key is None or self._keys.owns(active.claim):
                 del self._buffer[index]
-                return held
+                return active
         return None
 
-    # -- told by the tasks and by what they leave
-
-    def waits(self, held: ActiveClaim) -> None:
-        """A step waits for something for the first time; called in its task."""
-        if not held.waited:
-            held.waited = True
-            self._eager = max(self._eager - 1, 0)  # it may be a task of the last incarnation
-            if held.claim.plain:  # else it waits for its inbox, and its own code has not begun
-                self._suspended.add(held)
-                if self._buffer and len(self._suspended) >= self._concurrency:
-                    self._doubt()
-        if self._waiting and self._pool.free and self._start_next() and self._pool.free:
-            self._start_next()
-        self._keeps_slot(held)
-
-    def stays(self, held: ActiveClaim) -> None:
-        """A step's code has ended, and its instance goes on here when that is committed."""
-        if self._suspended:
-            self._suspended.discard(held)
-        self._keeps_slot(held)
-
-    def _keeps_slot(self, held: ActiveClaim) -> None:
-        """A step keeps its slot beyond its first turn: it waits, or its instance goes on when it is committed."""
-        self.slots.ahead.waited()
-        if self.over and self.slots.full(self._eager - (not held.waited)):
-            self._wake()  # what has no slot goes back
-
-    def _doubt(self) -> None:
-        """Every slot is taken by a step whose code waits: so does the buffer, for nobody knows how long.
-
-        The inboxes of these rows are read when they begin. Once per pick: nothing else puts rows into the buffer. A
-        slot that an instance keeps between two steps is free within milliseconds, and tells nothing: reading 2,000
-        prefetched inboxes for that cost a third of the worker's CPU.
-        """
-        if not self._doubted:
-            self._doubted = True
-            for held in self._buffer:
-                held.seen = -math.inf
-
-    def goes_on(self, held: ActiveClaim) -> None:
-        """What a task has left is committed, and its instance stays on the claim: its next step has a slot already."""
-        held.left = held.waited = False
-        held.seen = self._commits.answered
-        held.interrupted = None  # it was that step's: the next one can be interrupted again
-        if self._closed:
-            self._give_back(held)
-        else:
-            self._going.append(held)
-            self._go_on()
-
-    def ended(self, held: ActiveClaim, *, task_stays: bool) -> None:
-        """A step's code has ended, and its instance will not go on here: another may run while it is committed.
-
-        `task_stays`: and waits for that.
-        """
-        if self._suspended:
-            self._suspended.discard(held)
-        self.slots.ended(held)
-        if task_stays:
-            self._go_on()
-        self._wake()
-
-    def exited(self, held: ActiveClaim) -> None:
-        """A step task has ended; called in that task, after its slot is free."""
-        if not held.waited:
-            self._eager = max(self._eager - 1, 0)
-        if self._suspended:
-            self._suspended.discard(held)
-        if not held.left:
-            self._freed(held)
-        if self._pool.can_follow:
-            self._start_next()
-        else:
-            self._go_on()
-
-    def settled(self, held: ActiveClaim) -> None:
-        """What a task has left is settled."""
-        self._freed(held)
-        self._go_on()
-
-    def _freed(self, held: ActiveClaim) -> None:
-        self.slots.exited(held)
-        self._wake()
+    def _start_if_none_eager(self, now: float) -> None:
+        """A slot may be free. The feeder may be in a pick: claims need not wait for it."""
+        if not self._eager and (self._ready or self._buffer) and self._pool.free:
+            self._start_next(now)
 
     def _wake(self) -> None:
-        """Let the feeder look at its demand, if it is not about to."""
-        if not self._woken:
-            self._woken = self._node.wakes[self._queue].cast(None)
+        """Let the feeder ask for its demand, if it is not about to."""
+        if not self._feeder_woken:
+            self._feeder_woken = self._wake_feeder()
 
-    def _go_on(self) -> None:
-        """A slot may be free. The feeder may be in a pick: what is claimed need not wait for it."""
-        if not self._eager and self._waiting and self._pool.free:
-            self._start_next()
+    # -- called by step tasks
+
+    def follow(self, task_slice: TaskSlice, now: float) -> bool:
+        """A step has ended without waiting: run the next claim in its task. False: the task ends."""
+        task = task_slice.task
+        if task is None or task.cancelling or task.deadline <= now or now - task_slice.since > MAX_SLICE:
+            return False
+        active = self._take_next(now)
+        if active is None:
+            return False
+        task_slice.active, active.task = active, task
+        if task.deadline != active.claim.trusted_until:
+            task.deadline = active.claim.trusted_until
+        return True
+
+    def on_suspended(self, task_slice: TaskSlice, now: float) -> None:
+        """A task waits for something."""
+        if not task_slice.suspended:
+            task_slice.suspended = True
+            self._eager -= 1
+            active = task_slice.active
+            if active.claim.plain:  # else it reads its inbox, and its own code has not begun
+                self._suspended.add(active)
+                if self._buffer and len(self._suspended) >= self._limits.concurrency:
+                    self._doubt_inboxes()
+        if (self._ready or self._buffer) and self._pool.free and self._start_next(now) and self._pool.free:
+            self._start_next(now)
+        self._note_slot_is_kept(0)
+
+    def on_exited(self, task_slice: TaskSlice, now: float) -> None:
+        """A task has ended. Its last claim is over, unless its outcome is on its way."""
+        if not task_slice.suspended:
+            self._eager -= 1
+        active = task_slice.active
+        if active.task is not None and active.task is task_slice.task:
+            active.task = None
+            self._end(active)
+        if self._pool.can_follow:
+            self._start_next(now)
+        else:
+            self._start_if_none_eager(now)
+
+    def may_continue(self, active: ActiveClaim, now: float) -> bool:
+        """Whether this instance may keep its slot for its next step.
+
+        Asked when the step has an outcome: a drain, or more urgent claims, may have come while it ran.
+        """
+        if self._draining.value or active.interrupted is not None:
+            return False
+        if active.steps >= RUN_AHEAD_STEPS or now >= active.run_ahead_until:
+            return False
+        return not self._buffer or self._buffer[0].claim.priority >= active.claim.priority
+
+    def hand_over(self, task_slice: TaskSlice, *, keep_slot: bool) -> None:
+        """The step's outcome goes to the flusher: its task is free for another claim."""
+        active = task_slice.active
+        active.task = None
+        if keep_slot:
+            self._move(active, CONTINUING)
+            self._note_slot_is_kept(not task_slice.suspended)
+        elif active.state is not COMMITTING:
+            self._move(active, COMMITTING)
+            self._wake()
+
+    def commit_in_task(self, active: ActiveClaim, now: float) -> None:
+        """The step's task commits the outcome itself, and waits for that. Another claim may run meanwhile."""
+        if active.state is not COMMITTING:
+            self._move(active, COMMITTING)
+            self._start_if_none_eager(now)
+            self._wake()
 
     @property
-    def _waiting(self) -> bool:
-        return bool(self._going or self._buffer)
+    def may_recover(self) -> bool:
+        """Whether `handle` of a refused outcome may run beside the other steps: at most twice as many run in all."""
+        return self.running < 2 * self._limits.concurrency
 
-    # -- giving back
+    def recovering(self, active: ActiveClaim) -> None:
+        """`handle` runs, for Postgres refused the outcome."""
+        self._move(active, RECOVERING)
 
-    def _give_back_excess(self) -> None:
-        """What was claimed ahead and has no slot goes back, for whoever has one; the most urgent first.
+    def _note_slot_is_kept(self, eager_here: int) -> None:
+        """A step holds its slot beyond its first turn: it waits, or its instance continues after the commit."""
+        self._prefetch.waited()
+        if self.has_excess and self._all_suspended(self._eager - eager_here):
+            self._wake()  # claims without a slot are to be released
 
-        By the feeder alone: it may be waiting for the keys of some of these.
+    def _doubt_inboxes(self) -> None:
+        """Every slot is taken by a step whose code waits, so the buffer waits, too, nobody knows for how long.
+
+        The inboxes of these rows are read when they begin. Once per pick: nothing else adds to the buffer. A slot that
+        an instance keeps between two steps is free within milliseconds: reading 2,000 prefetched inboxes for that cost
+        a third of the worker's CPU.
         """
-        count = self.slots.excess(len(self._buffer))
-        if count > 0:
-            self.slots.ahead.waited()
-            for held in [self._buffer.pop() for _ in range(count)][::-1]:
-                self._give_back(held)
-        self.over = False
+        if not self._inboxes_doubted:
+            self._inboxes_doubted = True
+            for active in self._buffer:
+                active.inbox_known_at = -math.inf
 
-    def without_key(self) -> list[ActiveClaim]:
-        """Claims that lack their key: picked just now or before a failure, or it went with its session."""
-        if not self._keyed:
-            return []
-        keyed = [held for held in self._buffer if held.claim.partition_key is not None]
-        self._keyed = bool(keyed)
-        return [held for held in keyed if not self._keys.owns(held.claim)]
+    # -- called by `Completion`
 
-    def give_back(self, contended: Iterable[ActiveClaim]) -> None:
-        """The keys of these are busy elsewhere: the rows keep their place."""
-        for held in contended:
-            self._buffer.remove(held)
-            self._give_back(held, contended=True)
+    def continue_on_claim(self, active: ActiveClaim, now: float) -> None:
+        """The outcome is committed, and the row stays executing: its next step has a slot already."""
+        active.inbox_known_at = now
+        active.interrupted = None  # that was the last step's: the next one can be interrupted again
+        self._move(active, READY)
+        if self._closed:
+            self._give_back(active)
+        else:
+            self._ready.append(active)
+            self._start_if_none_eager(now)
 
-    def close(self) -> None:
-        """Give all of them back, also what comes later: nothing of these steps has run, attempts unchanged."""
-        self._closed = True
-        while self._waiting:
-            self._give_back((self._going or self._buffer).popleft())
+    def finish(self, active: ActiveClaim, now: float) -> None:
+        """The outcome has its verdict, or was withdrawn, and the claim is over."""
+        self._end(active)
+        self._start_if_none_eager(now)
 
-    def _give_back(self, held: ActiveClaim, *, contended: bool = False) -> None:
-        claim = held.claim
-        self._node.claims.drop(held)
-        if claim.partition_key is not None:
-            self._keys.free(claim)
-        if held.lost is None:
-            self._commits.release(claim, attempts=0, hold=HELD if contended else OFFERED)
-        if contended:
-            logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
-            if self._node.telemetry.active:
-                self._node.telemetry.emit(contended_event(claim))
+    def recover(self, pending: PendingCommit, now: float) -> bool:
+        """Start a task that runs `handle`, for Postgres refused this outcome. False: the row is to be released.
+
+        The claim or its key is lost, or no task starts now: a drain, or the step pool restarts.
+        """
+        active = pending.active
+        if active.lost is not None or not self._keys.holds(active.claim):
+            return False
+        # Suspended from the beginning: nobody counts on this task to start the next claim.
+        task_slice = TaskSlice(self, active, now, suspended=True)
+        try:
+            task_slice.task = active.task = self._pool.start_nowait(
+                self.run_slice, task_slice, pending, key=task_slice, deadline=active.claim.trusted_until
+            )
+        except (PoolClosed, PoolFull):
+            return False
+        active.interrupted = None
+        return True
+
+    def abandon(self, active: ActiveClaim) -> None:
+        """The engine stops, and a thread of this step still runs: neither its lease nor its key is given up."""
+        active.task = None
+        self._move(active, ABANDONED)
+
+    # -- the end of a claim
+
+    def _end(self, active: ActiveClaim) -> None:
+        """Renew it no longer; its key is for others.
+
+        Not before its task or thread has ended: one that outlives its claim keeps its key until it has returned.
+        """
+        if active.state is GONE or active.state is ABANDONED:
+            return
+        self._move(active, GONE)
+        if active.claim.partition_key is not None:
+            self._keys.free(active.claim)
+        self._claims.drop(active)
+        self._wake()
+
+    def _give_back(self, active: ActiveClaim, *, hold: int = OFFERED) -> None:
+        """Release a claim whose step has not begun; attempts unchanged."""
+        self._move(active, GONE)
+        self._claims.drop(active)
+        if active.claim.partition_key is not None:
+            self._keys.free(active.claim)
+        if active.lost is None:
+            self._commits.release(active.claim, attempts=0, hold=hold)
 
 
-def _may_run(held: ActiveClaim, now: float) -> bool:
-    return held.lost is None and held.claim.trusted_until > now
+async def _nothing_runs(task_slice: TaskSlice, refused: PendingCommit | None) -> object:
+    raise RuntimeError(f"{task_slice}: no step tasks are attached to this dispatcher ({refused})")
 
 
-def _urgency(held: ActiveClaim) -> int:
-    return held.claim.priority
+def _may_run(active: ActiveClaim, now: float) -> bool:
+    return active.lost is None and active.claim.trusted_until > now
+
+
+def _urgency(active: ActiveClaim) -> int:
+    return active.claim.priority

@@ -1,8 +1,8 @@
-"""What a step is shown beside its state: its inbox, the signals it awaited, the children of its barrier.
+"""What a step gets beside its state: its inbox, the signals it awaited, the children of its barrier.
 
-Read when the step starts, not when it was claimed: a claim may have waited in a buffer. An instance that nobody ever
-signalled, that awaited nothing and that began at once, costs no statement; one that had to wait for a slot is looked at
-anew (`Claimed` sets the flag of its inbox), many by one statement.
+Read when the step starts, not when it was claimed: a claim may have waited in the buffer. An instance that was never
+signalled, awaited nothing and began at once needs no statement. If it had to wait for a slot, its inbox is read again
+(`Dispatcher` sets the flag), those of many instances by one statement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepInputs:
     must not wake for them; nothing consumes them, for nobody has seen them."""
 
 
-NOTHING = StepInputs()
+NO_INPUTS = StepInputs()
 
 
 class InputLoader:

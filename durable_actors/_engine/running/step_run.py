@@ -1,6 +1,6 @@
-"""One run of one step: from a claim to the transition to commit. Runs user code; commits nothing.
+"""One run of one step: from a claim to the outcome to commit. Runs user code; commits nothing.
 
-What the user's code may do, and what becomes of it:
+What user code may do, and what follows:
 
 returns an outcome                     its transition
 raises an Exception (also a group)     `handle`, or a job's retry
@@ -12,23 +12,23 @@ raises KeyboardInterrupt               nothing, and the node stops
 raises SystemExit, a Cancelled that    nothing: `Crashed`, which is counted and backed off
 no scope of ours has sent, or another
 BaseException (also in a group)
-leaves a scope or a nursery open       closed, and told; what it returned counts
+leaves a scope or a nursery open       it is closed and logged; the returned outcome counts
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, cast
 
 import attrs
 import trio
 
+from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.committing.transition import failure, plan_some, spawn_of, transition
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.running.step_inputs import NOTHING
+from durable_actors._engine.running.dispatcher import Dispatcher
+from durable_actors._engine.running.step_inputs import NO_INPUTS
 from durable_actors._engine.running.user_code import Crashed, close_leftovers, fate_of
-from durable_actors._store.children import Spawn
-from durable_actors._store.rows import Claim, Transition
 from durable_actors._trio_inside import innermost, is_cancelled
 from durable_actors.errors import StateError, StepTimeout
 from durable_actors.machine import (
@@ -52,42 +52,33 @@ PLAN_AT_ONCE: Final = 2000
 """Children planned without letting others run: 5 to 10 ms."""
 
 
-@attrs.define(eq=False)
-class Ran:
-    """What a run came to."""
-
-    transition: Transition
-    outcome: str
-    """Its class, for telemetry."""
-    error: Exception | None
-    """What went through `handle`."""
-    spawn: Spawn | None = None
-    """Children to insert with it."""
-
-
 class StepRun:
-    """Runs the current step of a claim; the claim moves on, this stays."""
+    """Runs the current step of a claim, and `handle` if the step or its commit fails."""
 
-    __slots__ = ("_claim", "_node", "_spec", "around", "home", "leaked")
+    __slots__ = ("_active", "_dispatcher", "_node", "_spec", "home", "inputs", "leaked")
 
-    def __init__(self, node: Node, claim: Claim, spec: MachineSpec, home: object) -> None:
+    def __init__(
+        self, node: Node, dispatcher: Dispatcher, active: ActiveClaim, spec: MachineSpec, home: object
+    ) -> None:
         self._node = node
-        self._claim = claim
+        self._dispatcher = dispatcher
+        self._active = active
         self._spec = spec
         self.home = home
         """`innermost` of the task that runs it, before user code has run."""
         self.leaked = False
         """User code has left something open in that task; it is closed."""
-        self.around = NOTHING
-        """What the step is shown beside its state."""
+        self.inputs = NO_INPUTS
+        """What the step gets beside its state."""
 
-    async def run(self, ahead: Callable[[], bool]) -> Ran:
-        """Run the step; `ahead`, asked when its outcome is there, tells whether a `Next` may stay on this claim."""
-        claim, spec = self._claim, self._spec
+    async def run(self) -> PendingCommit:
+        """Run the step."""
+        claim, spec = self._active.claim, self._spec
         over = exhausted(spec, claim.attempt) if claim.attempt else None
         if over is not None:
             # Its last run is the one before this: `attempt` of what has ended counts as if that had failed.
-            return Ran(attrs.evolve(transition(claim, spec, over), attempt=claim.attempt - 1), "Stop", None)
+            ended = attrs.evolve(transition(claim, spec, over), attempt=claim.attempt - 1)
+            return PendingCommit(self._active, self, ended, "Stop")
         try:
             ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
         except StateError as exc:
@@ -104,37 +95,47 @@ class StepRun:
             outcome = normalize_outcome(
                 value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
             )
-            ran = self._ran(outcome, ahead=isinstance(outcome, Next) and ahead())
-            if isinstance(value, Error):  # a failed run, as if it had raised; a retry remembers that, too
-                ran.transition.last_error = reason_text(value.reason)
+            pending = self._pending(outcome, keep_claim=isinstance(outcome, Next) and self._may_run_ahead())
+            if isinstance(value, Error):  # a failed run, as if it had raised; a retry stores that, too
+                pending.transition.last_error = reason_text(value.reason)
             if not isinstance(outcome, ScheduleChildren):
-                return ran
-            await self.tidy()  # what it has left open could cancel this
-            return await _with_children(ran, outcome)
+                return pending
+            await self.tidy()  # a scope that user code has left open could cancel this
+            return await _with_children(pending, outcome)
         except BaseException as exc:  # noqa: BLE001 - user code may raise anything
             return await self.recover(await self._judge(exc), ctx)
 
-    async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> Ran:
+    def _may_run_ahead(self) -> bool:
+        """Whether the next step may run on this claim, once the outcome is committed."""
+        spec, active = self._spec, self._active
+        return (
+            spec.run_ahead
+            and spec.kind == "machine"
+            and active.claim.plain
+            and self._dispatcher.may_continue(active, trio.current_time())
+        )
+
+    async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> PendingCommit:
         """Let `handle` (or a job's rules) turn an error into an outcome; if that fails, so does the instance."""
-        claim, spec = self._claim, self._spec
+        claim, spec = self._active.claim, self._spec
         if ctx is None:
             try:
                 ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
             except StateError:
                 ctx = self._context(decode_or_text(claim.state))
-        # What becomes of it is told when it is committed (`failures.tell_failure`).
+        # The log record at the right level follows the commit (`failures.log_failure`).
         logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
         try:
             outcome = await self._outcome_of(error, ctx)
-            ran = self._ran(outcome, error=error)
+            pending = self._pending(outcome, error=error)
             if not isinstance(outcome, ScheduleChildren):
-                return ran
-            await self.tidy()  # what it has left open could cancel this
-            return await _with_children(ran, outcome)
+                return pending
+            await self.tidy()  # a scope that user code has left open could cancel this
+            return await _with_children(pending, outcome)
         except BaseException as exc:  # noqa: BLE001 - a handle that raises: failed, by contract
             raised = await self._judge(exc)
             raised.__context__ = error
-            return Ran(failure(claim, raised), "Stop", raised)
+            return PendingCommit(self._active, self, failure(claim, raised), "Stop", raised)
 
     async def _judge(self, error: BaseException) -> Exception:
         """The error as `handle` gets it; raises what is not for `handle`."""
@@ -147,25 +148,27 @@ class StepRun:
         return cast("Exception", error)
 
     async def tidy(self) -> None:
-        """Close what user code has left open in this task: it would hit what comes next, the engine's code first."""
-        self.leaked = await close_leftovers(self._node, self._claim, self.home) or self.leaked
+        """Close what user code has left open in this task: it would affect the code that runs next."""
+        self.leaked = await close_leftovers(self._node, self._active.claim, self.home) or self.leaked
 
-    def _ran(self, outcome: Outcome, *, ahead: bool = False, error: Exception | None = None) -> Ran:
-        """What an outcome comes to; raises when it cannot be stored."""
-        stays = ahead and self._claim.plain
+    def _pending(
+        self, outcome: Outcome, *, keep_claim: bool = False, error: Exception | None = None
+    ) -> PendingCommit:
+        """The outcome as it will be stored; raises when it cannot be."""
+        active, inputs = self._active, self.inputs
         after = transition(
-            self._claim,
+            active.claim,
             self._spec,
             outcome,
-            handed=self.around.awaited,
-            unseen=self.around.unseen,
-            keep_claim=stays,
+            handed=inputs.awaited,
+            unseen=inputs.unseen,
+            keep_claim=keep_claim,
             error=error,
         )
-        return Ran(after, type(outcome).__name__, error)
+        return PendingCommit(active, self, after, type(outcome).__name__, error)
 
     async def _outcome_of(self, error: Exception, ctx: Context[Any]) -> Outcome:
-        claim, spec, random = self._claim, self._spec, self._node.random
+        claim, spec, random = self._active.claim, self._spec, self._node.random
         if spec.kind == "job":
             return job_failure(error, spec, attempt=claim.attempt, random=random)
         handle = spec.handle
@@ -210,10 +213,10 @@ class StepRun:
 
     async def _in_thread(self, call: Any, *args: object) -> object:
         """Run plain code in a thread. It cannot be cancelled: its slot and its lease stay until it returns."""
-        return await self._node.threads.run(self._claim, call, *args)
+        return await self._node.threads.run(self._active.claim, call, *args)
 
     def _context(self, state: Any) -> Context[Any]:
-        claim, around = self._claim, self.around
+        claim, inputs = self._active.claim, self.inputs
         ctx = Context.of({
             "state": state,
             "id": claim.id,
@@ -222,11 +225,11 @@ class StepRun:
             "step": claim.step,
             "attempt": claim.attempt,
             "visit": claim.visit,
-            "signals": around.signals,
-            "awaited": around.awaited,
-            "more_signals": around.more_signals,
-            "_children": around.children,
-            "_children_counts": around.children_counts,
+            "signals": inputs.signals,
+            "awaited": inputs.awaited,
+            "more_signals": inputs.more_signals,
+            "_children": inputs.children,
+            "_children_counts": inputs.children_counts,
             "parent_id": claim.parent_id,
             "claim_id": claim.claim_id,
             "in_handle": False,
@@ -236,11 +239,11 @@ class StepRun:
         return ctx
 
 
-async def _with_children(ran: Ran, outcome: ScheduleChildren) -> Ran:
-    """Plan its children; a hundred thousand take 0.4 s, in which heartbeats and other steps want to run."""
+async def _with_children(pending: PendingCommit, outcome: ScheduleChildren) -> PendingCommit:
+    """Plan the children in parts: a hundred thousand take 0.4 s, and heartbeats and other steps must run meanwhile."""
     plans: list[InsertPlan] = []
     for first in range(0, len(outcome.children), PLAN_AT_ONCE):
         plans += plan_some(outcome, first, first + PLAN_AT_ONCE)
         await trio.lowlevel.checkpoint()
-    ran.spawn = spawn_of(outcome, plans)
-    return ran
+    pending.spawn = spawn_of(outcome, plans)
+    return pending

@@ -1,0 +1,84 @@
+"""The machines and steps that this node can run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from durable_actors._option_checks import shown
+from durable_actors._postgres.driver import encode
+from durable_actors.machine import MachineSpec, Registry, parse_step_address, step_address
+
+MAX_WARNINGS: Final = 100
+"""Unknown steps that a node logs; rows written by hand could fill the log otherwise."""
+
+
+class MachineCatalog:
+    """The machines and steps that this node can run, in the forms in which they are needed.
+
+    A class that is defined while the engine runs is known from the next pick on.
+    """
+
+    __slots__ = ("_generation", "_own", "_registry", "_specs", "_warned", "array", "names")
+
+    def __init__(self, registry: Registry, own: Mapping[tuple[str, int], MachineSpec]) -> None:
+        self._registry = registry
+        self._own = dict(own)
+        self._generation = -1
+        self._specs: dict[tuple[str, int], MachineSpec] = {}
+        self._warned: set[str] = set()
+        self.names: frozenset[str] = frozenset()
+        """The addresses of their steps (`step_address`): the pick claims no row at another one."""
+        self.array = b"{}"
+        """The same as a parameter."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take in what was defined since. Costs one comparison when nothing was."""
+        if self._generation == self._registry.generation:
+            return
+        self._generation = self._registry.generation
+        self._specs = {**self._own, **self._registry.specs}
+        steps = [address for spec in self._specs.values() for address in spec.addresses]
+        self.array = encode.text_array(sorted(steps))
+        # And those on the shelf of which only the machine was noted.
+        self.names = frozenset([*steps, *(step_address(*key, "") for key in self._specs)])
+
+    def find(self, fsm: str, version: int) -> MachineSpec | None:
+        """The definition of a claimed row. The pick claims no other; None after one was forgotten since."""
+        return self._specs.get((fsm, version))
+
+    @property
+    def steps(self) -> dict[str, list[str]]:
+        """For people: the steps of each machine, by "name/version"."""
+        return {f"{spec.name}/{spec.version}": list(spec.steps) for spec in self._specs.values()}
+
+    def explain_unknown(self, shelved: Sequence[str]) -> list[str]:
+        """A sentence for each of these step addresses that this node cannot run, the first time that it is met."""
+        fresh = [each for each in shelved if each not in self.names and each not in self._warned]
+        del fresh[max(MAX_WARNINGS - len(self._warned), 0) :]
+        self._warned.update(fresh)
+        return [_unknown_text(each, self._specs) for each in fresh]
+
+
+def _unknown_text(address: str, specs: Mapping[tuple[str, int], MachineSpec]) -> str:
+    """What of an address is unknown here. Pure."""
+    parsed = parse_step_address(address)
+    if parsed is None:
+        return f"this node does not know {shown(address)}"
+    name, version, step = parsed
+    spec = specs.get((name, version))
+    if spec is not None:
+        return (
+            f"this node's code does not have step {shown(step)} of machine {shown(name)} version {version} "
+            f"(it has {', '.join(spec.steps)})"
+        )
+    versions = sorted(each for known, each in specs if known == name)
+    have = f" (it has version {', '.join(map(str, versions))})" if versions else ""
+    text = f"this node does not know machine {shown(name)} version {version}{have}"
+    if name.startswith("__main__:"):
+        text += (
+            "; it was defined in a script that was run by its path: define it in a module that this worker imports, "
+            "too, or give it a name="
+        )
+    return text

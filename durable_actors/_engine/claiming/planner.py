@@ -1,0 +1,369 @@
+"""ClaimPlanner: what the feeder of one queue does next. Sans-I/O; time is an argument.
+
+The feeder asks `next` until it is told to sleep, does what it is told, and reports the result:
+
+================  ===========================================================  ==================
+action            when                                                         reported with
+================  ===========================================================  ==================
+ReleaseOrphans    a pick of unknown fate may have claimed rows                 `orphans_released`
+RefreshStats      before the first pick; instead of a pick when a timer ended  `refreshed`
+                  the sleep and no row is expected; after a pick that found
+                  less than it wanted, and now and then after a full one
+Expire            the deadline of an awaiting instance has passed              `expired`
+Pick              there is demand                                              `picked`
+Sleep             no demand, or nothing more to find now                       `woke`
+================  ===========================================================  ==================
+
+"Statistics" are which priorities and shelved steps the queue has, and when its next row and its next deadline are due
+(`read_queue.sql`). Reading them walks dead index entries, so an expensive refresh is not repeated at once. Its price
+can be measured only when nothing else runs on the loop: claims of the pick start before the refresh, and their CPU time
+must not be mistaken for the server's.
+
+Made before the feeder, and valid across its restarts: hints for the queue come here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, Literal
+
+import attrs
+
+from durable_actors._engine.claiming.cursor import PickCursor
+from durable_actors._engine.limits import QueueLimits
+from durable_actors._store.claim import PickFrom, QueueShape
+from durable_actors._store.rows import Picked
+
+MAX_PICK: Final = 1000
+"""Rows per pick; batches beyond a few hundred save nothing more."""
+EXPIRE_PAUSE: Final = 0.01
+"""Seconds between two attempts to expire deadlines, at least: a signal may have locked the row."""
+MAX_EXPIRE_PAUSE: Final = 0.3
+"""The same, when the row was found locked several times."""
+WATCHED_SLEEP: Final = 1.0
+"""Seconds that a feeder sleeps at least while the long poll watches its queue: short polls would be useless."""
+REFRESH_INTERVAL: Final = 2.0
+"""Seconds between refreshes of a busy queue; an idle one refreshes whenever it finds nothing."""
+CHEAP_REFRESH: Final = 0.02
+"""A refresh that took less than so many seconds may be repeated at once."""
+REFRESH_SHARE: Final = 20.0
+"""Of other refreshes, a busy feeder spends at most one part in so many of its time on them."""
+MAX_REFRESH_PAUSE: Final = 2.0
+
+
+@attrs.frozen
+class Pick:
+    """Claim up to so many rows, from where `ClaimPlanner.pick_from` says."""
+
+    limit: int
+
+
+@attrs.frozen
+class RefreshStats:
+    """Read the queue's statistics."""
+
+    after_pick: bool
+
+
+@attrs.frozen
+class Expire:
+    """Wake instances whose deadline has passed."""
+
+
+@attrs.frozen
+class ReleaseOrphans:
+    """Release claims that a pick of unknown fate may have made."""
+
+
+@attrs.frozen
+class Sleep:
+    """Nothing to do until then, or until a message comes. A time that is not in the future: start the next round."""
+
+    until: float
+    has_room: bool = False
+    """The queue has free slots, and there was nothing more to pick: the long poll may watch it."""
+
+
+Action = Pick | RefreshStats | Expire | ReleaseOrphans | Sleep
+
+EXPIRE: Final = Expire()
+RELEASE_ORPHANS: Final = ReleaseOrphans()
+REFRESH_BEFORE_PICK: Final = RefreshStats(after_pick=False)
+REFRESH_AFTER_PICK: Final = RefreshStats(after_pick=True)
+NOTHING_PICKED: Final = Picked([], [], {})
+
+
+def poll_pause(limits: QueueLimits, *, empty_polls: int) -> float:
+    """Seconds from a poll to the next, after so many polls in a row that found nothing.
+
+    Doubles from `poll_interval` up to `max_poll_interval`.
+    """
+    doublings = min(max(empty_polls - 1, 0), 30)
+    return min(limits.poll_interval * 2.0**doublings, limits.max_poll_interval)
+
+
+def refresh_pause(seconds: float) -> float:
+    """Seconds from one refresh to the next, the first having taken so long.
+
+    When nothing can remove dead index entries (an old transaction, a backup) there may be a million of them, and a busy
+    feeder would walk them after every short pick.
+    """
+    return 0.0 if seconds < CHEAP_REFRESH else min(seconds * REFRESH_SHARE, MAX_REFRESH_PAUSE)
+
+
+class PollTimer:
+    """When a feeder polls its queue next.
+
+    Only a poll that was due counts as an empty one. A feeder also picks when a slot becomes free; if that counted,
+    fifty short jobs a second would be fifty empty polls, and the next poll `max_poll_interval` away although there is
+    work.
+    """
+
+    __slots__ = ("_due", "_empty", "_limits")
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._empty = 0
+        self._due = -math.inf
+
+    def polled(self, now: float, *, found_work: bool) -> float:
+        """The feeder has polled its queue; return when to poll next. A hint ends the wait early."""
+        if found_work:
+            self._empty = 0
+        elif now < self._due:
+            return self._due
+        else:
+            self._empty += 1
+        self._due = now + poll_pause(self._limits, empty_polls=self._empty)
+        return self._due
+
+
+class StatsRefresh:
+    """When to read the queue's statistics after a pick."""
+
+    __slots__ = ("_due", "_requests", "last_was_slow", "not_before", "postponed")
+
+    def __init__(self) -> None:
+        self.postponed = False
+        """The last pick wanted a refresh, and it was too soon for one."""
+        self.last_was_slow = False
+        """The last one, or what ran beside it, took long: the next one is made before claims start."""
+        self.not_before = 0.0
+        """Too soon until then for a refresh after a short pick."""
+        self._requests = 0
+        self._due = 0.0
+
+    def request(self) -> None:
+        """Refresh after the next pick, whatever it finds."""
+        self._due = 0.0
+        self._requests += 1
+
+    def wanted(self, now: float, *, short: bool) -> bool:
+        """After a pick: refresh now? `short`: it found less than it wanted."""
+        self.postponed = short and now < min(self.not_before, self._due)
+        return now >= self._due or (short and not self.postponed)
+
+    def begin(self) -> int:
+        """What to give to `done` with the answer."""
+        return self._requests
+
+    def done(self, begun: int, now: float) -> None:
+        """The answer is there. It does not show what caused a request while it was on its way."""
+        self._due = now + REFRESH_INTERVAL if begun == self._requests else 0.0
+        self.postponed = (
+            False  # else an idle feeder would wait for a refresh that is over, that is, not at all
+        )
+
+    def took(self, began: float, seconds: float, *, alone: bool) -> None:
+        """A refresh after a pick took so long; `alone`: no claim had started beside it."""
+        if alone:
+            self.not_before = began + refresh_pause(seconds)
+        self.last_was_slow = seconds >= CHEAP_REFRESH
+
+
+class ClaimPlanner:
+    """The memory of one queue's feeder between its picks, and its decisions."""
+
+    def __init__(self, limits: QueueLimits, *, wake_feeder: Callable[[], object]) -> None:
+        self._limits = limits
+        self._wake_feeder = wake_feeder
+        self._starts = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.cursor = PickCursor()
+        self.stats = StatsRefresh()
+        self._poll_timer = PollTimer(self._limits)
+        self._first_pick = True
+        self._may_have_orphans = False
+        self._found_work = True  # by the last pick
+        self.queue_empty = False
+        """No row of the queue was on offer, due or not, when the statistics were last read."""
+        self._pick_again = False  # the last pick may have missed rows
+        self._timer_wake = False  # awake because time has passed, not because of a message
+        self._next_due: float | None = None  # seconds from the last round on
+        self._deadline = math.inf
+        self._expire_pause = EXPIRE_PAUSE
+        self._expire_not_before = 0.0
+        # The current round.
+        self._wanted = 0
+        self._began = 0.0
+        self._one_by_id = False
+        self._known: frozenset[str] = frozenset()
+        self._expired = self._refreshed = self._by_id = False
+        self._picked: Picked | None = None
+        self._refresh_wanted = False
+        self._stats_began = 0
+
+    def restart(self) -> None:
+        """A feeder starts. It knows nothing of the queue; the one before it may have died in a pick."""
+        self._reset()
+        self._may_have_orphans = self._starts > 0
+        self._starts += 1
+
+    # -- hints
+
+    def notify(
+        self,
+        instance_id: int | None = None,
+        priority: int | None = None,
+        *,
+        new_unkeyed: bool = False,
+        by_signal: bool = False,
+    ) -> None:
+        """A row is on offer (`PickCursor.hint`)."""
+        self.cursor.hint(instance_id, priority, new_unkeyed=new_unkeyed, by_signal=by_signal)
+        self._wake_feeder()
+
+    def expect_deadline(self) -> None:
+        """An instance was parked with a deadline: read when the next one is before sleeping again."""
+        self.stats.request()
+        self._wake_feeder()
+
+    def seen_due(self, priority: int) -> None:
+        """The long poll has seen a due row: pick from the head, without a refresh before that."""
+        self.cursor.rewind()
+        self.cursor.hint(priority=priority)
+        self._wake_feeder()
+
+    # -- a round: from waking up to going to sleep
+
+    def begin(self, now: float, *, wanted: int, one_by_id: bool, known: frozenset[str]) -> None:
+        """A round begins. `wanted`: rows in demand. `one_by_id`: one may be claimed by its id. `known`: known steps."""
+        self._began = now
+        self._wanted = min(wanted, MAX_PICK)
+        self._one_by_id = one_by_id
+        self._known = known
+        self._expired = self._refreshed = self._by_id = self._refresh_wanted = False
+        self._picked = None
+
+    def next(self, now: float, *, watched: bool = False) -> Action:  # noqa: PLR0911 - a table
+        """What to do now. `watched`: the long poll watches the queue."""
+        if not self._wanted:
+            return Sleep(math.inf)
+        if self._picked is None:
+            if self._may_have_orphans:
+                return RELEASE_ORPHANS
+            if self._first_pick:  # without it, priority 0 would be picked before more urgent rows
+                return REFRESH_BEFORE_PICK
+            if self._deadline <= self._began and not self._expired:
+                return EXPIRE
+            # No hint, and the last pick found nothing: the statistics cost a third of a pick.
+            if self._timer_wake and not self._refreshed and not self.cursor.expects_rows:
+                return REFRESH_BEFORE_PICK
+            if not (self._refreshed and self.queue_empty):
+                return Pick(self._wanted)
+            self._picked = NOTHING_PICKED
+        if self._refresh_wanted:
+            return REFRESH_AFTER_PICK
+        return self._sleep(now, self._picked, watched=watched)
+
+    def _sleep(self, now: float, picked: Picked, *, watched: bool) -> Sleep:
+        if picked.claims:
+            self._found_work = True
+        if picked.window >= self._wanted or self._pick_again:
+            self._pick_again = False
+            return Sleep(
+                now
+            )  # there may be more behind a full window, also when all of it was held or shelved
+        self._found_work = bool(picked.claims)
+        until = self._poll_timer.polled(now, found_work=self._found_work)
+        if watched:
+            until = max(until, now + WATCHED_SLEEP)
+        if self._next_due is not None:
+            until = min(until, now + max(self._next_due, 0.0))
+        if self.stats.postponed:
+            until = min(until, self.stats.not_before)
+        later = self.cursor.next_pick(now)
+        until = min(until, self._deadline, math.inf if later is None else now + later)
+        return Sleep(until, has_room=True)
+
+    def woke(self, *, by: Literal["timer", "message"]) -> None:
+        """The feeder has slept. A freed slot is not evidence of work if the last refresh found the queue empty."""
+        self._timer_wake = (
+            not self._found_work if by == "timer" else self.queue_empty and not self.cursor.hinted
+        )
+
+    def failed(self, *, unknown_fate: bool) -> None:
+        """An action failed; `unknown_fate`: and may have had its effect."""
+        self._may_have_orphans = self._may_have_orphans or unknown_fate
+        self.queue_empty = False  # unknown after an error
+
+    # -- results
+
+    def orphans_released(self) -> None:
+        """No claim is left that nobody here knows of."""
+        self._may_have_orphans = False
+
+    def expired(self, count: int, now: float) -> None:
+        """So many instances were woken; a full batch leaves more for the next round."""
+        self._expired = True
+        self.stats.request()
+        # None although one is due: somebody's transaction has locked it. A hundred attempts a second would not help.
+        self._expire_pause = EXPIRE_PAUSE if count else min(self._expire_pause * 2, MAX_EXPIRE_PAUSE)
+        self._expire_not_before = now + self._expire_pause
+
+    def pick_from(self) -> PickFrom:
+        """Where the pick begins. Call it when the connection is there: it takes the hints."""
+        begin = self.cursor.begin(
+            self._began, limit=self._wanted, known=self._known, alone=self.queue_empty and self._one_by_id
+        )
+        self._by_id = bool(begin.by_id)
+        return begin
+
+    def picked(self, picked: Picked, now: float, *, seconds: float) -> None:
+        """The pick has answered, after so many seconds."""
+        self._picked = picked
+        short = picked.window < self._wanted
+        if self._by_id:
+            self.cursor.missed(picked)
+            self._pick_again = True  # another process may have inserted rows, unless the refresh sees none
+        else:
+            self.cursor.advance(picked, now=now, took=seconds)
+        if self._by_id or not short:
+            self.queue_empty = False  # until the next refresh
+        self._refresh_wanted = self.stats.wanted(now, short=short) and not self._refreshed
+
+    def refresh_begins(self) -> None:
+        """The statistics are being read."""
+        self._stats_began = self.stats.begin()
+
+    def refreshed(self, shape: QueueShape, now: float) -> None:
+        """The statistics were read."""
+        self.queue_empty = not shape.priorities and self._known.isdisjoint(shape.shelved)
+        self._next_due = shape.next_due
+        # Not counted from now: refreshes that come more often would put the deadline off for ever.
+        later = shape.next_deadline
+        self._deadline = math.inf if later is None else max(now + later, self._expire_not_before)
+        self.stats.done(self._stats_began, now)
+        missed = self.cursor.learn(shape, known=self._known)
+        if self._picked is not None:
+            self._pick_again = missed or (self._pick_again and not self.queue_empty)
+            self._refresh_wanted = False
+        elif self._first_pick:
+            self._first_pick = False
+        else:
+            self._refreshed = True
+            if self.queue_empty:
+                self.cursor.rewind()
