@@ -11,8 +11,9 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.running import step_run
 from durable_actors._engine.running.user_code import fate_of
-from durable_actors.telemetry import StepCrashed
+from durable_actors.telemetry import ClaimsReaped, StepCrashed
 from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
 
 pytestmark = [
@@ -214,3 +215,25 @@ async def test_an_exception_whose_notes_raise_fails_its_instance_at_once(durable
         row = await run.run(M)
     assert (row.status, row.crashes) == ("failed", 0)
     assert "Hostile: (its text cannot be shown)" in (row.last_error or "")
+
+
+async def test_a_bug_of_ours_is_a_crash(durable_dsn, monkeypatch):
+    """Given back at once it would spin; the lease ends the claim, and the reaper counts the crash."""
+    real_run, bugs = step_run.StepRun.run, [AssertionError("a bug")]
+
+    async def buggy(self, ahead):
+        if bugs:
+            raise bugs.pop()
+        return await real_run(self, ahead)
+
+    monkeypatch.setattr(step_run.StepRun, "run", buggy)
+
+    @da.job
+    async def quick(args):
+        return "finished"
+
+    async with running(durable_dsn, lease_ttl=1, reap_interval=0.2) as run:
+        number = await run.insert(quick, args={})
+        await run.events.wait(ClaimsReaped)
+        row = await run.ended(number)
+    assert (row.result, row.attempt, row.crashes) == ("finished", 1, 1)

@@ -280,3 +280,28 @@ async def test_a_node_says_goodbye(durable_dsn, db):
     assert db.execute("select stopped_at is not null from durable.nodes where incarnation = %s", name) == [
         (True,)
     ]
+
+
+async def test_a_clean_up_that_fails_at_the_end_of_a_drain(durable_dsn, db):
+    """Cancelled and an error, in one group: interrupted, so the row goes back at once."""
+    gate = Gate()
+
+    async def untidy():
+        try:
+            await gate.wait()
+        finally:
+            raise ValueError("in the clean-up")
+
+    @da.job
+    async def nursed(args):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(untidy)
+            nursery.start_soon(trio.sleep_forever)
+
+    async with running(durable_dsn, drain_timeout=0) as run:
+        number = await run.insert(nursed, args={})
+        await gate.wait_entered()
+        assert len(run.events.all(StepStarted)) == 1
+    status, attempt, crashes, locked = db.row(number, "status::text, attempt, crashes, locked_by")
+    assert (status, crashes, locked) == ("runnable", 0, None)
+    assert attempt == 0  # a drain spends none

@@ -1,4 +1,4 @@
-"""Postgres goes away and comes back: nobody dies of it, nothing is lost, and the log stays short."""
+"""Postgres goes away and comes back: actors and steps survive, nothing is lost, and the log stays short."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import durable_actors as da
 import pytest
 import trio.testing
+from durable_actors._engine.running import context_port as port
+from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
 from durable_actors.testing.faults import open_proxy
 from tests.engine.engine_kit import Gate, running, until
@@ -131,3 +133,46 @@ async def test_a_server_that_is_not_there(durable_dsn):
         with pytest.raises(da.StoreUnavailable):
             async with da.open_client(proxy.dsn, start_timeout=0.1):
                 raise AssertionError("must not start")
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done and unknown"])
+async def test_a_step_bears_an_outage_in_its_calls(durable_dsn, db, monkeypatch, done):
+    """Through `handle` it would end the instance for good, although the database is back in a second."""
+    real_start, real_signal, failures = port.start_child, port.signal_from_step, []
+
+    def flaky(real):
+        async def call(conn, *args, **options):
+            if len(failures) >= 4:
+                return await real(conn, *args, **options)
+            failures.append(real.__name__)
+            if done:
+                await real(conn, *args, **options)
+                raise CommitUnknown("x")
+            raise StoreUnavailable("x")
+
+        return call
+
+    monkeypatch.setattr(port, "start_child", flaky(real_start))
+    monkeypatch.setattr(port, "signal_from_step", flaky(real_signal))
+
+    @da.job
+    async def leaf(args):
+        return 1
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            await ctx.insert(leaf, args={})
+            await ctx.start_child(leaf, key="one", args={})
+            await ctx.signal(ctx.id, "go")
+            return da.Await("go", then=self.end)
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done(len(ctx.awaited))
+
+    async with running(durable_dsn) as run:
+        row = await run.run(M)
+    assert (row.result, row.attempt) == (1, 0)
+    assert len(failures) == 4
+    assert db.execute("select count(*)::int from durable.gen_durable") == [(3,)]

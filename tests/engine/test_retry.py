@@ -1,4 +1,4 @@
-"""A failed instance that is retried finds its inbox, handed signals, dedup keys and children. Only `Done` drops."""
+"""`retry` of a failed instance: inbox, handed signals, dedup keys and children are kept. Only `Done` drops them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a feeder looks at its queue, and what it takes for the price of a look."""
+"""When a feeder reads its queue's statistics, and what it takes for the cost of that read."""
 
 from __future__ import annotations
 

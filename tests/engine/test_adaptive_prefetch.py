@@ -1,4 +1,4 @@
-"""Rows claimed beyond the free slots: only while steps end at once, and given back when they do not."""
+"""Claims beyond the free slots: only while steps end without waiting; otherwise the excess is released."""
 
 from __future__ import annotations
 

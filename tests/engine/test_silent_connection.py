@@ -1,4 +1,4 @@
-"""One connection falls silent in mid-statement while all others work: the engine must not wait for ever."""
+"""One connection stops answering in mid-statement while all others work: the engine must not wait for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that were inserted here into a queue at rest are claimed by their ids; others are not forgotten for it."""
+"""Rows that this process inserts into an idle queue are claimed by their ids; rows of others are still found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcomes that nobody waits for: what becomes of them when something happens between the step's end and the commit."""
+"""Pending commits: a step has ended, its task is gone, and something happens before its outcome is committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An instance that runs ahead leaves its outcome and keeps its slot: what may happen until its next step begins."""
+"""Run-ahead: an instance enqueues its commit and keeps its slot; what may happen until its next step begins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running import step_task
 from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
 from tests.engine.engine_kit import QUIET, Gate, Run, running, until
-from tests.engine.test_left import held, locked
-from tests.engine.test_told import Picks
+from tests.engine.test_pending_commits import held, locked
+from tests.engine.test_pick_by_id import Picks
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -1,4 +1,4 @@
-"""Starting and stopping at bad moments: no error is lost, no request to stop is."""
+"""Starting and stopping at bad moments: no error and no request to stop is lost."""
 
 from __future__ import annotations
 

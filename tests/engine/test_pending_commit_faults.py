@@ -1,4 +1,4 @@
-"""Outcomes that nobody waits for, when the telling fails, in a drain, and beside others in a group."""
+"""Pending commits when an observer or a log handler fails, in a drain, and beside other outcomes of a group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from durable_actors._engine.committing import flusher
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepStarted, StepStopped
 from tests.engine.engine_kit import QUIET, Gate, running, until
-from tests.engine.test_left import flusher_state, gated, held, locked
+from tests.engine.test_pending_commits import flusher_state, gated, held, locked
 from tests.engine.test_refusals import TRIGGER, define
 
 pytestmark = pytest.mark.usefixtures("registry")

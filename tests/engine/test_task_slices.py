@@ -1,4 +1,4 @@
-"""Steps that wait for nothing share one task: each has its own claim, context, deadline and outcome."""
+"""Steps that never suspend share one task: each has its own claim, context, deadline and outcome."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import trio
 from durable_actors._engine.claims import ActiveClaim
 from tests.engine.engine_kit import QUIET, Gate, running, until
-from tests.engine.test_going_on import claimed
-from tests.engine.test_left import held
+from tests.engine.test_pending_commits import held
+from tests.engine.test_run_ahead import claimed
 
 pytestmark = pytest.mark.usefixtures("registry")
 
