@@ -14,7 +14,8 @@ import trio
 from durable_actors._engine.running import step_run
 from durable_actors._engine.running.user_code import fate_of
 from durable_actors.telemetry import ClaimsReaped, StepCrashed
-from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
+from tests.engine.kit import QUIET, Gate, running
+from tests.kit import PATIENCE, until
 
 pytestmark = [
     pytest.mark.usefixtures("registry"),
@@ -69,7 +70,7 @@ async def test_system_exit_is_a_crash_of_its_step(durable_dsn, db, where, caplog
         else:
             number = await run.insert(found, state={"n": 0})
         await run.events.wait(StepCrashed, id=number, count=2)
-        await db.wait("select crashes = 2 from durable.gen_durable where id = %s", number)
+        await db.eventually("select crashes = 2 from durable.gen_durable where id = %s", number)
         row = db.row(
             number,
             "status::text, attempt, crashes, eligible_at > updated_at, claim_id, last_error like 'crash 2: %%'",

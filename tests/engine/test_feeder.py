@@ -12,7 +12,8 @@ from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
 from durable_actors.machine import isolated_registry
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, QueueSaturated, StepStarted
-from tests.engine.engine_kit import QUIET, Gate, running, until
+from tests.engine.kit import QUIET, Gate, gated, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -22,16 +23,6 @@ def simple(name: str = "simple", **options):
         @da.step
         async def start(self, ctx):
             return da.Done(ctx.state.get("n"))
-
-    return M
-
-
-def held(gate: Gate, name: str = "held", **options):
-    class M(da.Machine, name=name, **options):
-        @da.step
-        async def start(self, ctx):
-            await gate.wait()
-            return da.Done()
 
     return M
 
@@ -53,7 +44,7 @@ async def test_an_insert_starts_at_once(durable_dsn):
 async def test_a_poke_is_heard_while_a_long_step_runs(durable_dsn):
     """H52: free capacity decides, not whether anything runs."""
     gate = Gate()
-    Long, M = held(gate), simple()
+    Long, M = gated(gate), simple()
     async with running(durable_dsn, queues={"default": 2}, **QUIET) as run:
         long = await run.insert(Long)
         await gate.wait_entered()
@@ -161,7 +152,7 @@ async def test_a_huge_min_demand_still_refills(durable_dsn):
 
 async def test_demand_and_saturation(durable_dsn):
     gate = Gate()
-    M = held(gate)
+    M = gated(gate)
     async with running(durable_dsn, queues={"default": da.Queue(2, prefetch=3)}) as run:
         ids = await run.engine.client.insert_many(M, [{}] * 9)
         full = await run.events.wait(QueueSaturated)
@@ -179,7 +170,7 @@ async def test_demand_and_saturation(durable_dsn):
 async def test_completions_are_coalesced(durable_dsn):
     """H51: ten steps that end together cost one or two picks, not ten."""
     gate = Gate()
-    M, N = held(gate), simple()
+    M, N = gated(gate), simple()
     async with running(durable_dsn, queues={"default": 10}, **QUIET) as run:
         await run.engine.client.insert_many(M, [{}] * 10)
         await gate.wait_entered(10)
@@ -237,7 +228,7 @@ async def test_versions_coexist(durable_dsn):
 
 async def test_queues_are_served_apart(durable_dsn):
     gate = Gate()
-    Slow, Quick = held(gate, "slow", queue="slow"), simple("quick", queue="quick")
+    Slow, Quick = gated(gate, "slow", queue="slow"), simple("quick", queue="quick")
     async with running(durable_dsn, queues={"slow": 1, "quick": 1}) as run:
         ids = [await run.insert(Slow) for _ in range(3)]
         await gate.wait_entered()

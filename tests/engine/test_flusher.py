@@ -22,8 +22,8 @@ from durable_actors.telemetry import OutcomeStale, StoreDown, StoreUp
 from durable_actors.testing.faults import open_proxy
 from durable_actors.testing.sql import count_statements
 from psycopg.errors import LockNotAvailable, UntranslatableCharacter
-from tests.engine.engine_kit import QUIET, Gate, running
-from tests.engine.kit import claim
+from tests.engine.kit import QUIET, Gate, claim, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -71,9 +71,7 @@ async def test_many_outcomes_are_one_statement(durable_dsn, kind):
         with count_statements(durable_dsn) as count:
             gate.open()
             await trio.testing.wait_all_tasks_blocked()
-            with trio.fail_after(30):
-                while run.engine._node.claims.all():
-                    await trio.sleep(0.005)
+            await until(lambda: not run.engine._node.claims.all())
     assert count.calls(COMMIT) == 1, count
     assert count.calls('update "durable".gen_durable') == 1, count
 
@@ -182,7 +180,7 @@ async def test_a_killed_backend_costs_nobody_a_run(durable_dsn, db):
         with psycopg.connect(durable_dsn) as lock:
             lock.execute("select from durable.gen_durable where id = %s for update", [number])
             gate.open()
-            await db.wait(BLOCKED)
+            await db.eventually(BLOCKED)
             db.execute(TERMINATE)
             await run.events.wait(StoreDown, actor="flusher")
         row = await run.ended(number)

@@ -11,7 +11,8 @@ from durable_actors._engine.running import context_port as port
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
 from durable_actors.testing.faults import open_proxy
-from tests.engine.engine_kit import Gate, running, until
+from tests.engine.kit import Gate, gated, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -19,17 +20,6 @@ TERMINATE = (
     "select pg_terminate_backend(pid) from pg_stat_activity"
     " where datname = current_database() and pid <> pg_backend_pid()"
 )
-
-
-def gated(gate: Gate, runs: list):
-    class M(da.Machine, name="gated"):
-        @da.step
-        async def start(self, ctx):
-            runs.append((ctx.id, ctx.attempt))
-            await gate.wait()
-            return da.Done("finished")
-
-    return M
 
 
 def restarts(run) -> list:
@@ -41,7 +31,7 @@ def restarts(run) -> list:
 async def test_every_backend_is_terminated(durable_dsn, db):
     """As in a fast restart. Steps that run are not touched; what they return is committed."""
     gate, runs = Gate(), []
-    M = gated(gate, runs)
+    M = gated(gate, runs=runs)
     async with running(durable_dsn, heartbeat_interval=0.05) as run:
         number = await run.insert(M)
         await gate.wait_entered()
@@ -60,7 +50,7 @@ async def test_every_backend_is_terminated(durable_dsn, db):
 async def test_a_silent_network(durable_dsn, db, caplog):
     """H58: nothing answers for a while. Two lines and two events per outage, however many actors and queues see it."""
     gate, runs = Gate(), []
-    M = gated(gate, runs)
+    M = gated(gate, runs=runs)
     caplog.set_level(logging.WARNING, logger="durable_actors.engine")
     queues = {"default": 2, "a": 1, "b": 1}
     async with (
@@ -94,7 +84,7 @@ async def test_a_silent_network(durable_dsn, db, caplog):
 async def test_a_deaf_network(durable_dsn):
     """Blackholed: connections hang instead of failing. Steps go on while their leases are trusted."""
     gate, runs = Gate(), []
-    M = gated(gate, runs)
+    M = gated(gate, runs=runs)
     async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
         number = await run.insert(M)
         await gate.wait_entered()
@@ -111,7 +101,7 @@ async def test_a_deaf_network(durable_dsn):
 async def test_waiting_for_a_result_survives(durable_dsn, db):
     gate, runs = Gate(), []
     async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
-        number = await run.insert(gated(gate, runs))
+        number = await run.insert(gated(gate, runs=runs))
         await gate.wait_entered()
 
         async def cut() -> None:

@@ -11,43 +11,16 @@ from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._engine.running import context_port as port
 from durable_actors.telemetry import StepCommitted, StoreDown, StoreUp
 from psycopg.errors import DeadlockDetected, InternalError_, QueryCanceled
-from tests.engine.engine_kit import Gate, running
-from tests.engine.kit import make_node, pick
+from tests.engine.kit import Gate, make_node, pick, refuse_bad, running, saying
 
 pytestmark = pytest.mark.usefixtures("registry")
-
-TRIGGER = """
-create function refuse() returns trigger language plpgsql as $$
-begin
-    if new.result = '"bad"' and exists (select from rule) then
-        raise exception 'not on a Monday' using errcode = (select code from rule);
-    end if;
-    return new;
-end $$;
-create table rule (code text);
-create trigger refuse before update on durable.gen_durable for each row execute function refuse();
-"""
-
-
-def define(gate: Gate):
-    class M(da.Machine, name="m"):
-        @da.step
-        async def start(self, ctx):
-            await gate.wait()
-            return da.Done(ctx.state["say"])
-
-        async def handle(self, error, ctx):
-            return da.Stop(error)
-
-    return M
 
 
 @pytest.mark.parametrize("code", ["P0001", "P0004", "AB123", "23514", "22000"])
 async def test_a_rule_of_the_users_is_for_handle(durable_dsn, db, code):
-    db.execute(TRIGGER)
-    db.execute("insert into rule values (%s)", code)
+    refuse_bad(db, code)
     gate = Gate()
-    machine = define(gate)
+    machine = saying(gate)
     async with running(durable_dsn, queues={"default": 20}) as run:
         bad = await run.insert(machine, state={"say": "bad"})
         good = [await run.insert(machine, state={"say": "good"}) for _ in range(9)]
@@ -63,10 +36,9 @@ async def test_a_rule_of_the_users_is_for_handle(durable_dsn, db, code):
 @pytest.mark.parametrize("code", ["57014", "XX000", "42501", "40001"])
 async def test_what_may_pass_is_tried_again_and_holds_nobody_up(durable_dsn, db, caplog, code, monkeypatch):
     monkeypatch.setattr(flusher, "LONGEST_ASIDE", 0.1)
-    db.execute(TRIGGER)
-    db.execute("insert into rule values (%s)", code)
+    refuse_bad(db, code)
     gate = Gate()
-    machine = define(gate)
+    machine = saying(gate)
     async with running(durable_dsn, queues={"default": 20}) as run:
         bad = await run.insert(machine, state={"say": "bad"})
         good = [await run.insert(machine, state={"say": "good"}) for _ in range(9)]
@@ -101,7 +73,7 @@ async def test_a_group_that_takes_too_long_is_committed_in_parts(durable_dsn, db
 
     monkeypatch.setattr(flusher, "commit_outcomes", slow)
     gate = Gate()
-    machine = define(gate)
+    machine = saying(gate)
     async with running(durable_dsn, queues={"default": 20}) as run:
         ids = [await run.insert(machine, state={"say": "good"}) for _ in range(16)]
         await gate.wait_entered(16)
@@ -112,10 +84,9 @@ async def test_a_group_that_takes_too_long_is_committed_in_parts(durable_dsn, db
 
 async def test_a_stop_does_not_wait_for_what_is_refused(durable_dsn, db, monkeypatch):
     monkeypatch.setattr(flusher, "FLUSH_TIME", 0.3)
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('XX000')")
+    refuse_bad(db, "XX000")
     gate = Gate()
-    machine = define(gate)
+    machine = saying(gate)
     async with running(durable_dsn, drain_timeout=0.2) as run:
         bad = await run.insert(machine, state={"say": "bad"})
         await gate.wait_entered()

@@ -14,7 +14,8 @@ from durable_actors import _results
 from durable_actors._results import PATIENCE, ResultWatch
 from durable_actors._store.read import Final
 from durable_actors.errors import NoTarget, StoreUnavailable
-from tests.engine.engine_kit import QUIET, Gate, running
+from tests.engine.kit import QUIET, Gate, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -107,9 +108,7 @@ async def test_many_waiters_of_many_instances(durable_dsn):
                     leader.cancel()
             nursery.start_soon(wait, slow)
             nursery.start_soon(wait, slow)
-            with trio.fail_after(30):
-                while len(found) < 20:
-                    await trio.sleep(0.005)
+            await until(lambda: len(found) >= 20)
             gate.open()
     assert sorted(each for each in found if each != "slow") == list(range(20))
     assert found.count("slow") == 2
@@ -202,9 +201,7 @@ async def test_who_is_woken_to_lead_and_cancelled_passes_it_on(rows, autojump_cl
         scopes[0].cancel()
         await trio.testing.wait_all_tasks_blocked(0.001)
         rows.ended = {2}
-        with trio.fail_after(10):
-            while answered != [2]:
-                await trio.sleep(0.1)
+        await until(lambda: answered == [2])
     assert watch._waiters == {}
 
 

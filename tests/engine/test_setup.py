@@ -8,7 +8,7 @@ from durable_actors._engine.node import lanes
 from durable_actors._engine.setup import plan_queues
 from durable_actors._postgres.pool.lane import Lane
 from hypothesis import given, strategies as st
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 ROLES = {"session", "heartbeat", "commit", "claim", "client"}
 
@@ -66,7 +66,7 @@ async def test_the_session_may_have_a_way_of_its_own(durable_dsn, db):
             "select count(*) > 0 from pg_locks join pg_stat_activity using (pid)"
             " where locktype = 'advisory' and application_name = %s and datname = current_database()"
         )
-        await db.wait(query, "direct")
+        await db.eventually(query, "direct")
 
 
 @pytest.mark.parametrize("size", range(3, 12))

@@ -6,7 +6,7 @@ import durable_actors as da
 import pytest
 from durable_actors._engine.running import step_inputs as surroundings
 from psycopg.errors import QueryCanceled
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 pytestmark = pytest.mark.usefixtures("registry")
 
