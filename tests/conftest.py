@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from durable_actors.machine import isolated_registry
+from durable_actors.testing.database import DatabaseServer
 
 pytest_plugins = ["durable_actors.testing.plugin"]
 
@@ -14,3 +21,50 @@ if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def registry():
+    """Machines that the test defines are forgotten afterwards, and it sees no others."""
+    with isolated_registry() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def take_database(durable_server: DatabaseServer, durable_template: str) -> Iterator[Callable[[], str]]:
+    """Databases made in advance, one at a time: a test does not wait for the 40 ms that a copy takes beside others."""
+    maker = DatabaseServer(durable_server.provider, durable_server.dsn, run="spare", disposable=True)
+    with ThreadPoolExecutor(1, "spare database") as thread:
+        spare = thread.submit(maker.create, template=durable_template)
+
+        def take() -> str:
+            nonlocal spare
+            taken, spare = spare, thread.submit(maker.create, template=durable_template)
+            return taken.result()
+
+        yield take
+        durable_server.drop(spare.result())
+    maker.close()
+
+
+@pytest.fixture
+def durable_dsn(durable_server: DatabaseServer, take_database: Callable[[], str]) -> Iterator[str]:
+    """A database with the schema in place, for this test alone."""
+    dsn = take_database()
+    yield dsn
+    durable_server.drop(dsn)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first, shared out: each worker begins with an equal part of the list, and steals from others' ends."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    rest = [item for item in items if not item.get_closest_marker("slow")]
+    size = -(-len(rest) // workers)
+    items[:] = [
+        item
+        for number in range(workers)
+        for part in (slow[number::workers], rest[number * size : (number + 1) * size])
+        for item in part
+    ]

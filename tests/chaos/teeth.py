@@ -185,7 +185,7 @@ UNSEEN: Final = {
     "promote": "the reaper's sweep offers rows that are held behind nothing (tests/store tests the promotion)",
     "dead-nodes": "its sessions are cut, so nobody can say whether a node was dead (tests/engine/test_dead_nodes.py)",
     "alive-nodes": "a worker that stands still is no witness of its being alive (tests/engine/test_dead_nodes.py)",
-    "unknown": "wrong only if the claim was taken between two attempts (tests/engine/test_review_flusher.py)",
+    "unknown": "wrong only if the claim was taken between two attempts (tests/engine/test_flusher.py)",
     "threads": "the key must be taken while a thread ends; seen at times (tests/engine/test_threads.py)",
 }
 """Breakages that runs mostly do not see, why, and what does."""

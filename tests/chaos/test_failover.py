@@ -16,7 +16,8 @@ import trio
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import OutcomeStale, StepCommitted
 from tests.chaos.cluster import Cluster, multi_host, open_pair
-from tests.engine.engine_kit import PATIENCE, Gate, Run, running, until
+from tests.engine.kit import Gate, Run, running
+from tests.kit import PATIENCE, until
 
 pytestmark = [pytest.mark.usefixtures("registry"), pytest.mark.slow]
 

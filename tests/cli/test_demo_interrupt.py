@@ -24,6 +24,7 @@ from durable_actors._store import migrate as migrating
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts
 from rich.console import Console
 from tests.cli.demo_kit import assert_nothing_is_left, has_schema, start_demo
+from tests.kit import until
 from trio.testing import wait_all_tasks_blocked
 
 demo = importlib.import_module("durable_actors.cli.demo")  # the package has the command under that name
@@ -81,9 +82,7 @@ class Gate:
         return pids
 
     async def wait_gone(self, query: str) -> None:
-        with trio.fail_after(30):
-            while self._found(query):
-                await trio.sleep(0.005)
+        await until(lambda: not self._found(query))
 
     def _found(self, query: str) -> list[int]:
         # In a transaction (see `locked`) the first look at pg_stat_activity is shown again and again.

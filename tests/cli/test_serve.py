@@ -21,6 +21,7 @@ from durable_actors.cli import cli
 from durable_actors.cli.serve import read_queues, serve
 from durable_actors.config import Queue
 from durable_actors.machine import isolated_registry
+from tests.kit import until
 
 SHOP = """
 import time
@@ -139,9 +140,8 @@ async def test_what_does_not_finish_goes_back(start: Start, durable_dsn: str, tm
     process = start("served_shop", "--drain", "100ms", "--poll", "50ms")
     wait_for(process, "serves")
     slow = insert(durable_dsn, '{"to": "b", "until": "never"}')
-    with trio.fail_after(40):  # claimed is not begun: what has not begun goes back with its attempt untouched
-        while not (tmp_path / "b began").exists():
-            await trio.sleep(0.02)
+    # Wait until it has begun: a claimed row that has not begun is released with its attempt untouched.
+    await until(lambda: (tmp_path / "b began").exists())
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=40)
     assert process.returncode == 0
@@ -189,9 +189,7 @@ async def test_a_thread_does_not_keep_the_process(start: Start, durable_dsn: str
     process = start("served_shop", "--drain", "100ms", "--poll", "50ms")
     wait_for(process, "serves")
     number = insert(durable_dsn, '{"seconds": 600}', machine="served_shop:block")
-    with trio.fail_after(40):
-        while not (tmp_path / "blocks").exists():
-            await trio.sleep(0.02)
+    await until(lambda: (tmp_path / "blocks").exists())
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=40)
     assert process.returncode == 0

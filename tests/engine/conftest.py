@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import durable_actors as da
 import psycopg
 import pytest
-from durable_actors.machine import isolated_registry
 from tests.engine.kit import Db
 
 
@@ -13,10 +13,14 @@ def db(durable_dsn: str):
 
 
 @pytest.fixture
-def registry():
-    """What the test defines is forgotten afterwards, and nothing else is known."""
-    with isolated_registry() as found:
-        yield found
+def nothing(registry):
+    """A job that returns its arguments."""
+
+    @da.job
+    async def nothing(args: dict):
+        return args
+
+    return nothing
 
 
 @pytest.fixture(params=[True, False], ids=["ahead", "apart"])

@@ -1,27 +1,34 @@
-"""Nodes without an engine: what an actor under test needs, made by hand."""
+"""Helpers for the engine's tests: nodes without an engine, whole engines, gates that hold their steps."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 import attrs
 import durable_actors as da
 import psycopg
+import pytest
 import trio
 from durable_actors._engine import setup
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.keys.keeper import Keeper, Keys
 from durable_actors._engine.node import Node, lanes
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
-from durable_actors._store.rows import Claim
+from durable_actors._store.rows import Claim, Picked
 from durable_actors.config import Config
 from durable_actors.machine import isolated_registry
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
-from durable_actors.telemetry import Event
+from durable_actors.telemetry import Event, StepCommitted, StepStarted
+from tests.kit import PATIENCE, Session
 
+E = TypeVar("E")
 _numbers = itertools.count(1)
 
 with isolated_registry():
@@ -39,49 +46,26 @@ INSERT = "insert into durable.gen_durable ({}) values ({}) returning id"
 
 
 @attrs.frozen
-class Db:
-    """A connection of the test's own."""
+class Db(Session):
+    """A session in a database with the schema: rows made by hand, rows read back."""
 
-    conn: psycopg.Connection[tuple[Any, ...]]
     dsn: str
 
     def insert(self, **columns: object) -> int:
         columns = {"fsm": "m", "step": "s"} | columns
         query = INSERT.format(", ".join(columns), ", ".join(["%s"] * len(columns)))
-        row = self.conn.execute(query, list(columns.values())).fetchone()
-        assert row is not None
-        return row[0]
+        return self.value(query, *columns.values())
 
     def row(self, number: int, columns: str = "status, hold, attempt, crashes, claim_id, locked_by") -> tuple:
-        query = f"select {columns} from durable.gen_durable where id = %s"
-        found = self.conn.execute(query, [number]).fetchone()
-        assert found is not None
+        [found] = self.execute(f"select {columns} from durable.gen_durable where id = %s", number)
         return found
 
-    def execute(self, query: str, *args: object) -> list[tuple]:
-        cursor = self.conn.execute(query, list(args))
-        return cursor.fetchall() if cursor.description else []
-
     def locks(self) -> int:
-        """Session locks of this database."""
-        query = (
+        """How many session locks this database has."""
+        return self.value(
             "select count(*) from pg_locks where locktype = 'advisory'"
             " and database = (select oid from pg_database where datname = current_database())"
         )
-        return self.execute(query)[0][0]
-
-    async def wait(self, query: str, *args: object, timeout: float = 10) -> None:
-        """Until the query gives true. The server has no event for us."""
-        with trio.fail_after(timeout):
-            while not self.execute(query, *args)[0][0]:
-                await trio.sleep(0.003)
-
-
-async def until(condition: Callable[[], object], timeout: float = 10) -> None:
-    """Until it holds; for what other tasks of this process do."""
-    with trio.fail_after(timeout):
-        while not condition():
-            await trio.sleep(0.002)
 
 
 @asynccontextmanager
@@ -146,3 +130,220 @@ async def keep(dsn: str, name: str | None = None, **options: Any) -> AsyncIterat
         root = Supervisor("test", [ActorChild(address, lambda: Keeper(node, keys))], intensity=0)
         tree = await stack.enter_async_context(open_tree(root))
         yield Kept(node, keys, tree.stop)
+
+
+QUICK: dict[str, Any] = {"poll_interval": 0.05, "max_poll_interval": 0.05, "node": "test"}
+"""Polls often. The leases are long unless a test says otherwise."""
+QUIET: dict[str, Any] = {"poll_interval": 60, "max_poll_interval": 60, "long_poll": 0, "node": "test"}
+"""Polls never, as far as a test can tell: only hints and due times start anything."""
+
+
+class Recorder:
+    """Remembers every event of an engine, and waits for them."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._changed = trio.Event()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def all(self, kind: type[E], **fields: object) -> list[E]:
+        """Those that happened already."""
+        return [
+            event
+            for event in self.events
+            if isinstance(event, kind)
+            and all(getattr(event, name) == value for name, value in fields.items())
+        ]
+
+    async def wait(self, kind: type[E], *, count: int = 1, **fields: object) -> E:
+        """Until the `count`-th of these has happened, now or before; return it."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                changed = self._changed
+                found = self.all(kind, **fields)
+                if len(found) >= count:
+                    return found[count - 1]
+                await changed.wait()
+
+    def started(self, number: int | None = None) -> list[StepStarted]:
+        return self.all(StepStarted) if number is None else self.all(StepStarted, id=number)
+
+    async def final(self, number: int) -> str:
+        """Until an instance has ended here; its status."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                changed = self._changed
+                for event in self.all(StepCommitted, id=number):
+                    if event.status in {"done", "failed"}:
+                        return event.status
+                await changed.wait()
+
+
+class Run:
+    """An open engine and what it tells."""
+
+    def __init__(self, engine: da.Engine, events: Recorder) -> None:
+        self.engine = engine
+        self.events = events
+
+    async def insert(self, machine: Any, **options: Any) -> int:
+        number = await self.engine.client.insert(machine, **options)
+        assert number is not None
+        return number
+
+    async def insert_anyway(self, machine: Any, **options: Any) -> int:
+        """Insert, however often the store has to be asked."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                try:
+                    return await self.insert(machine, **options)
+                except da.StoreUnavailable:
+                    await trio.sleep(0.01)
+
+    async def run(self, machine: Any, **options: Any) -> da.Instance:
+        """Insert one and wait for its end, whatever it is."""
+        return await self.ended(await self.insert(machine, **options))
+
+    async def ended(self, number: int) -> da.Instance:
+        with contextlib.suppress(da.InstanceFailed):
+            await self.engine.client.result(number, timeout=PATIENCE)
+        return await self.engine.client.inspect(number)
+
+
+@asynccontextmanager
+async def running(dsn: str, **options: Any) -> AsyncIterator[Run]:
+    """An engine with quick settings; options replace them."""
+    events = Recorder()
+    async with da.open_engine(**{"dsn": dsn, "observers": [events], **QUICK, **options}) as engine:
+        yield Run(engine, events)
+
+
+class Gate:
+    """Holds steps at a point, in tasks and in threads; tells how many have come."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self._event = trio.Event()
+        self._open = trio.Event()
+        self._thread_open = threading.Event()
+
+    def arrive(self) -> None:
+        self.entered += 1
+        self._event.set()
+        self._event = trio.Event()
+
+    async def wait(self) -> None:
+        """Come, and wait until it is opened."""
+        self.arrive()
+        await self._open.wait()
+
+    def wait_in_thread(self, timeout: float = PATIENCE) -> None:
+        trio.from_thread.run_sync(self.arrive)
+        assert self._thread_open.wait(timeout)
+
+    async def wait_entered(self, count: int = 1) -> None:
+        with trio.fail_after(PATIENCE):
+            while self.entered < count:
+                await self._event.wait()
+
+    def open(self) -> None:
+        self._open.set()
+        self._thread_open.set()
+
+
+def gated(gate: Gate, name: str = "gated", *, runs: list[Any] | None = None, **options: Any) -> Any:
+    """A machine whose only step waits at the gate, and ends with "finished"."""
+
+    class M(da.Machine[Any], name=name, **options):
+        @da.step
+        async def start(self, ctx: da.Context[Any]) -> da.Outcome:
+            if runs is not None:
+                runs.append((ctx.id, ctx.attempt))
+            await gate.wait()
+            return da.Done("finished")
+
+    return M
+
+
+async def parked(run: Run, number: int, count: int = 1) -> None:
+    """Wait until the instance awaits a signal, for the `count`-th time."""
+    await run.events.wait(StepCommitted, id=number, status="awaiting_signal", count=count)
+
+
+def active_claims(run: Run) -> list[ActiveClaim]:
+    """The claims that the engine's node holds."""
+    return list(run.engine._node.claims.all())
+
+
+def claimed(run: Run) -> Any:
+    """What the feeder of the default queue has claimed, and its slots."""
+    return run.engine._node.feeders["default"].claimed
+
+
+def state_of(run: Run, actor: str) -> str:
+    """The state of an actor in the engine's tree."""
+    [found] = [node for node in run.engine.snapshot().walk() if node.name == actor]
+    return found.state
+
+
+@contextmanager
+def locked(dsn: str, number: int) -> Iterator[psycopg.Connection]:
+    """Somebody's open transaction holds the row: its outcome cannot be committed."""
+    with psycopg.connect(dsn) as other:
+        other.execute("select 1 from durable.gen_durable where id = %s for update", [number])
+        yield other
+
+
+class Picks:
+    """What each pick of a feeder asked for by id, and what it claimed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.by_id: list[Sequence[int]] = []
+        self.claimed: list[list[int]] = []
+        real = feeder.pick_instances
+
+        async def noted(*args: Any, **options: Any) -> Picked:
+            picked = await real(*args, **options)
+            self.by_id.append(list(options["begin"].by_id))
+            self.claimed.append([claim.id for claim in picked.claims])
+            return picked
+
+        monkeypatch.setattr(feeder, "pick_instances", noted)
+
+
+REFUSE = """
+create function refuse() returns trigger language plpgsql as $$
+begin
+    if new.result = '"bad"' and exists (select from rule) then
+        raise exception 'not on a Monday' using errcode = (select code from rule);
+    end if;
+    return new;
+end $$;
+create table rule (code text);
+create trigger refuse before update on durable.gen_durable for each row execute function refuse();
+"""
+
+
+def refuse_bad(db: Db, code: str) -> None:
+    """A trigger of the user's refuses the result "bad" with this code, until table `rule` is empty."""
+    db.execute(REFUSE)
+    db.execute("insert into rule values (%s)", code)
+
+
+def saying(gate: Gate) -> Any:
+    """A machine that waits at the gate and ends with what its state says."""
+
+    class M(da.Machine[Any], name="m"):
+        @da.step
+        async def start(self, ctx: da.Context[Any]) -> da.Outcome:
+            await gate.wait()
+            return da.Done(ctx.state["say"])
+
+        async def handle(self, error: Exception, ctx: da.Context[Any]) -> da.Outcome:
+            return da.Stop(error)
+
+    return M

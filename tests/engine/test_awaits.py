@@ -10,8 +10,8 @@ import pytest
 import trio
 from durable_actors._engine.claiming import feeder
 from durable_actors.telemetry import AwaitTimedOut, StepCommitted
-from tests.engine.engine_kit import PATIENCE, QUIET, Gate, Run, running
-from tests.engine.kit import Db
+from tests.engine.kit import QUIET, Db, Gate, parked, running
+from tests.kit import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -20,10 +20,6 @@ State = dict[str, Any]
 
 def seen(ctx: da.Context[State]) -> list[Any]:
     return [signal.payload for signal in ctx.awaited]
-
-
-async def parked(run: Run, number: int, count: int = 1) -> None:
-    await run.events.wait(StepCommitted, id=number, status="awaiting_signal", count=count)
 
 
 async def test_await_then_enters_the_step_with_what_matched(durable_dsn):
@@ -157,9 +153,7 @@ async def test_polls_do_not_put_a_deadline_off(durable_dsn, monkeypatch):
     async with running(durable_dsn, poll_interval=poll, max_poll_interval=poll) as run:
         with psycopg.connect(durable_dsn) as stranger:
             number = await run.insert(M)
-            with trio.fail_after(PATIENCE):
-                while looks < 8:
-                    await trio.sleep(0.02)
+            await until(lambda: looks >= 8)
         assert await da.result(number, timeout=PATIENCE) == "woken"
 
 

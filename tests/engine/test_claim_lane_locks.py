@@ -6,8 +6,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors.testing.interleave import open_sessions
-from tests.engine.engine_kit import running
-from tests.engine.kit import Db, make_node, pick
+from tests.engine.kit import Db, make_node, pick, running
 from tests.engine.test_reaper import expire, reap
 
 PARENT = {"status": "awaiting_children", "visit": 2, "await_step": "then", "children_total": 2}
@@ -29,14 +28,16 @@ async def test_a_quarantined_child_waits_for_its_locked_parent_and_nobody_else_d
             holder.run("begin")
             holder.run("select 1 from durable.gen_durable where id = %s for update", [locked])
             async with reap(node):
-                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", free)
+                await db.eventually("select status = 'runnable' from durable.gen_durable where id = %s", free)
                 with trio.fail_after(10):
                     assert [claim.id for claim in await pick(node, queue="other")] == [waiting]
                 expire(db, other)
-                await db.wait("select status = 'failed' from durable.gen_durable where id = %s", other)
+                await db.eventually("select status = 'failed' from durable.gen_durable where id = %s", other)
                 assert db.row(children[0], "status") == ("executing",)
                 holder.run("rollback")
-                await db.wait("select status = 'failed' from durable.gen_durable where id = %s", children[0])
+                await db.eventually(
+                    "select status = 'failed' from durable.gen_durable where id = %s", children[0]
+                )
         assert db.row(locked, "status, children_pending") == ("awaiting_children", 1), "counted once"
         assert db.row(free, "status, step, children_pending") == ("runnable", "then", 0)
         assert [db.row(child, "status, crashes") for child in children] == [("failed", 1)] * 3
@@ -53,7 +54,9 @@ async def test_a_straggler_does_not_wait_for_a_parent_that_has_gone_on(db: Db):
             holder.run("begin")
             holder.run("select 1 from durable.gen_durable where id = %s for update", [gone_on])
             async with reap(node):
-                await db.wait("select status = 'failed' from durable.gen_durable where id = %s", straggler)
+                await db.eventually(
+                    "select status = 'failed' from durable.gen_durable where id = %s", straggler
+                )
             holder.run("rollback")
         assert db.row(gone_on, "status, children_pending") == ("awaiting_children", 2)
 
@@ -68,7 +71,9 @@ async def test_without_a_limit_of_crashes_a_childs_claim_comes_back_beside_its_l
             holder.run("begin")
             holder.run("select 1 from durable.gen_durable where id = %s for update", [waits])
             async with reap(node):
-                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", child)
+                await db.eventually(
+                    "select status = 'runnable' from durable.gen_durable where id = %s", child
+                )
             holder.run("rollback")
 
 
@@ -97,7 +102,7 @@ async def test_a_pick_that_meets_a_lock_holds_up_no_other_queue(durable_dsn, db)
         holder.run("select 1 from public.till for update")
         async with running(durable_dsn, queues={"bad": 2, "good": 2}) as run:
             bad = await run.insert(quick, args={}, queue="bad")
-            await db.wait("select exists (select from pg_stat_activity where wait_event_type = 'Lock')")
+            await db.eventually("select exists (select from pg_stat_activity where wait_event_type = 'Lock')")
             with trio.fail_after(20):
                 for _ in range(5):
                     assert (await run.run(quick, args={}, queue="good")).result == "finished"

@@ -9,7 +9,7 @@ from datetime import timedelta
 import durable_actors as da
 import psycopg
 import pytest
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 
 @pytest.fixture

@@ -12,17 +12,6 @@ import pytest
 from durable_actors._store.connection_kinds import check_aio, check_sync, check_trio
 
 
-@pytest.fixture
-def nothing(registry):
-    """A job that returns its arguments."""
-
-    @da.job
-    async def nothing(args: dict):
-        return args
-
-    return nothing
-
-
 def made(module: str, name: str, *bases: type) -> object:
     """An object as that library makes them."""
     return type(name, bases, {"__module__": module})()

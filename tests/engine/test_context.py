@@ -11,9 +11,9 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.running.step_run import StepRun
-from tests.engine.engine_kit import Gate, running, until
-from tests.engine.kit import claim
+from tests.engine.kit import Gate, claim, running
 from tests.engine.test_fences import REAP
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 

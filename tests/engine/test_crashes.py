@@ -11,9 +11,11 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.running import step_run
 from durable_actors._engine.running.user_code import fate_of
-from durable_actors.telemetry import StepCrashed
-from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
+from durable_actors.telemetry import ClaimsReaped, StepCrashed
+from tests.engine.kit import QUIET, Gate, running
+from tests.kit import PATIENCE, until
 
 pytestmark = [
     pytest.mark.usefixtures("registry"),
@@ -68,7 +70,7 @@ async def test_system_exit_is_a_crash_of_its_step(durable_dsn, db, where, caplog
         else:
             number = await run.insert(found, state={"n": 0})
         await run.events.wait(StepCrashed, id=number, count=2)
-        await db.wait("select crashes = 2 from durable.gen_durable where id = %s", number)
+        await db.eventually("select crashes = 2 from durable.gen_durable where id = %s", number)
         row = db.row(
             number,
             "status::text, attempt, crashes, eligible_at > updated_at, claim_id, last_error like 'crash 2: %%'",
@@ -214,3 +216,25 @@ async def test_an_exception_whose_notes_raise_fails_its_instance_at_once(durable
         row = await run.run(M)
     assert (row.status, row.crashes) == ("failed", 0)
     assert "Hostile: (its text cannot be shown)" in (row.last_error or "")
+
+
+async def test_a_bug_of_ours_is_a_crash(durable_dsn, monkeypatch):
+    """Given back at once it would spin; the lease ends the claim, and the reaper counts the crash."""
+    real_run, bugs = step_run.StepRun.run, [AssertionError("a bug")]
+
+    async def buggy(self, ahead):
+        if bugs:
+            raise bugs.pop()
+        return await real_run(self, ahead)
+
+    monkeypatch.setattr(step_run.StepRun, "run", buggy)
+
+    @da.job
+    async def quick(args):
+        return "finished"
+
+    async with running(durable_dsn, lease_ttl=1, reap_interval=0.2) as run:
+        number = await run.insert(quick, args={})
+        await run.events.wait(ClaimsReaped)
+        row = await run.ended(number)
+    assert (row.result, row.attempt, row.crashes) == ("finished", 1, 1)

@@ -8,7 +8,8 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors.telemetry import DrainStarted, NodeStopped, StepStarted
-from tests.engine.engine_kit import PATIENCE, Gate, Recorder, running, until
+from tests.engine.kit import Gate, Recorder, gated, running
+from tests.kit import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -16,16 +17,6 @@ COLUMNS = "status::text, attempt, crashes, interruptions, locked_by, claim_id, l
 BACK = ("runnable", 0, 0, 0, None, None, None)
 INTERRUPTED = ("runnable", 0, 0, 1, None, None, None)
 CRASHED = ("runnable", 1, 0, 0, None, None, None)
-
-
-def gated(gate: Gate, name: str = "gated", **options):
-    class M(da.Machine, name=name, **options):
-        @da.step
-        async def start(self, ctx):
-            await gate.wait()
-            return da.Done("finished")
-
-    return M
 
 
 async def test_stop_lets_steps_finish_and_gives_buffers_back(durable_dsn, db):
@@ -40,7 +31,7 @@ async def test_stop_lets_steps_finish_and_gives_buffers_back(durable_dsn, db):
         drain = await run.events.wait(DrainStarted)
         assert (drain.running, drain.buffered) == (1, 2)
         # Buffered rows are back at once, while the step still runs.
-        await db.wait("select count(*) = 3 from durable.gen_durable where status = 'runnable'")
+        await db.eventually("select count(*) = 3 from durable.gen_durable where status = 'runnable'")
         assert db.row(ids[0], "status::text") == ("executing",)
         gate.open()
         await run.engine.stop()
@@ -110,7 +101,7 @@ async def test_leases_are_renewed_while_it_drains(durable_dsn, db):
         await run.events.wait(DrainStarted)
         for _ in range(3):
             [lease] = db.row(number, "lease_expires_at")
-            await db.wait(
+            await db.eventually(
                 "select lease_expires_at > %s from durable.gen_durable where id = %s", lease, number
             )
         gate.open()
@@ -280,3 +271,28 @@ async def test_a_node_says_goodbye(durable_dsn, db):
     assert db.execute("select stopped_at is not null from durable.nodes where incarnation = %s", name) == [
         (True,)
     ]
+
+
+async def test_a_clean_up_that_fails_at_the_end_of_a_drain(durable_dsn, db):
+    """Cancelled and an error, in one group: interrupted, so the row goes back at once."""
+    gate = Gate()
+
+    async def untidy():
+        try:
+            await gate.wait()
+        finally:
+            raise ValueError("in the clean-up")
+
+    @da.job
+    async def nursed(args):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(untidy)
+            nursery.start_soon(trio.sleep_forever)
+
+    async with running(durable_dsn, drain_timeout=0) as run:
+        number = await run.insert(nursed, args={})
+        await gate.wait_entered()
+        assert len(run.events.all(StepStarted)) == 1
+    status, attempt, crashes, locked = db.row(number, "status::text, attempt, crashes, locked_by")
+    assert (status, crashes, locked) == ("runnable", 0, None)
+    assert attempt == 0  # a drain spends none

@@ -11,7 +11,7 @@ import pytest
 import trio
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import NodeStarted
-from tests.engine.engine_kit import Recorder, running
+from tests.engine.kit import Recorder, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import trio
 from durable_actors.telemetry import StepStopped
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -78,7 +78,7 @@ async def test_a_retry_from_handle_remembers_the_error(durable_dsn, db):
     async with running(durable_dsn) as run:
         number = await run.insert(machine(raises, handle=handle))
         await run.events.wait(StepStopped, id=number)
-        await db.wait(
+        await db.eventually(
             "select status = 'runnable' and attempt = 1 from durable.gen_durable where id = %s", number
         )
         row = await run.engine.client.inspect(number)

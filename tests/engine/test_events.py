@@ -14,7 +14,7 @@ from durable_actors.telemetry import (
     StepStarted,
     StepStopped,
 )
-from tests.engine.engine_kit import Recorder, running
+from tests.engine.kit import Recorder, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -8,7 +8,7 @@ import re
 import durable_actors as da
 import pytest
 from durable_actors.telemetry import StepLogFilter
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 pytestmark = pytest.mark.usefixtures("registry")
 

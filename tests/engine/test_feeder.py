@@ -1,4 +1,4 @@
-"""Feeding: pokes, refills, due times, priorities, unknown machines."""
+"""The feeder: hints, refills, due times, priorities, unknown machines, drains during a pick, a pool that is down."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from datetime import UTC, datetime, timedelta
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
 from durable_actors.machine import isolated_registry
-from durable_actors.telemetry import Picked, QueueSaturated
-from tests.engine.engine_kit import QUIET, Gate, running, until
+from durable_actors.otp import Pool, PoolClosed
+from durable_actors.telemetry import DrainStarted, Picked, QueueSaturated, StepStarted
+from tests.engine.kit import QUIET, Gate, gated, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -19,16 +23,6 @@ def simple(name: str = "simple", **options):
         @da.step
         async def start(self, ctx):
             return da.Done(ctx.state.get("n"))
-
-    return M
-
-
-def held(gate: Gate, name: str = "held", **options):
-    class M(da.Machine, name=name, **options):
-        @da.step
-        async def start(self, ctx):
-            await gate.wait()
-            return da.Done()
 
     return M
 
@@ -50,7 +44,7 @@ async def test_an_insert_starts_at_once(durable_dsn):
 async def test_a_poke_is_heard_while_a_long_step_runs(durable_dsn):
     """H52: free capacity decides, not whether anything runs."""
     gate = Gate()
-    Long, M = held(gate), simple()
+    Long, M = gated(gate), simple()
     async with running(durable_dsn, queues={"default": 2}, **QUIET) as run:
         long = await run.insert(Long)
         await gate.wait_entered()
@@ -158,7 +152,7 @@ async def test_a_huge_min_demand_still_refills(durable_dsn):
 
 async def test_demand_and_saturation(durable_dsn):
     gate = Gate()
-    M = held(gate)
+    M = gated(gate)
     async with running(durable_dsn, queues={"default": da.Queue(2, prefetch=3)}) as run:
         ids = await run.engine.client.insert_many(M, [{}] * 9)
         full = await run.events.wait(QueueSaturated)
@@ -176,7 +170,7 @@ async def test_demand_and_saturation(durable_dsn):
 async def test_completions_are_coalesced(durable_dsn):
     """H51: ten steps that end together cost one or two picks, not ten."""
     gate = Gate()
-    M, N = held(gate), simple()
+    M, N = gated(gate), simple()
     async with running(durable_dsn, queues={"default": 10}, **QUIET) as run:
         await run.engine.client.insert_many(M, [{}] * 10)
         await gate.wait_entered(10)
@@ -234,7 +228,7 @@ async def test_versions_coexist(durable_dsn):
 
 async def test_queues_are_served_apart(durable_dsn):
     gate = Gate()
-    Slow, Quick = held(gate, "slow", queue="slow"), simple("quick", queue="quick")
+    Slow, Quick = gated(gate, "slow", queue="slow"), simple("quick", queue="quick")
     async with running(durable_dsn, queues={"slow": 1, "quick": 1}) as run:
         ids = [await run.insert(Slow) for _ in range(3)]
         await gate.wait_entered()
@@ -271,3 +265,115 @@ async def test_concurrency_is_a_ceiling(durable_dsn):
             assert number is not None
             await run.ended(number)
     assert most == 3
+
+
+async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(durable_dsn, db):
+    @da.job
+    async def quick(args):
+        return 1
+
+    async with running(durable_dsn) as run:
+        node = run.engine._node
+        async with node.pool.acquire("claim"):
+            number = await run.insert(quick, args={})
+            await until(
+                lambda: any(lane.name == "claim" and lane.waiting for lane in run.engine.connections().lanes)
+            )
+            run.engine.request_stop()
+            await run.events.wait(DrainStarted)
+        await run.engine.stop()
+        assert run.events.all(StepStarted) == []
+    assert db.row(number, "status::text, attempt, updated_at = inserted_at") == ("runnable", 0, True)
+
+
+async def test_a_claim_is_not_forgotten_when_the_pool_is_down(durable_dsn, monkeypatch):
+    """Neither buffered nor running, it would be renewed for ever and run by nobody."""
+    real, failures = Pool.start_nowait, [PoolClosed("x")]
+
+    def start_nowait(self, *args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return real(self, *args, **kwargs)
+
+    @da.job
+    async def quick(args):
+        return "finished"
+
+    monkeypatch.setattr(Pool, "start_nowait", start_nowait)
+    async with running(durable_dsn, lease_ttl=3600, reap_interval=3600) as run:
+        row = await run.run(quick, args={})
+    assert (row.result, row.attempt, row.crashes, failures) == ("finished", 0, 0, [])
+
+
+async def test_urgent_rows_overtake_prefetched_ones(durable_dsn):
+    gate, order = Gate(), []
+
+    @da.job
+    async def ordered(args):
+        order.append(args["name"])
+        await gate.wait()
+
+    async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=3)}) as run:
+        await run.insert(ordered, args={"name": "first"})
+        await gate.wait_entered()
+        numbers = [await run.insert(ordered, args={"name": "later"}, priority=5)]
+        await run.events.wait(Picked, claimed=1, count=2)
+        numbers.append(await run.insert(ordered, args={"name": "urgent"}, priority=-5))
+        await run.events.wait(Picked, claimed=1, count=3)
+        gate.open()
+        for number in numbers:
+            await run.ended(number)
+    assert order == ["first", "urgent", "later"]
+
+
+def test_hints_are_bounded():
+    cursor = PickCursor()
+    for number in range(MAX_EXTRAS + 5):
+        cursor.hint(number)
+    assert len(cursor.begin(1.0, limit=10**6, known=frozenset()).extras) == MAX_EXTRAS
+
+
+async def test_a_burst_of_inserts_is_served(durable_dsn):
+    @da.job
+    async def quick(args):
+        return args["n"]
+
+    ids: list[int] = []
+
+    async with running(durable_dsn, queues={}) as run:
+
+        async def insert(n):
+            ids.append(await run.insert(quick, args={"n": n}))
+
+        async with trio.open_nursery() as nursery:
+            for n in range(1200):
+                nursery.start_soon(insert, n)
+    assert len(set(ids)) == 1200
+
+
+async def test_what_was_claimed_begins_before_the_queue_is_looked_at_again(durable_dsn, monkeypatch):
+    """At rest every pick is short, and the look after it took as long as half of it."""
+    read, pick, look, step, claimed = feeder.read_queue, feeder.pick_instances, Gate(), Gate(), []
+
+    @da.job
+    async def quick(args):
+        await step.wait()
+
+    async def picked(*args, **kwargs):
+        found = await pick(*args, **kwargs)
+        claimed.extend(found.claims)
+        return found
+
+    async def held(*args):
+        if claimed:
+            await look.wait()
+        return await read(*args)
+
+    monkeypatch.setattr(feeder, "pick_instances", picked)
+    monkeypatch.setattr(feeder, "read_queue", held)
+    async with running(durable_dsn) as run:
+        await run.insert(quick, args={})
+        await step.wait_entered()
+        await look.wait_entered()
+        step.open()
+        look.open()

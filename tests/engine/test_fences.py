@@ -7,7 +7,7 @@ import psycopg
 import pytest
 import trio.testing
 from durable_actors.telemetry import OutcomeStale, StepCommitted
-from tests.engine.engine_kit import Gate, running
+from tests.engine.kit import Gate, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -95,7 +95,7 @@ async def test_two_claims_of_one_instance_in_one_flush(durable_dsn, db):
         with psycopg.connect(durable_dsn) as lock:
             lock.execute("select from durable.gen_durable where id = %s for update", [blocker])
             other.open()  # its commit waits for the lock, and the two others queue up behind it
-            await db.wait(
+            await db.eventually(
                 "select exists (select from pg_stat_activity where datname = current_database()"
                 " and wait_event_type = 'Lock')"
             )
@@ -130,7 +130,7 @@ async def test_a_commit_after_the_lease(durable_dsn, db, late):
         with psycopg.connect(durable_dsn) as lock:
             lock.execute(EXPIRE, [number])
             gate.open()
-            await db.wait(
+            await db.eventually(
                 "select exists (select from pg_stat_activity where datname = current_database()"
                 " and wait_event_type = 'Lock')"
             )

@@ -14,8 +14,7 @@ from durable_actors._store.rows import Committed, Transition
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import StepCommitted
 from durable_actors.testing.interleave import open_sessions
-from tests.engine.engine_kit import Gate, running
-from tests.engine.kit import make_node, pick
+from tests.engine.kit import Gate, make_node, pick, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -190,7 +189,7 @@ async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcome
             async with open_tree(Supervisor("test", [ActorChild(wake, lambda: Flusher(node, commits))])):
                 for claim in claims[:7]:
                     commits.release(claim, attempts=1)
-                await db.wait(
+                await db.eventually(
                     "select count(*) = 6 from durable.gen_durable where status = 'runnable' and id = any(%s)",
                     numbers[:7],
                 )
@@ -200,7 +199,9 @@ async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcome
                 assert isinstance(verdict, Committed)
                 assert db.row(numbers[3], "status, attempt") == ("executing", 0)
                 other.run("rollback")
-                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", numbers[3])
+                await db.eventually(
+                    "select status = 'runnable' from durable.gen_durable where id = %s", numbers[3]
+                )
         assert [db.row(number, "attempt")[0] for number in numbers] == [1] * 7 + [0]
 
 

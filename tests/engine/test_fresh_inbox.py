@@ -10,8 +10,8 @@ import pytest
 import trio
 from durable_actors._engine.running import dispatcher as claimed, step_inputs as surroundings
 from durable_actors._store.signal import read_inboxes
-from tests.engine.engine_kit import PATIENCE, QUIET, Gate, running, until
-from tests.engine.kit import Db
+from tests.engine.kit import QUIET, Db, Gate, running
+from tests.kit import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -8,7 +8,8 @@ import pytest
 import trio.testing
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepCommitted
 from durable_actors.testing.faults import open_proxy
-from tests.engine.engine_kit import Gate, running
+from tests.engine.kit import Gate, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -35,7 +36,7 @@ async def beats(db, count: int) -> None:
     """Until the heartbeat has gone round so many times."""
     for _ in range(count):
         [(seen,)] = db.execute("select seen_at from durable.nodes")
-        await db.wait("select seen_at > %s from durable.nodes", seen, timeout=30)
+        await db.eventually("select seen_at > %s from durable.nodes", seen, timeout=30)
 
 
 async def test_a_step_outlives_its_lease(durable_dsn, db):
@@ -46,7 +47,7 @@ async def test_a_step_outlives_its_lease(durable_dsn, db):
         async def start(self, ctx):
             runs.append(ctx.attempt)
             [(first,)] = db.execute("select lease_expires_at from durable.gen_durable")
-            await db.wait("select now() > %s + interval '1 second'", first, timeout=30)
+            await db.eventually("select now() > %s + interval '1 second'", first, timeout=30)
             return da.Done("finished")
 
     async with running(durable_dsn, lease_ttl=2, heartbeat_interval=0.2, reap_interval=0.1) as run:
@@ -60,11 +61,11 @@ async def test_every_claim_is_renewed_buffered_ones_too(durable_dsn, db):
         ids = [await run.insert(machine(gate, runs)) for _ in range(3)]
         await gate.wait_entered()
         claimed = "select count(*) = 3 from durable.gen_durable where status = 'executing'"
-        await db.wait(claimed)
+        await db.eventually(claimed)
         leases = dict(db.execute("select id, lease_expires_at from durable.gen_durable"))
         for number, lease in leases.items():
             query = "select lease_expires_at > %s from durable.gen_durable where id = %s"
-            await db.wait(query, lease, number, timeout=30)
+            await db.eventually(query, lease, number, timeout=30)
         assert gate.entered == 1  # the others have only waited
         gate.open()
         rows = [await run.ended(number) for number in ids]
@@ -114,9 +115,7 @@ async def test_a_step_that_does_not_listen_commits_nothing(durable_dsn, db):
         db.execute(STEAL, number)
         await trio.testing.wait_all_tasks_blocked()
         held = next(iter(run.engine._node.claims.all()))
-        with trio.fail_after(30):
-            while held.lost is None:
-                await trio.sleep(0.01)
+        await until(lambda: held.lost is not None)
         gate.open()
         await run.events.wait(ClaimLost, id=number)
         assert not run.events.all(OutcomeStale, id=number)  # it was not even sent

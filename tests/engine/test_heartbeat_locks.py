@@ -7,9 +7,9 @@ import pytest
 from durable_actors._engine.maintenance.heartbeat import Heartbeat, pulse_interval
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.testing.interleave import open_sessions
-from tests.engine.engine_kit import Gate, running
-from tests.engine.kit import Db, make_node, pick, until
+from tests.engine.kit import Db, Gate, make_node, pick, running
 from tests.engine.test_reaper import reap
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -23,7 +23,7 @@ async def renewals(db: Db, count: int, *numbers: int) -> None:
     for _ in range(count):
         leases = dict(db.execute(LEASES))
         for number in numbers:
-            await db.wait(RENEWED, leases[number], number, timeout=30)
+            await db.eventually(RENEWED, leases[number], number, timeout=30)
 
 
 @pytest.mark.parametrize("lock", ["row", "share", "access exclusive"])
@@ -48,7 +48,7 @@ async def test_leases_are_renewed_while_nodes_is_locked(durable_dsn, db, lock):
             await renewals(db, 3, number)
             other.run("rollback")
         [(seen,)] = db.execute("select seen_at from durable.nodes")
-        await db.wait("select seen_at > %s from durable.nodes", seen, timeout=30)
+        await db.eventually("select seen_at > %s from durable.nodes", seen, timeout=30)
         gate.open()
         assert (await run.ended(number)).attempt == 0
 
@@ -64,7 +64,7 @@ async def test_an_engine_starts_and_stops_while_nodes_is_locked(durable_dsn, db)
         async with running(durable_dsn, **BEATS) as run:
             assert (await run.run(quick, args={})).result == "finished"
             other.run("rollback")
-            await db.wait("select count(*) = 1 from durable.nodes", timeout=30)
+            await db.eventually("select count(*) = 1 from durable.nodes", timeout=30)
             [(about,)] = db.execute("select about from durable.nodes")
             assert about["queues"] == {"default": 10}
             other.run("begin")

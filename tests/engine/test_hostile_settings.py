@@ -8,7 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 from psycopg import IsolationLevel, sql
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 HOSTILE = {
     "array_nulls": "off",

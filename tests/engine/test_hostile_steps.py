@@ -12,8 +12,9 @@ import durable_actors as da
 import pytest
 import trio
 from tests.engine import hostile_bodies
-from tests.engine.engine_kit import PATIENCE, Gate, Run, running
 from tests.engine.hostile_bodies import HOSTILE, Hostile
+from tests.engine.kit import Gate, Run, running
+from tests.kit import PATIENCE
 
 pytestmark = [
     pytest.mark.usefixtures("registry"),

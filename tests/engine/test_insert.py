@@ -12,7 +12,7 @@ import pytest
 import trio.testing
 from durable_actors.telemetry import StepStarted
 from durable_actors.testing.sql import count_statements
-from tests.engine.engine_kit import QUIET, running
+from tests.engine.kit import QUIET, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 

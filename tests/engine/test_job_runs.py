@@ -9,7 +9,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors.telemetry import StepCommitted
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -9,7 +9,8 @@ import trio
 from durable_actors._engine.keys import keeper as keeper_module, locks as keys_module
 from durable_actors._store.rows import Claim
 from durable_actors.testing.sql import count_statements
-from tests.engine.kit import Db, claim, keep, pick, until
+from tests.engine.kit import Db, claim, keep, pick
+from tests.kit import until
 
 
 async def test_one_key_has_one_owner_across_nodes(db: Db):
@@ -119,7 +120,7 @@ async def test_a_contended_row_is_offered_again_when_its_key_is_free(db: Db):
             number,
         )
         a.keys.free(mine)
-        await db.wait("select hold = 0 from durable.gen_durable where id = %s", number)
+        await db.eventually("select hold = 0 from durable.gen_durable where id = %s", number)
         [again] = await pick(b.node)
         assert await b.keys.take([again]) == {again.claim_id}
         assert b.keys.statistics().contended == 0
@@ -159,7 +160,7 @@ async def test_nothing_is_left_locked_after_a_stop(db: Db):
         assert db.locks() == 3
         await a.stop()
         assert a.node.pool.statistics().lanes[0].in_use == 0
-        await db.wait(
+        await db.eventually(
             "select count(*) = 0 from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()"
             " and database = (select oid from pg_database where datname = current_database())"
         )

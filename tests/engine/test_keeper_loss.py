@@ -20,7 +20,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.otp import Address
 from durable_actors.testing.faults import open_proxy
-from tests.engine.kit import Db, Kept, claim, keep, make_node, until
+from tests.engine.kit import Db, Kept, claim, keep, make_node
+from tests.kit import until
 
 
 class Task:
@@ -416,7 +417,7 @@ async def test_the_old_sessions_lock_is_taken_over_when_the_server_has_noticed(d
         session = await KeySession.open(node)
         assert session_pid(db, "a") == old.pid
         old.close()
-        await db.wait("select not exists (select 1 from pg_stat_activity where pid = %s)", old.pid)
+        await db.eventually("select not exists (select 1 from pg_stat_activity where pid = %s)", old.pid)
         await session.check()
         assert session_pid(db, "a") == session.backend
         await session.end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 from durable_actors.telemetry import Picked
-from tests.engine.engine_kit import QUIET, Gate, running
+from tests.engine.kit import QUIET, Gate, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -7,7 +7,7 @@ import logging
 import durable_actors as da
 import pytest
 from durable_actors.telemetry import StepLogFilter
-from tests.engine.engine_kit import running
+from tests.engine.kit import running
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors.telemetry import LoopBlocked
-from tests.engine.engine_kit import PATIENCE, QUIET, running
+from tests.engine.kit import QUIET, running
+from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")
 

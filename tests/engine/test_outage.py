@@ -1,4 +1,4 @@
-"""Postgres goes away and comes back: nobody dies of it, nothing is lost, and the log stays short."""
+"""Postgres goes away and comes back: actors and steps survive, nothing is lost, and the log stays short."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import logging
 import durable_actors as da
 import pytest
 import trio.testing
+from durable_actors._engine.running import context_port as port
+from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
 from durable_actors.testing.faults import open_proxy
-from tests.engine.engine_kit import Gate, running, until
+from tests.engine.kit import Gate, gated, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -17,17 +20,6 @@ TERMINATE = (
     "select pg_terminate_backend(pid) from pg_stat_activity"
     " where datname = current_database() and pid <> pg_backend_pid()"
 )
-
-
-def gated(gate: Gate, runs: list):
-    class M(da.Machine, name="gated"):
-        @da.step
-        async def start(self, ctx):
-            runs.append((ctx.id, ctx.attempt))
-            await gate.wait()
-            return da.Done("finished")
-
-    return M
 
 
 def restarts(run) -> list:
@@ -39,7 +31,7 @@ def restarts(run) -> list:
 async def test_every_backend_is_terminated(durable_dsn, db):
     """As in a fast restart. Steps that run are not touched; what they return is committed."""
     gate, runs = Gate(), []
-    M = gated(gate, runs)
+    M = gated(gate, runs=runs)
     async with running(durable_dsn, heartbeat_interval=0.05) as run:
         number = await run.insert(M)
         await gate.wait_entered()
@@ -58,7 +50,7 @@ async def test_every_backend_is_terminated(durable_dsn, db):
 async def test_a_silent_network(durable_dsn, db, caplog):
     """H58: nothing answers for a while. Two lines and two events per outage, however many actors and queues see it."""
     gate, runs = Gate(), []
-    M = gated(gate, runs)
+    M = gated(gate, runs=runs)
     caplog.set_level(logging.WARNING, logger="durable_actors.engine")
     queues = {"default": 2, "a": 1, "b": 1}
     async with (
@@ -92,7 +84,7 @@ async def test_a_silent_network(durable_dsn, db, caplog):
 async def test_a_deaf_network(durable_dsn):
     """Blackholed: connections hang instead of failing. Steps go on while their leases are trusted."""
     gate, runs = Gate(), []
-    M = gated(gate, runs)
+    M = gated(gate, runs=runs)
     async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
         number = await run.insert(M)
         await gate.wait_entered()
@@ -109,7 +101,7 @@ async def test_a_deaf_network(durable_dsn):
 async def test_waiting_for_a_result_survives(durable_dsn, db):
     gate, runs = Gate(), []
     async with open_proxy(durable_dsn) as proxy, running(proxy.dsn) as run:
-        number = await run.insert(gated(gate, runs))
+        number = await run.insert(gated(gate, runs=runs))
         await gate.wait_entered()
 
         async def cut() -> None:
@@ -131,3 +123,46 @@ async def test_a_server_that_is_not_there(durable_dsn):
         with pytest.raises(da.StoreUnavailable):
             async with da.open_client(proxy.dsn, start_timeout=0.1):
                 raise AssertionError("must not start")
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done and unknown"])
+async def test_a_step_bears_an_outage_in_its_calls(durable_dsn, db, monkeypatch, done):
+    """Through `handle` it would end the instance for good, although the database is back in a second."""
+    real_start, real_signal, failures = port.start_child, port.signal_from_step, []
+
+    def flaky(real):
+        async def call(conn, *args, **options):
+            if len(failures) >= 4:
+                return await real(conn, *args, **options)
+            failures.append(real.__name__)
+            if done:
+                await real(conn, *args, **options)
+                raise CommitUnknown("x")
+            raise StoreUnavailable("x")
+
+        return call
+
+    monkeypatch.setattr(port, "start_child", flaky(real_start))
+    monkeypatch.setattr(port, "signal_from_step", flaky(real_signal))
+
+    @da.job
+    async def leaf(args):
+        return 1
+
+    class M(da.Machine):
+        @da.step
+        async def start(self, ctx):
+            await ctx.insert(leaf, args={})
+            await ctx.start_child(leaf, key="one", args={})
+            await ctx.signal(ctx.id, "go")
+            return da.Await("go", then=self.end)
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done(len(ctx.awaited))
+
+    async with running(durable_dsn) as run:
+        row = await run.run(M)
+    assert (row.result, row.attempt) == (1, 0)
+    assert len(failures) == 4
+    assert db.execute("select count(*)::int from durable.gen_durable") == [(3,)]

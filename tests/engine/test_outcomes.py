@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import durable_actors as da
 import pytest
-import trio
 from durable_actors.telemetry import StepCommitted, StepStarted
-from tests.engine.engine_kit import QUIET, Gate, running
+from tests.engine.kit import QUIET, Gate, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -224,9 +224,7 @@ async def test_a_chain_gives_its_slot_to_more_urgent_work(durable_dsn):
 
 async def until_buffered(run) -> None:
     feeder = run.engine._node.feeders["default"]
-    with trio.fail_after(20):
-        while not len(feeder.claimed):
-            await trio.sleep(0.005)
+    await until(lambda: len(feeder.claimed))
 
 
 async def test_a_long_chain_lets_others_in(durable_dsn, monkeypatch):

@@ -14,7 +14,8 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from tests.engine.engine_kit import PATIENCE, running
+from tests.engine.kit import running
+from tests.kit import PATIENCE
 from tests.warm import Program, warm
 
 WORKER = """
@@ -174,9 +175,11 @@ async def test_a_step_that_exits_does_not_end_the_process(durable_dsn, db, tmp_p
     """It is a crash of that step; others go on, and the process still drains."""
     async with worker(tmp_path, durable_dsn) as process:
         number = insert(durable_dsn, "exits", {"code": 7})
-        await db.wait("select crashes >= 2 from durable.gen_durable where id = %s", number, timeout=PATIENCE)
+        await db.eventually(
+            "select crashes >= 2 from durable.gen_durable where id = %s", number, timeout=PATIENCE
+        )
         other = insert(durable_dsn, "nap", {})
-        await db.wait(
+        await db.eventually(
             "select status = 'done' from durable.gen_durable where id = %s", other, timeout=PATIENCE
         )
         process.process.send_signal(signal.SIGTERM)
@@ -192,10 +195,10 @@ async def test_a_step_that_ends_the_process_at_once(durable_dsn, db, tmp_path):
         assert await doomed.ends() == 9
     async with worker(tmp_path, durable_dsn, "left", **options):
         other = insert(durable_dsn, "nap", {})
-        await db.wait(
+        await db.eventually(
             "select status = 'done' from durable.gen_durable where id = %s", other, timeout=PATIENCE
         )
-        await db.wait(
+        await db.eventually(
             "select status = 'failed' from durable.gen_durable where id = %s", number, timeout=PATIENCE
         )
     assert db.row(other, "attempt, crashes") == (0, 0)
@@ -215,13 +218,13 @@ async def test_two_nodes_share_the_work_of_a_third_that_is_killed(durable_dsn, d
             worker(tmp_path, durable_dsn, "right", reap_interval=0.2),
         ):
             query = "select count(*) = 0 from durable.gen_durable where status <> 'done'"
-            await db.wait(query, timeout=PATIENCE)
+            await db.eventually(query, timeout=PATIENCE)
             assert [db.row(number, "attempt, crashes") for number in ids] == [(1, 1)] * 3
             # Each of the two works: none can have all of it at a time.
             for _ in range(100):
                 insert(durable_dsn, "nap", {"seconds": 600})
             query = "select count(distinct locked_by) = 2 from durable.gen_durable where status = 'executing'"
-            await db.wait(query, timeout=PATIENCE)
+            await db.eventually(query, timeout=PATIENCE)
 
 
 @pytest.mark.usefixtures("registry")

@@ -20,7 +20,8 @@ from durable_actors.telemetry import ClaimsReaped
 from durable_actors.testing.faults import open_proxy
 from durable_actors.testing.interleave import open_sessions
 from durable_actors.testing.sql import count_statements
-from tests.engine.kit import Db, events_of, keep, make_node, pick, until
+from tests.engine.kit import Db, events_of, keep, make_node, pick
+from tests.kit import until
 
 COLUMNS = "status, attempt, crashes, claim_id, locked_by, claim_token_hash, lease_expires_at, hold"
 BACK = ("runnable", 1, 1, None, None, None, None, 0)
@@ -96,7 +97,7 @@ async def test_it_sleeps_no_longer_than_to_the_next_lease_end(db: Db):
     ):
         await pick(silent)
         async with reap(node):
-            await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", number)
+            await db.eventually("select status = 'runnable' from durable.gen_durable where id = %s", number)
         assert db.row(number, "attempt, crashes") == (1, 1)
 
 
@@ -110,7 +111,9 @@ async def test_the_second_crash_waits_longer_than_the_first(db: Db):
             assert (claimed.attempt, claimed.crashes) == (crashes, crashes)
             expire(db, number)
             async with reap(node):
-                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", number)
+                await db.eventually(
+                    "select status = 'runnable' from durable.gen_durable where id = %s", number
+                )
             delays += db.row(number, "extract(epoch from eligible_at - updated_at)::float8")
         assert delays == [0, 1, 2, 4]
 
@@ -170,7 +173,7 @@ async def test_a_server_that_has_just_started_makes_nobody_dead(db: Db, monkeypa
             await looks.wait(6)  # by itself every 60 ms: when the server might be up for long enough
             assert db.row(number, "status") == ("executing",)
             looks.change = {}
-            await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", number)
+            await db.eventually("select status = 'runnable' from durable.gen_durable where id = %s", number)
 
 
 async def test_a_cut_connection_of_the_reaper_begins_the_watch_anew(db: Db, monkeypatch: pytest.MonkeyPatch):
@@ -262,14 +265,14 @@ async def test_a_reaped_key_lets_its_next_row_go(db: Db):
         db.execute("update durable.gen_durable set crashes = 5 where id = %s", first)  # it will wait
         expire(db, first)
         async with reap(node):
-            await db.wait("select hold = 0 from durable.gen_durable where id = %s", second)
+            await db.eventually("select hold = 0 from durable.gen_durable where id = %s", second)
         assert [claimed.id for claimed in await pick(node)] == [second]
 
 
 async def test_the_sweep_finds_a_key_that_nothing_would_free(db: Db):
     stuck = db.insert(partition_key="k", hold=1)
     async with make_node(db.dsn) as node, reap(node):
-        await db.wait("select hold = 0 from durable.gen_durable where id = %s", stuck)
+        await db.eventually("select hold = 0 from durable.gen_durable where id = %s", stuck)
 
 
 async def test_the_sweep_leaves_keys_in_use_alone(db: Db):
@@ -279,7 +282,7 @@ async def test_the_sweep_leaves_keys_in_use_alone(db: Db):
     async with make_node(db.dsn) as node:
         assert [claimed.id for claimed in await pick(node)] == [running]
         async with reap(node):
-            await db.wait("select hold = 0 from durable.gen_durable where id = %s", stuck)
+            await db.eventually("select hold = 0 from durable.gen_durable where id = %s", stuck)
         assert db.row(behind, "hold") == (1,)
         assert db.row(offered, "hold") == (0,)
         assert db.row(behind_it, "hold") == (1,)
@@ -292,7 +295,7 @@ async def test_the_sweep_goes_through_all_keys_in_bounded_statements(db: Db, mon
         " select 'm', 's', 'key ' || mod(n, 25), 1 from generate_series(1, 50) n"
     )
     async with make_node(db.dsn) as node, reap(node):
-        await db.wait("select count(*) = 25 from durable.gen_durable where hold = 0")
+        await db.eventually("select count(*) = 25 from durable.gen_durable where hold = 0")
 
 
 async def test_an_idle_look_is_one_statement(db: Db, monkeypatch: pytest.MonkeyPatch):
@@ -321,7 +324,7 @@ async def test_an_outage_is_borne(db: Db):
             await until(lambda: node.pool.statistics().connect_failures > 1)
             expire(db, number)
             proxy.heal()
-            await db.wait(
+            await db.eventually(
                 "select status = 'runnable' from durable.gen_durable where id = %s", number, timeout=20
             )
 
@@ -381,7 +384,9 @@ async def test_a_list_of_nodes_that_is_locked_delays_no_reaping(db: Db, monkeypa
             other.run("begin")
             other.run("lock table durable.nodes in share mode")
             async with reap(node):
-                await db.wait(BLOCKED)
+                await db.eventually(BLOCKED)
                 expire(db, number)
-                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", number)
+                await db.eventually(
+                    "select status = 'runnable' from durable.gen_durable where id = %s", number
+                )
             other.run("commit")

@@ -23,10 +23,12 @@ async def test_a_locked_row_is_released_when_its_lock_is_gone(db: Db):
                 other.run("select 1 from durable.gen_durable where id = %s for no key update", [first])
                 for claim in claims:
                     commits.release(claim, attempts=0, hold=HELD)
-                await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", second)
+                await db.eventually(
+                    "select status = 'runnable' from durable.gen_durable where id = %s", second
+                )
                 assert db.row(first, "status") == ("executing",)
                 other.run("rollback")
-            await db.wait("select status = 'runnable' from durable.gen_durable where id = %s", first)
+            await db.eventually("select status = 'runnable' from durable.gen_durable where id = %s", first)
         assert db.row(first, "hold, attempt, claim_id") == (1, 0, None)
 
 

@@ -10,10 +10,9 @@ import psycopg
 import pytest
 import trio
 from durable_actors import aio, sync
-from durable_actors.telemetry import StepCommitted
-from tests.engine.engine_kit import PATIENCE, QUIET, Gate, Run, running
-from tests.engine.kit import Db
+from tests.engine.kit import QUIET, Db, Gate, parked, running
 from tests.engine.test_fences import REAP
+from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -31,10 +30,6 @@ def collector() -> Any:
             return da.Await("stop")
 
     return Collector
-
-
-async def parked(run: Run, number: int, count: int = 1) -> None:
-    await run.events.wait(StepCommitted, id=number, status="awaiting_signal", count=count)
 
 
 async def test_in_a_trio_transaction(durable_dsn):

@@ -14,9 +14,9 @@ from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
-from tests.engine.engine_kit import QUICK, Gate, running, until
-from tests.engine.kit import claim
+from tests.engine.kit import QUICK, Gate, claim, running
 from tests.engine.test_refusals import TRIGGER
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 

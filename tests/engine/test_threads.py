@@ -9,7 +9,8 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors.telemetry import ClaimLost, DrainStarted, Picked, StepCommitted, StepStarted
-from tests.engine.engine_kit import Gate, running, until
+from tests.engine.kit import Gate, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -9,18 +9,7 @@ from functools import partial
 import durable_actors as da
 import pytest
 import trio
-from tests.engine.engine_kit import running
-
-
-@pytest.fixture
-def nothing(registry):
-    """A job that returns its arguments."""
-
-    @da.job
-    async def nothing(args: dict):
-        return args
-
-    return nothing
+from tests.engine.kit import running
 
 
 def in_second_run(call, *args):

@@ -72,7 +72,7 @@ def tally(dsn: str) -> dict[str, int]:
     return dict(rows)
 
 
-async def until(dsn: str, done: int) -> None:
+async def wait_done(dsn: str, done: int) -> None:
     """Wait until so many instances are done; the server may be away meanwhile."""
     with trio.fail_after(50):
         while True:
@@ -107,9 +107,9 @@ async def test_a_stopped_worker_loses_its_work_and_changes_nothing_when_it_wakes
 ):
     insert_trips(durable_dsn)
     with worker(durable_dsn, trips, "one") as one, worker(durable_dsn, trips, "two"):
-        await until(durable_dsn, 5)
+        await wait_done(durable_dsn, 5)
         one.send_signal(signal.SIGSTOP)
-        await until(durable_dsn, COUNT)  # the other one does it all, past the first one's leases
+        await wait_done(durable_dsn, COUNT)  # the other one does it all, past the first one's leases
         one.send_signal(signal.SIGCONT)
         insert_more = COUNT // 10
         with psycopg.connect(durable_dsn, autocommit=True) as conn:
@@ -118,7 +118,7 @@ async def test_a_stopped_worker_loses_its_work_and_changes_nothing_when_it_wakes
                 " select 'trip', 'start', '{}', 'default' from generate_series(1, %s)",
                 [insert_more],
             )
-        await until(durable_dsn, COUNT + insert_more)
+        await wait_done(durable_dsn, COUNT + insert_more)
     with psycopg.connect(durable_dsn, autocommit=True) as conn:
         rows = conn.execute("select distinct status::text, visit, result from durable.gen_durable").fetchall()
     assert rows == [("done", 5, 4)]
@@ -132,12 +132,12 @@ async def test_a_killed_postgres_comes_back_and_so_does_the_work(trips: Path):
         await migrate(dsn)
         insert_trips(dsn)
         with worker(dsn, trips, "one"), worker(dsn, trips, "two"):
-            await until(dsn, 5)
+            await wait_done(dsn, 5)
             status = embedded.status(directory)
             assert status.postmaster is not None
             os.kill(status.postmaster, signal.SIGQUIT)  # immediate: every session and lock is gone at once
             try:
-                await until(dsn, COUNT)
+                await wait_done(dsn, COUNT)
             except trio.TooSlowError:
                 print(
                     embedded.status(directory), (directory / "server.log").read_text(), tally(dsn), sep="\n"

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from durable_actors.cli import cli
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import Picked, StepCommitted
-from tests.engine.engine_kit import Gate, running, until
+from tests.engine.kit import Gate, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -77,7 +78,7 @@ def code(define: Any):
 
 
 async def shelved(db, count: int) -> None:
-    await db.wait(
+    await db.eventually(
         "select count(*) = %s from durable.gen_durable where status = 'runnable' and hold = 2", count
     )
 
@@ -169,11 +170,11 @@ async def test_a_step_that_a_reload_removes_while_its_claim_waits_for_a_slot(dur
         await run.insert(M)
         await gate.wait_entered()
         number = await run.insert(M, step="ship", partition_key="k")
-        await db.wait("select status = 'executing' from durable.gen_durable where id = %s", number)
+        await db.eventually("select status = 'executing' from durable.gen_durable where id = %s", number)
         reloadable(gate, ships=False)
         sibling = await run.insert(M, partition_key="k")
         # A pick has taken the new definition in, and held the sibling behind the claim.
-        await db.wait("select hold = 1 from durable.gen_durable where id = %s", sibling)
+        await db.eventually("select hold = 1 from durable.gen_durable where id = %s", sibling)
         gate.open()
         assert (await run.ended(sibling)).status == "done"  # it does not wait behind what is shelved
         await shelved(db, 1)

@@ -5,14 +5,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from durable_actors.machine import isolated_registry
-
-
-@pytest.fixture
-def registry() -> Iterator[Any]:
-    """What the test defines is forgotten afterwards, and nothing else is known."""
-    with isolated_registry() as found:
-        yield found
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import attrs
 import durable_actors as da
 import psycopg
-import trio
 from durable_actors._option_checks import shown
 from hypothesis import HealthCheck, settings, strategies as st
 from psycopg import sql
@@ -195,10 +194,3 @@ def scars(running: da.Engine) -> list[str]:
         for node in running.snapshot().walk()
         if node.restarts or node.last_error or (node.pool is not None and node.pool.failed)
     ]
-
-
-async def until(conn: psycopg.Connection[Any], query: str, *args: object, timeout: float = 30) -> None:
-    """Until the query gives true; the server has no event for us."""
-    with trio.fail_after(timeout):
-        while not conn.execute(query, args).fetchone()[0]:  # type: ignore[index]
-            await trio.sleep(0.01)

@@ -12,7 +12,8 @@ import pytest
 from durable_actors.errors import InvalidOutcome
 from durable_actors.machine import current_registry, normalize_outcome, plan_insert
 from hypothesis import given
-from tests.fuzz.kit import QUEUE, add, any_text, engine, fuzz, until
+from tests.fuzz.kit import QUEUE, add, any_text, engine, fuzz
+from tests.kit import Session
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -180,12 +181,11 @@ async def test_no_row_makes_a_worker_import_or_run_anything(durable_dsn, conn):
     with listening() as heard:
         async with engine(durable_dsn):
             assert await da.result(good, timeout=30) == "ran"
-            await until(
-                conn,
+            await Session(conn).eventually(
                 "select not exists (select 1 from durable.gen_durable where status = 'runnable' and hold = 0)",
             )
-            await until(
-                conn, "select not exists (select 1 from durable.gen_durable where status = 'executing')"
+            await Session(conn).eventually(
+                "select not exists (select 1 from durable.gen_durable where status = 'executing')"
             )
             for number in [next(iter(numbers)), shelved[0]]:
                 await da.inspect(number)
@@ -211,7 +211,7 @@ async def test_a_row_that_is_not_claimed_is_not_looked_up(durable_dsn, conn):
     good = add(conn, queue=QUEUE, fsm="registered", step="start")
     async with engine(durable_dsn):
         assert await da.result(good, timeout=30) == "ran"
-        await until(conn, "select count(*) = 4 from durable.gen_durable where hold = 2")
+        await Session(conn).eventually("select count(*) = 4 from durable.gen_durable where hold = 2")
     assert traps.ran == ["start"]
     assert {
         conn.execute("select status::text from durable.gen_durable where id = %s", [n]).fetchone()

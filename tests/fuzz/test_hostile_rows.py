@@ -15,7 +15,8 @@ from durable_actors.machine import isolated_registry
 from hypothesis import given, strategies as st
 from tests.fuzz import hostile
 from tests.fuzz.hostile import ALL, INT4, INT8, Hostile, executing, noise, row
-from tests.fuzz.kit import QUEUE, add, any_text, define, engine, fuzz, scars, until
+from tests.fuzz.kit import QUEUE, add, any_text, define, engine, fuzz, scars
+from tests.kit import Session
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -55,7 +56,7 @@ async def test_every_hostile_row_ends_with_a_reason_and_harms_nobody(durable_dsn
     async with engine(durable_dsn) as running:
         for number in neighbours:
             assert await da.result(number, timeout=30) == "ran"
-        await until(conn, SETTLED)
+        await Session(conn).eventually(SETTLED)
         seen = {number: await da.inspect(number) for number in rows}
         listed = await trio.to_thread.run_sync(shell, durable_dsn, "list", "--limit", "10000", "--json")
         shown = {
@@ -206,7 +207,7 @@ async def survive(dsn: str, conn: psycopg.Connection[Any], batch: list[dict[str,
         )
         for number in neighbours:
             assert await da.result(number, timeout=30) == "ran"
-        await until(conn, SETTLED)
+        await Session(conn).eventually(SETTLED)
         after = await da.insert(good, args={}, queue=QUEUE)
         assert await da.result(after, timeout=30) == "ran"
         assert scars(running) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -153,8 +152,6 @@ def states(node: otp.Node) -> dict[str, str]:
     return {n.name: n.state for n in node.walk()}
 
 
-async def wait_until(condition: Callable[[], bool], *, poll: float = 0.01) -> None:
-    """For tests with the autojump clock: virtual time passes until it holds."""
-    with trio.fail_after(100):
-        while not condition():
-            await trio.sleep(poll)
+def root(*children: otp.ChildSpec, **options: Any) -> otp.Supervisor:
+    """A supervisor at the top of a tree."""
+    return otp.Supervisor("root", children, **options)

@@ -7,17 +7,9 @@ import math
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, Hold, Ignore, Kit, Note, Quit, ScriptError, wait_until
+from tests.kit import until
+from tests.otp.kit import Ask, Crash, Hold, Ignore, Note, Quit, ScriptError, root
 from trio.testing import wait_all_tasks_blocked
-
-
-@pytest.fixture
-def kit() -> Kit:
-    return Kit()
-
-
-def root(*children: otp.ChildSpec, **options) -> otp.Supervisor:
-    return otp.Supervisor("root", children, **options)
 
 
 async def test_the_whole_life(kit, autojump_clock):
@@ -82,7 +74,7 @@ async def test_nothing_is_accepted_between_crash_and_exit(kit, autojump_clock):
         assert "end a Error" in kit.log
         with pytest.raises(otp.ActorDown, match="stopping"):
             kit["a"].send_nowait(Note("would be lost"))
-        await wait_until(lambda: kit.starts("a") == 2)
+        await until(lambda: kit.starts("a") == 2)
 
 
 async def test_shutdown_time_then_cancelled_then_terminate(kit, autojump_clock):
@@ -121,7 +113,7 @@ async def test_terminate_has_the_shutdown_time_too(kit, autojump_clock):
 async def test_a_crash_runs_terminate_with_the_error(kit, autojump_clock):
     async with otp.open_tree(root(kit.actor("a")), observe=kit.observe):
         kit["a"].send_nowait(Crash())
-        await wait_until(lambda: kit.starts("a") == 2)
+        await until(lambda: kit.starts("a") == 2)
         assert kit.log[2:] == ["end a Error", "down a", "init a", "up a"]
         assert kit["a"].status == "running"
 
@@ -142,7 +134,7 @@ async def test_stop_is_the_normal_end(kit, autojump_clock):
     async with otp.open_tree(root(kit.actor("a", restart="transient")), observe=kit.observe) as tree:
         kit["a"].send_nowait(Quit())
         kit["a"].send_nowait(Note("queued"))
-        await wait_until(lambda: kit["a"].status == "down")
+        await until(lambda: kit["a"].status == "down")
         assert kit.log[2:] == ["note queued", "end a Normal", "down a"]
         assert kit.exits("/a") == [otp.Normal()]
         assert [n.state for n in tree.snapshot().children] == ["ended"]

@@ -7,17 +7,9 @@ import math
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, CrashCall, Hold, Ignore, Kit, Note, Quit, wait_until
+from tests.kit import until
+from tests.otp.kit import Ask, Crash, CrashCall, Hold, Ignore, Note, Quit, root
 from trio.testing import wait_all_tasks_blocked
-
-
-@pytest.fixture
-def kit() -> Kit:
-    return Kit()
-
-
-def root(*children: otp.ChildSpec, **options) -> otp.Supervisor:
-    return otp.Supervisor("root", children, **options)
 
 
 async def test_send_and_call_in_order(kit, autojump_clock):
@@ -173,7 +165,7 @@ async def test_a_dying_actor_fails_its_calls_at_once(kit, autojump_clock):
         ]
         assert "'a' ended while it worked on CrashCall: error: ValueError('why')" in str(found[0][1])
         assert found[1][1].__cause__ is error
-        await wait_until(lambda: kit.starts("a") == 2)
+        await until(lambda: kit.starts("a") == 2)
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -208,10 +200,10 @@ async def test_messages_across_a_restart(kit, autojump_clock, keep):
     async with otp.open_tree(root(kit.actor("a", keep=keep), backoff=backoff), observe=kit.observe) as tree:
         a = kit["a"]
         a.send_nowait(Crash())
-        await wait_until(lambda: kit.starts("a") == 2)
+        await until(lambda: kit.starts("a") == 2)
         for text in (Crash(), Note("queued behind the crash")):
             a.send_nowait(text)
-        await wait_until(lambda: a.status == "restarting")
+        await until(lambda: a.status == "restarting")
         if keep:
             a.send_nowait(Note("sent while down"))
         else:

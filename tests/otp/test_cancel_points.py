@@ -15,7 +15,8 @@ import attrs
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, CrashCall, Hold, Ignore, Kit, Note, ScriptError, wait_until
+from tests.kit import until
+from tests.otp.kit import Ask, Crash, CrashCall, Hold, Ignore, Kit, Note, ScriptError
 from trio.testing import MockClock
 
 Scenario = Callable[[Kit, bool], Awaitable[None]]
@@ -102,14 +103,14 @@ async def restart(kit: Kit, drain: bool) -> None:
         script.slow_terminate = 1
     async with otp.open_tree(tree, observe=kit.observe, drain_on_cancel=drain):
         kit["a"].send_nowait(Crash())
-        await wait_until(lambda: kit.starts("/d") == 2, poll=0.5)
+        await until(lambda: kit.starts("/d") == 2, poll=0.5)
 
 
 async def failing_restart(kit: Kit, drain: bool) -> None:
     async with otp.open_tree(spec(kit, "one_for_all"), observe=kit.observe, drain_on_cancel=drain):
         kit.scripts["b"].fail_init = 1
         kit["d"].send_nowait(Crash())
-        await wait_until(lambda: kit.starts("/d") == 2, poll=0.5)
+        await until(lambda: kit.starts("/d") == 2, poll=0.5)
 
 
 async def give_up(kit: Kit, drain: bool) -> None:

@@ -8,7 +8,8 @@ import math
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Kit, wait_until
+from tests.kit import until
+from tests.otp.kit import Kit
 from trio.testing import wait_all_tasks_blocked
 
 
@@ -158,7 +159,7 @@ async def test_on_exit_may_use_the_freed_slot(autojump_clock):
     pool = otp.Pool("pool", slots=1, on_exit=again)
     async with otp.open_tree(root(pool)):
         pool.start_nowait(trio.sleep, 0, key=0)
-        await wait_until(lambda: len(pool) == 0)
+        await until(lambda: len(pool) == 0)
     assert order == [0, 1, 2, 3, 4, 5]
 
 
@@ -276,7 +277,7 @@ async def test_workers_are_reused_and_bounded(autojump_clock):
         assert len(tasks) == 1
         for _ in range(1500):
             pool.start_nowait(note)
-        await wait_until(lambda: len(pool) == 0)
+        await until(lambda: len(pool) == 0)
         assert len(pool._idle) == 1000
 
 
@@ -284,18 +285,18 @@ async def test_a_parked_worker_keeps_its_deadline_and_goes_with_it(autojump_cloc
     pool = otp.Pool("pool", slots=2)
     async with otp.open_tree(root(pool)):
         pool.start_nowait(trio.lowlevel.checkpoint, deadline=trio.current_time() + 5)
-        await wait_until(lambda: len(pool) == 0)
+        await until(lambda: len(pool) == 0)
         assert len(pool._idle) == 1
         long = pool.start_nowait(trio.sleep, 20)  # the same worker: without a deadline now
         assert not pool._idle
         assert long.deadline == math.inf
         await trio.sleep(10)
         assert long.running
-        await wait_until(lambda: len(pool) == 0)
+        await until(lambda: len(pool) == 0)
         brief = pool.start_nowait(trio.sleep_forever, deadline=trio.current_time() + 1)
-        await wait_until(lambda: not brief.running)
+        await until(lambda: not brief.running)
         pool.start_nowait(trio.lowlevel.checkpoint, deadline=trio.current_time() + 3)
-        await wait_until(lambda: len(pool) == 0)
+        await until(lambda: len(pool) == 0)
         assert len(pool._idle) == 1
         await trio.sleep(4)
         assert not pool._idle
@@ -308,7 +309,7 @@ async def test_a_pool_restarts_empty(autojump_clock):
     async with otp.open_tree(tree, observe=Kit().observe):
         pool.start_nowait(trio.sleep_forever)
         pool.start_nowait(fail, ValueError("x"))
-        await wait_until(lambda: pool.statistics().failed == 1 and pool.free == 2)
+        await until(lambda: pool.statistics().failed == 1 and pool.free == 2)
         pool.start_nowait(trio.sleep, 1)
 
 
@@ -343,7 +344,7 @@ async def test_an_error_during_a_cancellation_is_reported_and_spares_the_pool(po
     async with otp.open_tree(root(pool, shutdown=60)):
         pool.start_nowait(trio.sleep, 5, key="other")
         pool.start_nowait(messy, key="messy").cancel("enough")
-        await wait_until(lambda: len(pool) == 1)
+        await until(lambda: len(pool) == 1)
         assert pool.statistics().failed == 1
         assert "LookupError" in exits[0][1]
     assert exits[1] == ("other", "normal")
@@ -387,12 +388,12 @@ async def test_a_task_that_leaves_a_scope_open_hits_no_other(pool, exits, caplog
         pool.start_nowait(
             leaves_open, trio.CancelScope(shield=True), trio.CancelScope(deadline=-1), key="leaves"
         )
-        await wait_until(lambda: exits)
+        await until(lambda: exits)
         task = pool.start_nowait(innocent, key="innocent")
         await wait_all_tasks_blocked()
         assert task.running
         task.cancel("asked to")
-        await wait_until(lambda: len(exits) == 2)
+        await until(lambda: len(exits) == 2)
     assert exits == [("leaves", "normal"), ("innocent", "shutdown: asked to")]
     assert tasks[0] is not tasks[1]
     assert [
@@ -413,7 +414,7 @@ async def test_a_cancelled_that_no_scope_takes_is_an_error_of_its_task(pool, exi
     async with otp.open_tree(root(pool)):
         pool.start_nowait(trio.sleep_forever, key="innocent")
         pool.start_nowait(fail, error, key="stray")
-        await wait_until(lambda: exits)
+        await until(lambda: exits)
         assert len(pool) == 1
         pool.get("innocent").cancel("end")
     assert exits[0][0] == "stray"

@@ -10,13 +10,9 @@ import traceback
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, Hold, Kit, Note, Quit, ScriptError, states, wait_until
+from tests.kit import until
+from tests.otp.kit import Ask, Crash, Hold, Note, Quit, ScriptError, states
 from trio.testing import wait_all_tasks_blocked
-
-
-@pytest.fixture
-def kit() -> Kit:
-    return Kit()
 
 
 def up(*names: str) -> list[str]:
@@ -40,7 +36,7 @@ async def test_strategies(kit, autojump_clock, strategy, expected):
     async with otp.open_tree(tree, observe=kit.observe):
         kit.take_log()
         kit["b"].send_nowait(Crash())
-        await wait_until(lambda: kit.starts("/b") == 2 and kit["d"].status == "running")
+        await until(lambda: kit.starts("/b") == 2 and kit["d"].status == "running")
         assert kit.take_log() == [*down("b", reason="Error"), *expected]
     assert kit.log == down("d", "c", "b", "a")
 
@@ -79,7 +75,7 @@ async def test_a_restart_that_fails_is_tried_again_and_counted(kit, autojump_clo
         kit.take_log()
         kit.scripts["b"].fail_init = 2
         kit["a"].send_nowait(Crash())
-        await wait_until(lambda: kit["c"].status == "running" and kit.starts("/c") == 2)
+        await until(lambda: kit["c"].status == "running" and kit.starts("/c") == 2)
         assert kit.take_log() == [
             *down("a", reason="Error"),
             *down("c", "b"),
@@ -131,7 +127,7 @@ async def test_escalation_is_one_readable_group(kit, autojump_clock):
         async with otp.open_tree(tree, observe=kit.observe):
             kit.take_log()
             kit["a"].send_nowait(Crash(ValueError("first")))
-            await wait_until(lambda: kit.starts("/a") == 2)
+            await until(lambda: kit.starts("/a") == 2, poll=0.01)
             kit["a"].send_nowait(Crash(ValueError("second")))
             await trio.sleep_forever()
     [inner_error] = info.value.exceptions
@@ -182,10 +178,10 @@ async def test_auto_shutdown(kit, autojump_clock, auto):
     tree = otp.Supervisor("root", specs, auto_shutdown=auto)
     async with otp.open_tree(tree, observe=kit.observe) as running:
         kit["c"].send_nowait(Quit())
-        await wait_until(lambda: kit["c"].status == "down")
+        await until(lambda: kit["c"].status == "down")
         kit["a"].send_nowait(Quit())
         if auto == "all_significant":
-            await wait_until(lambda: kit["a"].status == "down")
+            await until(lambda: kit["a"].status == "down")
             assert await kit["b"].call(Ask()) == "b:?"
             kit["b"].send_nowait(Quit())
         await running.wait_stopped()
@@ -198,10 +194,10 @@ async def test_group_restart_drops_temporary_and_revives_transient(kit, autojump
         otp.Supervisor("root", specs, strategy="one_for_all"), observe=kit.observe
     ) as tree:
         kit["n"].send_nowait(Quit())
-        await wait_until(lambda: kit["n"].status == "down")
+        await until(lambda: kit["n"].status == "down")
         kit["a"].send_nowait(Crash())
         await kit["n"].call(Ask(), on_down="wait") if kit["n"].status != "down" else None
-        await wait_until(lambda: kit["n"].status == "running")
+        await until(lambda: kit["n"].status == "running")
         assert states(tree.snapshot()) == {"root": "running", "a": "running", "t": "ended", "n": "running"}
         assert kit["t"].status == "down"
 
@@ -261,7 +257,7 @@ async def test_log_event(kit, autojump_clock, caplog):
     with pytest.raises(otp.RestartLimitReached):
         async with otp.open_tree(otp.Supervisor("root", [kit.actor("a")], intensity=1)):
             kit["a"].send_nowait(Crash())
-            await wait_until(lambda: kit["a"].statistics().processed == 1)
+            await until(lambda: kit["a"].statistics().processed == 1)
             await kit["a"].wait_running()
             kit["a"].send_nowait(Crash())
             await trio.sleep_forever()

@@ -5,13 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 from durable_actors import otp
-from tests.otp.kit import Ask, Crash, Hold, Kit, Note, ScriptError, wait_until
+from tests.kit import until
+from tests.otp.kit import Ask, Crash, Hold, Kit, Note, ScriptError
 from trio.testing import wait_all_tasks_blocked
-
-
-@pytest.fixture
-def kit() -> Kit:
-    return Kit()
 
 
 def tree_of(kit: Kit, names: str, **options) -> otp.Supervisor:
@@ -221,7 +217,7 @@ async def test_snapshot(kit, autojump_clock):
     spec = otp.Supervisor("root", [kit.actor("a"), inner])
     async with otp.open_tree(spec, observe=kit.observe) as tree:
         kit["a"].send_nowait(Crash())
-        await wait_until(lambda: kit.starts("/a") == 2)
+        await until(lambda: kit.starts("/a") == 2)
         go = trio.Event()
         kit["b"].send_nowait(Hold(go))
         await wait_all_tasks_blocked()

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.node import lanes
-from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import (
     HELD,
     Owner,
@@ -25,28 +20,7 @@ from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
 from durable_actors.testing.interleave import open_sessions
 from durable_actors.testing.sql import count_statements, explain
-from tests.store.kit import known_steps
-
-OWNER = Owner("durable", "node", b"hash", 60.0)
-PLANS = lanes(6, session_dsn=None, keepalive=60)["claim"].settings
-EXPIRED = (
-    "update durable.gen_durable set lease_expires_at = now() - interval '1 s' where status = 'executing'"
-)
-
-
-@pytest.fixture
-def db(durable_dsn: str):
-    with psycopg.connect(durable_dsn, autocommit=True) as conn:
-        yield conn
-
-
-@asynccontextmanager
-async def connect(db: psycopg.Connection) -> AsyncIterator[PgConn]:
-    conn = await PgConn.open(db.info.dsn, settings=PLANS)
-    try:
-        yield conn
-    finally:
-        conn.close()
+from tests.store.kit import EXPIRE, OWNER, PLANS, connect, known_steps, pick, rows
 
 
 def fill(db: psycopg.Connection, count: int = 1, columns: str = "", values: str = "") -> None:
@@ -56,34 +30,21 @@ def fill(db: psycopg.Connection, count: int = 1, columns: str = "", values: str 
     )
 
 
-def rows(db: psycopg.Connection, columns: str) -> list[tuple[Any, ...]]:
-    return db.execute(f"select {columns} from durable.gen_durable order by id").fetchall()
-
-
-async def pick(conn: PgConn, owner: Owner = OWNER, limit: int = 1000) -> list[Claim]:
-    begin = PickFrom([0], ["-infinity"], [0])
-    now = trio.current_time()
-    picked = await pick_instances(
-        conn, owner, queue="default", limit=limit, known=known_steps("m/1"), begin=begin, now=now
-    )
-    return picked.claims
-
-
 async def test_renew_extends_what_is_ours_and_says_what(db: psycopg.Connection):
     fill(db, 3)
-    async with connect(db) as conn:
-        a, b, c = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        a, b, c = (await pick(conn)).claims
         await release_claims(conn, "durable", [b], attempts=0)
-        await pick(conn, Owner("durable", "other", b"", 60.0))
-        db.execute(EXPIRED)
+        await pick(conn, owner=Owner("durable", "other", b"", 60.0))
+        db.execute(EXPIRE)
         assert await renew_leases(conn, "durable", [a, b, c], lease_ttl=30) == {a.claim_id, c.claim_id}
         assert rows(db, "lease_expires_at > now() + interval '20 s'") == [(True,), (False,), (True,)]
 
 
 async def test_renew_skips_a_locked_row_and_does_not_wait(db: psycopg.Connection):
     fill(db, 2)
-    async with connect(db) as conn:
-        a, b = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        a, b = (await pick(conn)).claims
         with open_sessions(db.info.dsn, 1) as (holder,):
             holder.run("begin")
             holder.run("select 1 from durable.gen_durable where id = %s for update", [a.id])
@@ -94,8 +55,8 @@ async def test_renew_skips_a_locked_row_and_does_not_wait(db: psycopg.Connection
 async def test_renewing_is_hot(db: psycopg.Connection):
     """No index entry is written for a heartbeat: else every running row would bloat six indexes."""
     fill(db, 5)
-    async with connect(db) as conn:
-        claims = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        claims = (await pick(conn)).claims
     arguments = [[claim.id for claim in claims], [claim.claim_id for claim in claims], 30]
     with db.transaction():
         psycopg.RawCursor(db).execute(statement("renew_leases", "durable").sql, arguments)  # type: ignore[arg-type]
@@ -109,8 +70,8 @@ async def test_renewing_is_hot(db: psycopg.Connection):
 @pytest.mark.parametrize("attempts", [0, 1])
 async def test_release_gives_back_without_a_crash(db: psycopg.Connection, attempts: int):
     fill(db, 2)
-    async with connect(db) as conn:
-        a, b = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        a, b = (await pick(conn)).claims
         released, promoted = await release_claims(conn, "durable", [a], attempts=attempts)
         assert released == {a.id}
         assert promoted == []
@@ -124,11 +85,11 @@ async def test_release_gives_back_without_a_crash(db: psycopg.Connection, attemp
 async def test_release_of_a_lost_claim_changes_nothing(db: psycopg.Connection):
     """The same worker has claimed it again: the fence is the claim, not the worker (an ABA otherwise)."""
     fill(db)
-    async with connect(db) as conn:
-        [old] = await pick(conn)
-        db.execute(EXPIRED)
+    async with connect(db.info.dsn) as conn:
+        [old] = (await pick(conn)).claims
+        db.execute(EXPIRE)
         await reap_claims(conn, "durable", limit=10)
-        [new] = await pick(conn)
+        [new] = (await pick(conn)).claims
         before = rows(db, "*")
         assert await release_claims(conn, "durable", [old], attempts=1) == (set(), [])
         assert await renew_leases(conn, "durable", [old], lease_ttl=1000) == set()
@@ -138,19 +99,19 @@ async def test_release_of_a_lost_claim_changes_nothing(db: psycopg.Connection):
 
 async def test_a_contended_row_is_held_and_offered_again(db: psycopg.Connection):
     fill(db, 1, ", partition_key", ", 'k'")
-    async with connect(db) as conn:
-        [claim] = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        [claim] = (await pick(conn)).claims
         assert await release_claims(conn, "durable", [claim], attempts=0, hold=HELD) == ({claim.id}, [])
         assert rows(db, "status, hold, attempt") == [("runnable", 1, 0)]
-        assert await pick(conn) == []
+        assert (await pick(conn)).claims == []
         assert [row.id for row in await promote_siblings(conn, "durable", ["k", "other"])] == [claim.id]
-        assert [row.id for row in await pick(conn)] == [claim.id]
+        assert [row.id for row in (await pick(conn)).claims] == [claim.id]
 
 
 async def test_a_released_key_offers_its_next_row(db: psycopg.Connection):
     fill(db, 2, ", partition_key", ", 'k'")
-    async with connect(db) as conn:
-        [claim] = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        [claim] = (await pick(conn)).claims
         db.execute(
             "update durable.gen_durable set eligible_at = now() + interval '1 h' where id = %s", [claim.id]
         )
@@ -160,10 +121,10 @@ async def test_a_released_key_offers_its_next_row(db: psycopg.Connection):
 
 async def test_reap_takes_the_expired_and_the_dead(db: psycopg.Connection):
     fill(db, 3)
-    async with connect(db) as conn:
+    async with connect(db.info.dsn) as conn:
         for name in ("silent", "dead", "well"):
-            await pick(conn, Owner("durable", name, b"", 60.0), limit=1)
-        db.execute(EXPIRED + " and locked_by = 'silent'")
+            await pick(conn, owner=Owner("durable", name, b"", 60.0), limit=1)
+        db.execute(EXPIRE + " and locked_by = 'silent'")
         reaped, promoted = await reap_claims(
             conn, "durable", limit=10, dead={"dead": math.inf, "unknown": 0.0}
         )
@@ -177,8 +138,8 @@ async def test_reap_takes_the_expired_and_the_dead(db: psycopg.Connection):
 
 async def test_a_node_that_comes_back_between_the_look_and_the_reap_keeps_its_claims(db: psycopg.Connection):
     fill(db, 2)
-    async with connect(db) as conn:
-        first, _ = await pick(conn, Owner("durable", "node", b"", 60.0))
+    async with connect(db.info.dsn) as conn:
+        first, _ = (await pick(conn, owner=Owner("durable", "node", b"", 60.0))).claims
         [seen] = await read_owners(conn, "durable")
         assert await renew_leases(conn, "durable", [first], lease_ttl=60.0) == {first.claim_id}
         dead = {"node": seen.latest_expiry}
@@ -189,9 +150,9 @@ async def test_a_node_that_comes_back_between_the_look_and_the_reap_keeps_its_cl
 
 async def test_reap_is_bounded_and_in_order(db: psycopg.Connection):
     fill(db, 7)
-    async with connect(db) as conn:
+    async with connect(db.info.dsn) as conn:
         await pick(conn)
-        db.execute(EXPIRED)
+        db.execute(EXPIRE)
         batches = []
         while reaped := (await reap_claims(conn, "durable", limit=3))[0]:
             batches.append(sorted(each.id for each in reaped))
@@ -200,12 +161,12 @@ async def test_reap_is_bounded_and_in_order(db: psycopg.Connection):
 
 async def test_crashes_back_off_up_to_five_minutes(db: psycopg.Connection):
     delays = []
-    async with connect(db) as conn:
+    async with connect(db.info.dsn) as conn:
         for crashes in (0, 1, 2, 3, 9, 10, 1000):
             db.execute("delete from durable.gen_durable")
             fill(db, 1, ", crashes, attempt", f", {crashes}, 7")
             await pick(conn)
-            db.execute(EXPIRED)
+            db.execute(EXPIRE)
             await reap_claims(conn, "durable", limit=1)
             delays += rows(db, "attempt, crashes, extract(epoch from eligible_at - updated_at)::int")
     assert delays == [
@@ -222,9 +183,9 @@ async def test_crashes_back_off_up_to_five_minutes(db: psycopg.Connection):
 async def test_reap_skips_what_is_being_renewed(db: psycopg.Connection):
     """A late heartbeat and a reaper meet at the row: whoever has it first wins, and the other learns it."""
     fill(db)
-    async with connect(db) as conn:
-        [claim] = await pick(conn)
-        db.execute(EXPIRED)
+    async with connect(db.info.dsn) as conn:
+        [claim] = (await pick(conn)).claims
+        db.execute(EXPIRE)
         with open_sessions(db.info.dsn, 1) as (heartbeat,):
             heartbeat.run("begin")
             heartbeat.run("update durable.gen_durable set lease_expires_at = now() + interval '1 min'")
@@ -242,12 +203,17 @@ async def test_maintenance_never_deadlocks_and_reaps_each_claim_once(db: psycopg
     def goes_on() -> bool:
         return reaped < 100 or released < 50
 
-    async with connect(db) as one, connect(db) as two, connect(db) as three, connect(db) as four:
+    async with (
+        connect(db.info.dsn) as one,
+        connect(db.info.dsn) as two,
+        connect(db.info.dsn) as three,
+        connect(db.info.dsn) as four,
+    ):
         held: list[Claim] = []
 
         async def work() -> None:
             while goes_on():
-                held.extend(await pick(one, limit=20))
+                held.extend((await pick(one, limit=20)).claims)
 
         async def beat() -> None:
             while goes_on():  # for -1 seconds: what it renews is expired
@@ -276,10 +242,10 @@ async def test_maintenance_never_deadlocks_and_reaps_each_claim_once(db: psycopg
 
 async def test_owners_show_claims_leases_and_locks(db: psycopg.Connection):
     fill(db, 3)
-    async with connect(db) as conn:
+    async with connect(db.info.dsn) as conn:
         assert await read_owners(conn, "durable") == []
-        await pick(conn, Owner("durable", "alive", b"", 60.0), limit=2)
-        await pick(conn, Owner("durable", "dead", b"", 5.0), limit=1)
+        await pick(conn, owner=Owner("durable", "alive", b"", 60.0), limit=2)
+        await pick(conn, owner=Owner("durable", "dead", b"", 5.0), limit=1)
         db.execute("select pg_advisory_lock(hashtextextended('durable' || chr(2) || 'alive', 0))")
         db.execute("select pg_advisory_lock(hashtextextended('another' || chr(2) || 'dead', 0))")
         alive, dead = sorted(await read_owners(conn, "durable"), key=lambda each: each.owner)
@@ -298,7 +264,7 @@ async def test_sweep_finds_exactly_the_stuck_keys_page_by_page(db: psycopg.Conne
     fill(db, 1, ", partition_key, hold, eligible_at", ", 'later', 0, now() + interval '1 h'")
     fill(db, 1, ", partition_key, hold", ", 'later', 1")
     fill(db, 2, ", partition_key, queue", ", 'running', 'run'")
-    async with connect(db) as conn:
+    async with connect(db.info.dsn) as conn:
         picked = await pick_instances(
             conn,
             OWNER,
@@ -320,8 +286,8 @@ async def test_sweep_finds_exactly_the_stuck_keys_page_by_page(db: psycopg.Conne
 
 async def test_each_is_one_statement_whatever_the_batch(db: psycopg.Connection):
     fill(db, 300)
-    async with connect(db) as conn:
-        claims = await pick(conn)
+    async with connect(db.info.dsn) as conn:
+        claims = (await pick(conn)).claims
         with count_statements(db.info.dsn) as count:
             await renew_leases(conn, "durable", claims, lease_ttl=60)
             await release_claims(conn, "durable", claims[:100], attempts=1)

@@ -10,12 +10,6 @@ import pytest
 INSERT = "insert into durable.gen_durable (fsm, step, {}) values ('m', 's', {}) returning id"
 
 
-@pytest.fixture
-def db(durable_dsn: str):
-    with psycopg.connect(durable_dsn, autocommit=True) as conn:
-        yield conn
-
-
 def insert(db: psycopg.Connection, **columns: object) -> int:
     names = ", ".join(columns) or "queue"
     values = ", ".join(["%s"] * len(columns)) or "'default'"

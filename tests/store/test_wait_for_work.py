@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 
-import psycopg
-import pytest
 import trio
 from durable_actors._store.claim import wait_for_work
+from tests.kit import until
 from tests.store.kit import connect
 
 INSERT = "insert into durable.gen_durable (fsm, step, queue, priority, eligible_at, hold) "
-
-
-@pytest.fixture
-def db(durable_dsn):
-    with psycopg.connect(durable_dsn, autocommit=True) as connection:
-        yield connection
 
 
 async def test_it_tells_which_queues_have_a_due_row(durable_dsn, db):
@@ -53,9 +46,7 @@ async def test_a_row_that_is_committed_meanwhile_is_seen(durable_dsn, db):
         while not db.execute(query, [conn.pid]).fetchall():
             await trio.sleep(0.01)
         db.execute(INSERT + "values ('m', 's', 'q', 4, now(), 0)")
-        with trio.fail_after(30):
-            while not found:
-                await trio.sleep(0.01)
+        await until(lambda: found)
     assert found == [{"q": 4}]
 
 

@@ -15,8 +15,8 @@ from durable_actors.testing.audit import install_audit
 from durable_actors.testing.history import EffectLog
 from durable_actors.testing.invariants import History, check, read_history
 from durable_actors.testing.moves import Move
-from tests.engine.engine_kit import PATIENCE, QUICK
-from tests.engine.kit import make_node, pick
+from tests.engine.kit import QUICK, make_node, pick
+from tests.kit import PATIENCE
 from tests.testing.shop import define
 
 LEASE = 3.0

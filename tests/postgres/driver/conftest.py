@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import psycopg
 import pytest
-import trio
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
+from tests.kit import Session
 
 
-@attrs.frozen
-class Watch:
-    conn: psycopg.Connection[tuple[Any, ...]]
-
-    def value(self, query: str, *params: object) -> Any:
-        row = self.conn.execute(query, params).fetchone()  # type: ignore[call-overload]
-        assert row is not None
-        return row[0]
-
-    async def eventually(self, query: str, *params: object) -> None:
-        """Wait until the server says so. There is no event to wait for: it is another process."""
-        with trio.fail_after(15):
-            while not self.value(query, *params):
-                await trio.sleep(0.003)
-
+class Watch(Session):
     async def sleeping(self, pid: int) -> None:
         """Wait until that session is inside pg_sleep."""
         await self.eventually(
             "select exists (select from pg_stat_activity where pid = %s and wait_event = 'PgSleep')", pid
-        )
-
-    async def quiet(self, pid: int) -> None:
-        """Wait until the server runs nothing for that session: idle, or gone."""
-        await self.eventually(
-            "select not exists (select from pg_stat_activity where pid = %s and state <> 'idle')", pid
         )
 
     async def gone(self, pid: int) -> None:
@@ -46,7 +24,7 @@ class Watch:
         assert self.value("select pg_terminate_backend(%s, 10000)", pid)
 
     def ids(self) -> list[int]:
-        return [row[0] for row in self.conn.execute("select id from driver_rows order by id")]
+        return [row[0] for row in self.execute("select id from driver_rows order by id")]
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ async def test_the_connection_is_saved_and_nothing_was_done(conn, rows, watch, s
     assert conn.pristine
     assert (await conn.run(sql.echo, [b"mine"])).rows == [[b"mine"]]
     assert watch.ids() == []
-    await watch.quiet(conn.pid)
+    await watch.idle(conn.pid)
 
 
 async def test_an_already_cancelled_scope_sends_nothing(conn, rows, watch, sql):
@@ -167,7 +167,7 @@ async def test_cancelled_while_fetching_a_large_result(pg_dsn, watch, sql):
         assert scope.cancelled_caught
         assert conn.pristine
         assert (await conn.run(sql.echo, [b"mine"])).rows == [[b"mine"]]
-        await watch.quiet(conn.pid)
+        await watch.idle(conn.pid)
         conn.close()
 
 

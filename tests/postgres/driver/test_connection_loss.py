@@ -14,6 +14,7 @@ from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
+from tests.kit import until
 
 
 @pytest.fixture
@@ -94,9 +95,7 @@ async def test_backend_terminated_in_a_script_is_unknown(conn, rows, watch, nurs
 async def test_backend_terminated_while_idle_is_seen_without_a_round_trip(conn, watch, sql):
     assert conn.alive()
     watch.terminate(conn.pid)
-    with trio.fail_after(5):
-        while conn.alive():
-            await trio.sleep(0.001)
+    await until(lambda: not conn.alive())
     assert conn.closed
     assert conn.broken
 
@@ -256,6 +255,4 @@ async def test_server_killed_in_mid_query(own_server, how):
         with trio.fail_after(20), pytest.raises(StoreUnavailable):
             await conn.run(slow)
     assert conn.closed
-    with trio.fail_after(20):
-        while idle.alive():
-            await trio.sleep(0.005)
+    await until(lambda: not idle.alive())

@@ -12,6 +12,7 @@ from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from tests.kit import open_files
 
 ONE = Statement("one", "select 1", read_only=True)
 
@@ -21,10 +22,6 @@ def dead_port() -> int:
     """A port where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
-
-
-def open_files() -> int:
-    return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 async def works(dsn: str) -> bool:

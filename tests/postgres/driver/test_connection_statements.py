@@ -239,7 +239,7 @@ async def test_what_has_arrived_is_read_without_other_turns_of_the_loop(
         nonlocal waits
         waits += 1
         await wait_readable(fd)
-        await watch.quiet(conn.pid)  # all of it is there
+        await watch.idle(conn.pid)  # all of it is there
 
     monkeypatch.setattr(connection, "wait_readable", wait)
     monkeypatch.setattr(connection, "_READS_AT_ONCE", at_once)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import attrs
@@ -22,6 +21,7 @@ from durable_actors._postgres.embedded import server as embedded
 from durable_actors._postgres.embedded.files import try_lock
 from durable_actors._postgres.embedded.process import server_processes
 from durable_actors.testing.database import IN_MEMORY, MEMORY_NEEDED
+from tests.kit import wait_until
 from tests.warm import Program, warm
 
 # Says "ready" with what it knows, then obeys one word per line until it is killed or its input ends.
@@ -43,15 +43,6 @@ for line in sys.stdin:
         signal.pause()
     print(json.dumps({"dsn": server.dsn(), "child": child}), flush=True)
 """
-
-
-def wait_until(condition, what: str, *, timeout: float = 20.0):
-    """Poll for what another process does; the deadline is for a broken build, not for a slow one."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.02)
-    return value
 
 
 def is_locked(path: Path) -> bool:
@@ -277,13 +268,3 @@ def query():
             return cursor.fetchone()[0] if cursor.description else None
 
     return run
-
-
-@pytest.fixture
-def until():
-    return wait_until
-
-
-@pytest.fixture
-def locked():
-    return is_locked

@@ -7,6 +7,8 @@ import psycopg
 import pytest
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors._postgres.embedded.process import after_crash, server_processes
+from tests.kit import wait_until
+from tests.postgres.embedded.conftest import is_locked
 
 
 def kill(pid):
@@ -39,43 +41,45 @@ def test_server_stops_when_its_last_client_closes(client, data_dir, gone):
     assert only.process.poll() is None
 
 
-def test_server_stays_while_one_of_two_clients_lives(client, data_dir, gone, query, until):
+def test_server_stays_while_one_of_two_clients_lives(client, data_dir, gone, query):
     first, second = client(data_dir), client(data_dir)
     assert second.dsn == first.dsn
     first.signal(signal.SIGKILL)
     pid = second.process.pid
-    until(lambda: embedded.status(data_dir).clients in {(pid,), ()}, "only one lease is left")
+    wait_until(lambda: embedded.status(data_dir).clients in {(pid,), ()}, "only one lease is left")
     assert query(second.dsn, "select 1") == 1
     assert embedded.status(data_dir).postmaster == first.ready()["postmaster"]
     second.signal(signal.SIGKILL)
     gone(data_dir)
 
 
-def test_killed_postmaster_is_started_again_with_its_data(client, data_dir, query, until):
+def test_killed_postmaster_is_started_again_with_its_data(client, data_dir, query):
     user = client(data_dir)
     query(user.dsn, KEPT)
     before = embedded.status(data_dir)
     with psycopg.connect(user.dsn):  # a backend is left without its postmaster
         kill(before.postmaster)
-        until(lambda: embedded.status(data_dir).postmaster not in {before.postmaster, None}, "it is back")
+        wait_until(
+            lambda: embedded.status(data_dir).postmaster not in {before.postmaster, None}, "it is back"
+        )
     after = embedded.status(data_dir)
     assert (after.supervisor, after.phase) == (before.supervisor, "ready")
     assert query(user.dsn, "select n from kept") == 42
 
 
-def test_killed_backend_does_not_take_the_server_along(client, data_dir, query, until):
+def test_killed_backend_does_not_take_the_server_along(client, data_dir, query):
     user = client(data_dir)
     with psycopg.connect(user.dsn) as connection:
         kill(connection.info.backend_pid)
-    until(lambda: answers(query, user.dsn), "the server has recovered")
+    wait_until(lambda: answers(query, user.dsn), "the server has recovered")
     assert embedded.status(data_dir).postmaster == user.ready()["postmaster"]
 
 
-def test_kernel_stops_the_server_of_a_killed_supervisor(client, data_dir, query, kill_supervisor, until):
+def test_kernel_stops_the_server_of_a_killed_supervisor(client, data_dir, query, kill_supervisor):
     user = client(data_dir)
     query(user.dsn, KEPT)
     kill_supervisor(data_dir)
-    until(lambda: server_processes(data_dir / "pgdata") == [], "the server is gone")
+    wait_until(lambda: server_processes(data_dir / "pgdata") == [], "the server is gone")
     assert user.process.poll() is None
     # The one who notices brings it back: the old client that looks, or a new one.
     assert query(user.tell("ensure")["dsn"], "select n from kept") == 42
@@ -101,17 +105,17 @@ def test_all_killed_at_once(client, data_dir, query, kill_supervisor):
         assert query(server.dsn(), "select n from kept") == 42
 
 
-def test_client_killed_while_the_server_starts(client, gone, new_dir, until):
+def test_client_killed_while_the_server_starts(client, gone, new_dir):
     early = client(new_dir)
-    until(lambda: (new_dir / "state.json").exists(), "the supervisor has begun")
+    wait_until(lambda: (new_dir / "state.json").exists(), "the supervisor has begun")
     early.signal(signal.SIGKILL)
     gone(new_dir)  # it finished the start, saw that nobody waits, and left
     assert embedded.status(new_dir).exists
 
 
-def test_supervisor_and_client_killed_during_initdb(client, new_dir, query, kill_supervisor, until):
+def test_supervisor_and_client_killed_during_initdb(client, new_dir, query, kill_supervisor):
     early = client(new_dir)
-    until(lambda: list(new_dir.glob("pgdata.new*/base")), "initdb works")
+    wait_until(lambda: list(new_dir.glob("pgdata.new*/base")), "initdb works")
     early.signal(signal.SIGKILL)
     kill_supervisor(new_dir)
     assert not (new_dir / "pgdata").exists()
@@ -120,30 +124,32 @@ def test_supervisor_and_client_killed_during_initdb(client, new_dir, query, kill
     assert list(new_dir.glob("pgdata.new*")) == []
 
 
-def test_client_starts_again_when_its_supervisor_is_killed_while_starting(client, new_dir, query, until):
+def test_client_starts_again_when_its_supervisor_is_killed_while_starting(client, new_dir, query):
     user = client(new_dir)
-    until(lambda: list(new_dir.glob("pgdata.new*/base")), "initdb works")
+    wait_until(lambda: list(new_dir.glob("pgdata.new*/base")), "initdb works")
     kill(embedded.status(new_dir).supervisor)
     assert query(user.dsn, "select 1") == 1
 
 
-def test_directory_removed_under_the_server(client, new_dir, query, until):
+def test_directory_removed_under_the_server(client, new_dir, query):
     client(new_dir).ready()
     supervisor = embedded.status(new_dir).supervisor
     new_dir.rename(new_dir.with_name("removed"))
     with embedded.start(new_dir) as server:
         assert query(server.dsn(), "select 1") == 1
         assert embedded.status(new_dir).supervisor != supervisor
-    until(lambda: server_processes(new_dir.with_name("removed") / "pgdata") == [], "the old server leaves")
+    wait_until(
+        lambda: server_processes(new_dir.with_name("removed") / "pgdata") == [], "the old server leaves"
+    )
 
 
-def test_fork_of_a_client_keeps_the_lease(client, data_dir, gone, locked):
+def test_fork_of_a_client_keeps_the_lease(client, data_dir, gone):
     """A child that inherits the descriptor uses the server, too: the parent's close must not stop it."""
     parent = client(data_dir)
     parent.ready()
     child = parent.tell("fork")["child"]
     parent.tell("close")
-    assert locked(data_dir / "lease")
+    assert is_locked(data_dir / "lease")
     kill(child)
     gone(data_dir)
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors.cli.pg import pg
 from durable_actors.errors import ConfigError
+from tests.postgres.embedded.conftest import is_locked
 
 
 @pytest.fixture
@@ -85,17 +86,17 @@ def test_reset_deletes_the_data_and_nothing_else(run, new_dir, query):
     assert "nothing to delete" in run("reset", "--yes", directory=new_dir / "other").output
 
 
-def test_psql_keeps_the_lease_across_exec(data_dir, locked):
+def test_psql_keeps_the_lease_across_exec(data_dir):
     code = "import sys; from durable_actors.cli.pg import pg; sys.exit(pg())"
     command = [sys.executable, "-c", code, "psql", "--data", str(data_dir), "-At"]
     psql = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     psql.stdin.write("select 6 * 7;\n")
     psql.stdin.flush()
     assert psql.stdout.readline() == "42\n"
-    assert locked(data_dir / "lease")
+    assert is_locked(data_dir / "lease")
     psql.communicate()
     assert psql.returncode == 0
-    assert not locked(data_dir / "lease")
+    assert not is_locked(data_dir / "lease")
 
 
 def test_without_psql_the_error_says_what_to_do(run, data_dir, monkeypatch):

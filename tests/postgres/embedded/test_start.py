@@ -15,6 +15,8 @@ from durable_actors._postgres.embedded.files import DataDir, default_data_dir, t
 from durable_actors._postgres.embedded.launch import socket_directory
 from durable_actors._postgres.embedded.process import server_processes
 from durable_actors.errors import ConfigError, StoreUnavailable
+from tests.kit import wait_until
+from tests.postgres.embedded.conftest import is_locked
 
 
 def one(dsn, statement):
@@ -93,11 +95,11 @@ def test_odd_paths(new_dir, name, inside):
 
 
 @pytest.mark.parametrize("owner", ["living stranger", "zombie", "nobody has it", "garbage"])
-def test_stale_pid_files_are_seen_through(data_dir, owner, kill_supervisor, until):
+def test_stale_pid_files_are_seen_through(data_dir, owner, kill_supervisor):
     with embedded.start(data_dir):
         content = (data_dir / "pgdata/postmaster.pid").read_text().splitlines()
         kill_supervisor(data_dir)
-        until(lambda: server_processes(data_dir / "pgdata") == [], "the server is gone")
+        wait_until(lambda: server_processes(data_dir / "pgdata") == [], "the server is gone")
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     if owner != "living stranger":
         stranger.communicate(b"\n") if owner == "nobody has it" else stranger.stdin.close()
@@ -124,14 +126,14 @@ def test_lock_files_left_behind_mean_nothing(data_dir):
         assert one(server.dsn(), "select 1") == 1
 
 
-def test_a_lock_that_is_never_given_back_ends_in_a_clear_error(data_dir, locked):
+def test_a_lock_that_is_never_given_back_ends_in_a_clear_error(data_dir):
     data = DataDir(data_dir)
     data.create()
     held = try_lock(data.start_lock, exclusive=True)
     with pytest.raises(StoreUnavailable, match=r"start\.lock is still locked"):
         embedded.start(data_dir, timeout=0.1)
     os.close(held)
-    assert not locked(data.lease)
+    assert not is_locked(data.lease)
 
 
 def test_a_server_that_cannot_start_says_why(data_dir):
@@ -165,7 +167,7 @@ async def test_cancelled_start_leaves_no_lease(data_dir):
     assert embedded.status(data_dir).clients == ()
 
 
-async def test_start_cancelled_half_way_leaves_no_lease(data_dir, locked):
+async def test_start_cancelled_half_way_leaves_no_lease(data_dir):
     embedded.stop(data_dir)
     DataDir(data_dir).create()
     lock = try_lock(DataDir(data_dir).start_lock, exclusive=True)  # holds the start at a known point
@@ -177,7 +179,7 @@ async def test_start_cancelled_half_way_leaves_no_lease(data_dir, locked):
                 async with embedded.open_embedded(data_dir):
                     raise AssertionError("cancelled while it began")
 
-            while not locked(data_dir / "lease"):
+            while not is_locked(data_dir / "lease"):
                 await trio.sleep(0.01)
             scope.cancel()
             os.close(lock)
@@ -185,7 +187,7 @@ async def test_start_cancelled_half_way_leaves_no_lease(data_dir, locked):
     assert embedded.status(data_dir).clients == ()
 
 
-async def test_keep_up_brings_the_server_back(data_dir, until):
+async def test_keep_up_brings_the_server_back(data_dir):
     async with embedded.open_embedded(data_dir) as server, trio.open_nursery() as nursery:
         nursery.start_soon(lambda: embedded.keep_up(server, interval=0.05))
         first = embedded.status(data_dir)
@@ -195,21 +197,21 @@ async def test_keep_up_brings_the_server_back(data_dir, until):
             now = embedded.status(data_dir)
             return now.phase == "ready" and now.supervisor != first.supervisor
 
-        await trio.to_thread.run_sync(until, back, "a new supervisor")
+        await trio.to_thread.run_sync(wait_until, back, "a new supervisor")
         nursery.cancel_scope.cancel()
 
 
-def test_throwaway_directory_is_deleted_with_its_last_user(new_dir, monkeypatch, until):
+def test_throwaway_directory_is_deleted_with_its_last_user(new_dir, monkeypatch):
     monkeypatch.setattr(embedded_launch, "GRACE", 0.1)
     with embedded.start(new_dir, throwaway=True) as server:
         assert one(server.dsn(), "show fsync") == "off"
-    until(lambda: not new_dir.exists(), "the directory is gone")
+    wait_until(lambda: not new_dir.exists(), "the directory is gone")
 
 
-def test_start_while_the_throwaway_server_stops(new_dir, monkeypatch, until):
+def test_start_while_the_throwaway_server_stops(new_dir, monkeypatch):
     monkeypatch.setattr(embedded_launch, "GRACE", 0.0)
     embedded.start(new_dir, throwaway=True).close()
-    until(lambda: embedded.status(new_dir).phase in {"stopping", "stopped"}, "it begins to stop")
+    wait_until(lambda: embedded.status(new_dir).phase in {"stopping", "stopped"}, "it begins to stop")
     with embedded.start(new_dir, throwaway=True) as server:
         assert one(server.dsn(), "select 1") == 1
 

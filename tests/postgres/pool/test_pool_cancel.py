@@ -9,6 +9,7 @@ from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import StoreUnavailable
 from durable_actors.testing.faults import open_proxy
+from tests.kit import open_files
 
 ONE = Statement("one", "select 1", read_only=True)
 ECHO = Statement("echo", "select $1::text", read_only=True)
@@ -64,7 +65,7 @@ async def test_cancelled_together_with_the_hand_over(server, order):
             assert (await conn.run(ONE)).rows == [[b"1"]]
 
 
-async def test_cancelled_while_opening_passes_the_place_on(server, open_files):
+async def test_cancelled_while_opening_passes_the_place_on(server):
     async with open_proxy(server.dsn) as proxy:
         async with open_pool(proxy.dsn, lanes=[Lane("a", 1)]) as pool, trio.open_nursery() as nursery:
             proxy.blackhole()
@@ -142,7 +143,7 @@ async def test_closing_the_pool_reaches_everybody(server):
     await server.has(0)
 
 
-async def test_ten_thousand_random_cancellations(server, open_files):
+async def test_ten_thousand_random_cancellations(server):
     """Every follow-up gets its own answer; no connection, backend or descriptor is lost."""
     chance = random.Random(42)
     total, cancelled, asked = 10_000, 0, 0

@@ -16,6 +16,7 @@ from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
 from durable_actors.testing.faults import open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from tests.kit import until
 
 ONE = Statement("one", "select 1", read_only=True)
 
@@ -205,9 +206,7 @@ async def test_a_server_that_crashes_and_comes_back():
                 postmaster = embedded.status(server.data_dir).postmaster
                 assert postmaster
                 os.kill(postmaster, signal.SIGQUIT)
-                with trio.fail_after(20):
-                    while held.alive():
-                        await trio.sleep(0.005)
+                await until(lambda: not held.alive())
             with trio.fail_after(30):
                 while True:
                     try:

@@ -14,7 +14,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from psycopg import sql
 from tests.chaos.pgbouncer import open_pgbouncer
-from tests.engine.engine_kit import running, until
+from tests.engine.kit import running
+from tests.kit import until
 
 SETTINGS = {"lock_timeout": "123ms", "enable_seqscan": "off"}
 READ = Statement(

@@ -18,7 +18,6 @@ import pytest
 import trio
 from durable_actors._postgres.embedded.binaries import Binaries, _candidates
 from durable_actors._store.migrate import migrate
-from durable_actors.machine import isolated_registry
 from psycopg.conninfo import make_conninfo
 from tests.chaos.cluster import Cluster, free_port, open_cluster
 
@@ -88,9 +87,3 @@ def make_certificate(cluster: Cluster) -> Path:
     key.chmod(0o600)
     certificate.chmod(0o644)
     return certificate
-
-
-@pytest.fixture
-def registry():
-    with isolated_registry() as found:
-        yield found

@@ -8,7 +8,8 @@ import pytest
 import trio
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
-from tests.engine.engine_kit import PATIENCE, running
+from tests.engine.kit import running
+from tests.kit import PATIENCE, until
 from tests.postgres.tls.conftest import PASSWORD, make_certificate
 
 SSL = Statement("ssl", "select ssl, version from pg_stat_ssl where pid = pg_backend_pid()", read_only=True)
@@ -108,9 +109,7 @@ async def test_a_backend_that_is_gone(secure, conn):
     assert conn.alive()
     with psycopg.connect(secure.dsn, autocommit=True) as admin:
         admin.execute("select pg_terminate_backend(%s, 10000)", [conn.pid])
-    with trio.fail_after(PATIENCE):
-        while conn.alive():
-            await trio.sleep(0.001)
+    await until(lambda: not conn.alive())
     with pytest.raises(da.StoreUnavailable):
         await conn.run(ECHO, [b"x"])
 

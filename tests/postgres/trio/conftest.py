@@ -3,44 +3,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import attrs
 import psycopg
 import pytest
 import trio
 import trio.testing
 from durable_actors._postgres.trio.connection import TrioConnection
-from durable_actors._postgres.trio.wait import TrioWaiter
-
-
-@attrs.frozen
-class Probe:
-    """A second connection that watches what the server does for the first."""
-
-    conn: psycopg.Connection[tuple[Any, ...]]
-
-    def value(self, query: str, *params: object) -> Any:
-        row = self.conn.execute(query, params).fetchone()
-        assert row is not None
-        return row[0]
-
-    async def eventually(self, query: str, *params: object) -> None:
-        """Wait until the server says so. There is no event to wait for: it is another process."""
-        with trio.fail_after(10):
-            while not self.value(query, *params):
-                await trio.sleep(0.005)
-
-    async def busy(self, conn: TrioWaiter[Any]) -> None:
-        """Wait until the server is in the middle of something for `conn`."""
-        await self.eventually(
-            "select count(*) from pg_stat_activity where pid = %s and wait_event = 'PgSleep'",
-            conn.info.backend_pid,
-        )
-
-    async def nothing_left(self, pid: int) -> None:
-        """Wait until the server runs nothing for that session: idle, or gone."""
-        await self.eventually(
-            "select not exists (select from pg_stat_activity where pid = %s and state <> 'idle')", pid
-        )
+from tests.postgres.trio.kit import Probe
 
 
 @pytest.fixture
@@ -99,6 +67,6 @@ def cancelled(probe: Probe):
             scope.cancel()
             nursery.cancel_scope.deadline = trio.current_time() + within
         assert not nursery.cancel_scope.cancelled_caught, "took too long"
-        await probe.nothing_left(pid)
+        await probe.idle(pid)
 
     return run

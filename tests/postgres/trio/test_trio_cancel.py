@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import aclosing
 
 import psycopg
 import pytest
 import trio
-from psycopg.pq import TransactionStatus
-
-SLEEP = "select pg_sleep(30)"
-
-
-async def answers(conn):
-    """See that the connection is idle and gives the answer to *this* question."""
-    assert conn.info.transaction_status == TransactionStatus.IDLE
-    token = os.urandom(8).hex()
-    assert await (await conn.execute("select %s", [token])).fetchone() == (token,)
-
-
-def ids(probe):
-    return probe.value("select coalesce(array_agg(id order by id), '{}') from scratch")
-
+from tests.postgres.trio.kit import SLEEP, answers, execute
 
 # ---------------------------------------------------------------------------------- one statement
-
-
-async def execute(conn):
-    await conn.execute(SLEEP)
 
 
 async def execute_prepared(conn):
@@ -104,7 +85,7 @@ async def test_cancelled_and_fit_for_use(conn, cancelled, probe, scratch, operat
     await cancelled(conn, operation)
     assert not conn.closed
     await answers(conn)
-    assert ids(probe) == []
+    assert probe.ids() == []
     assert probe.value("select count(*) from pg_cursors") == 0
 
 
@@ -242,8 +223,8 @@ async def test_cancelled_in_the_body_of_a_block(conn, probe, scratch, body):
         nursery.start_soon(body, conn)
         await trio.testing.wait_all_tasks_blocked(0.1)
         nursery.cancel_scope.cancel()
-    await probe.nothing_left(conn.info.backend_pid)
+    await probe.idle(conn.info.backend_pid)
     await answers(conn)
-    assert ids(probe) == []
+    assert probe.ids() == []
     assert conn._pipeline is None
     assert await (await conn.execute("select count(*) from pg_cursors")).fetchone() == (0,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -14,13 +13,7 @@ import pytest
 import trio
 import trio.testing
 from durable_actors._postgres.trio.connection import TrioConnection
-from psycopg.pq import TransactionStatus
-
-
-async def answers(conn):
-    assert conn.info.transaction_status == TransactionStatus.IDLE
-    token = os.urandom(8).hex()
-    assert await (await conn.execute("select %s", [token])).fetchone() == (token,)
+from tests.postgres.trio.kit import answers
 
 
 async def test_what_we_cancelled_ourselves_does_not_surface_as_an_error(conn, probe):
@@ -70,7 +63,7 @@ async def test_psycopgs_own_cursor_is_cancelled_safely_too(pg_dsn, probe, scratc
             else:
                 await cursor.execute("select pg_sleep(30)")
         assert scope.cancelled_caught
-        await probe.nothing_left(pid)
+        await probe.idle(pid)
         if not conn.closed:
             await answers(conn)
     assert probe.value("select count(*) from scratch") == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import psycopg
@@ -11,24 +10,7 @@ import trio
 from durable_actors._postgres.driver.waiting import send_cancel
 from durable_actors._postgres.trio import wait as trio_wait
 from durable_actors._postgres.trio.connection import TrioConnection
-from psycopg.pq import TransactionStatus
-
-SLEEP = "select pg_sleep(30)"
-
-
-async def answers(conn):
-    """See that the connection is idle and gives the answer to *this* question."""
-    assert conn.info.transaction_status == TransactionStatus.IDLE
-    token = os.urandom(8).hex()
-    assert await (await conn.execute("select %s", [token])).fetchone() == (token,)
-
-
-def ids(probe):
-    return probe.value("select coalesce(array_agg(id order by id), '{}') from scratch")
-
-
-async def execute(conn):
-    await conn.execute(SLEEP)
+from tests.postgres.trio.kit import SLEEP, answers, execute
 
 
 async def test_a_block_whose_scope_is_cancelled_at_its_end_is_rolled_back(conn, probe, scratch):
@@ -54,7 +36,7 @@ async def test_a_block_whose_scope_is_cancelled_at_its_end_is_rolled_back(conn, 
             scope.cancel()
     assert scope.cancelled_caught
     await answers(conn)
-    assert ids(probe) == []
+    assert probe.ids() == []
 
 
 async def test_a_savepoint_timed_out_leaves_the_outer_block_usable(conn, probe, scratch):
@@ -65,7 +47,7 @@ async def test_a_savepoint_timed_out_leaves_the_outer_block_usable(conn, probe, 
                 await conn.execute("insert into scratch values (2)")
                 await conn.execute(SLEEP)
         await conn.execute("insert into scratch values (3)")
-    assert ids(probe) == [1, 3]
+    assert probe.ids() == [1, 3]
 
 
 async def test_the_connections_own_block_rolls_back_and_closes(pg_dsn, probe, scratch):
@@ -84,7 +66,7 @@ async def test_the_connections_own_block_rolls_back_and_closes(pg_dsn, probe, sc
     assert nursery.cancel_scope.cancelled_caught
     assert conn.closed
     await probe.eventually("select not exists (select from pg_stat_activity where pid = %s)", pid)
-    assert ids(probe) == []
+    assert probe.ids() == []
 
 
 # ---------------------------------------------------------------------------------- before anything is sent
@@ -111,7 +93,7 @@ async def test_in_a_cancelled_scope_nothing_is_sent(conn, probe, scratch):
             await operation()
         assert scope.cancelled_caught
         await answers(conn)
-    assert ids(probe) == []
+    assert probe.ids() == []
 
 
 async def test_cancelled_while_waiting_for_the_lock(conn, probe):

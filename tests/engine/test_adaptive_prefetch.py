@@ -1,4 +1,4 @@
-"""Rows claimed beyond the free slots: only while steps end at once, and given back when they do not."""
+"""Claims beyond the free slots: only while steps end without waiting; otherwise the excess is released."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from durable_actors._engine.running.dispatcher import Claimed
 from durable_actors._engine.running.prefetch import Ahead
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import Picked
-from tests.engine.engine_kit import QUIET, Gate, running, until
+from tests.engine.kit import QUIET, Gate, running
 from tests.engine.test_feeder import held, simple
 from tests.engine.test_refusals import TRIGGER
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 

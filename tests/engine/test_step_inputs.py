@@ -1,14 +1,12 @@
-"""Rows that nobody can read, and bugs: neither spins, neither takes others with it."""
+"""Reading a step's inputs: a result that does not decode goes to `handle`, and a refused read is repeated."""
 
 from __future__ import annotations
 
 import durable_actors as da
 import pytest
-import trio
-from durable_actors._engine.running import step_inputs as surroundings, step_run
-from durable_actors.telemetry import ClaimsReaped, StepStarted
+from durable_actors._engine.running import step_inputs as surroundings
 from psycopg.errors import QueryCanceled
-from tests.engine.engine_kit import Gate, running
+from tests.engine.kit import running
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -68,50 +66,3 @@ async def test_a_survey_that_postgres_refuses_is_repeated(durable_dsn, monkeypat
         await da.signal(number, "go", 7)
         row = await run.ended(number)
     assert (row.result, row.attempt, refusals) == ([7], 0, [])
-
-
-async def test_a_bug_of_ours_is_a_crash(durable_dsn, monkeypatch):
-    """Given back at once it would spin; the lease ends the claim, and the reaper counts the crash."""
-    real_run, bugs = step_run.StepRun.run, [AssertionError("a bug")]
-
-    async def buggy(self, ahead):
-        if bugs:
-            raise bugs.pop()
-        return await real_run(self, ahead)
-
-    monkeypatch.setattr(step_run.StepRun, "run", buggy)
-
-    @da.job
-    async def quick(args):
-        return "finished"
-
-    async with running(durable_dsn, lease_ttl=1, reap_interval=0.2) as run:
-        number = await run.insert(quick, args={})
-        await run.events.wait(ClaimsReaped)
-        row = await run.ended(number)
-    assert (row.result, row.attempt, row.crashes) == ("finished", 1, 1)
-
-
-async def test_a_clean_up_that_fails_at_the_end_of_a_drain(durable_dsn, db):
-    """Cancelled and an error, in one group: interrupted, so the row goes back at once."""
-    gate = Gate()
-
-    async def untidy():
-        try:
-            await gate.wait()
-        finally:
-            raise ValueError("in the clean-up")
-
-    @da.job
-    async def nursed(args):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(untidy)
-            nursery.start_soon(trio.sleep_forever)
-
-    async with running(durable_dsn, drain_timeout=0) as run:
-        number = await run.insert(nursed, args={})
-        await gate.wait_entered()
-        assert len(run.events.all(StepStarted)) == 1
-    status, attempt, crashes, locked = db.row(number, "status::text, attempt, crashes, locked_by")
-    assert (status, crashes, locked) == ("runnable", 0, None)
-    assert attempt == 0  # a drain spends none

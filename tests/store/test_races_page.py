@@ -1,4 +1,4 @@
-"""docs/explanation/races.md keeps its word: the tests it names exist, and no hazard is missing."""
+"""docs/explanation/races.md is true: the tests that it names exist, and no hazard is missing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HAZARDS = 63
 
 
 @cache
-def told() -> str:
+def page() -> str:
     return (ROOT / "docs" / "explanation" / "races.md").read_text("utf-8")
 
 
 def test_every_test_named_here_exists():
-    named = set(re.findall(r"`(test_\w+)`", told()))
+    named = set(re.findall(r"`(test_\w+)`", page()))
     found: set[str] = set()
     for path in (ROOT / "tests").glob("**/*.py"):
         found |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text("utf-8"), re.MULTILINE))
@@ -25,7 +25,7 @@ def test_every_test_named_here_exists():
 
 
 def test_every_hazard_has_its_line():
-    ledger = told().split("## Hazards ledger")[1]
+    ledger = page().split("## Hazards ledger")[1]
     numbers = [
         int(number)
         for row in re.findall(r"^\| (H[^|]+)\|", ledger, re.MULTILINE)

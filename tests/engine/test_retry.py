@@ -1,4 +1,4 @@
-"""A failed instance that is retried finds its inbox, handed signals, dedup keys and children. Only `Done` drops."""
+"""`retry` of a failed instance: inbox, handed signals, dedup keys and children are kept. Only `Done` drops them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import durable_actors as da
 import pytest
 from durable_actors._store.observe import retry_instance
 from durable_actors._store.signal import plan_signal, send_signals
-from durable_actors.telemetry import StepCommitted
-from tests.engine.engine_kit import PATIENCE, Gate, Run, running
-from tests.engine.kit import Db
+from tests.engine.kit import Db, Gate, parked, running
+from tests.kit import PATIENCE
 from tests.store.kit import connect
 
 pytestmark = pytest.mark.usefixtures("registry")
 
 State = dict[str, Any]
-
-
-async def parked(run: Run, number: int, count: int = 1) -> None:
-    await run.events.wait(StepCommitted, id=number, status="awaiting_signal", count=count)
 
 
 async def retried(dsn: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A pick that is cut off after its commit: its rows go back at once, not when their lease is over."""
+"""A pick whose reply is lost after its commit: its rows are released at once, not when their lease expires."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""Outcomes that nobody waits for: what becomes of them when something happens between the step's end and the commit."""
+"""Pending commits: a step has ended, its task is gone, and something happens before its outcome is committed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import durable_actors as da
-import psycopg
 import pytest
 import trio
 from durable_actors._engine.claiming import feeder
@@ -22,36 +18,27 @@ from durable_actors.telemetry import (
     StepStarted,
     StepStopped,
 )
-from tests.engine.engine_kit import QUICK, QUIET, Gate, Run, running, until
-from tests.engine.test_refusals import TRIGGER, define
+from tests.engine.kit import (
+    QUICK,
+    QUIET,
+    Gate,
+    Run,
+    active_claims,
+    gated,
+    locked,
+    refuse_bad,
+    running,
+    saying,
+    state_of,
+)
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
 
-@contextmanager
-def locked(dsn: str, number: int) -> Iterator[psycopg.Connection]:
-    """Somebody's open transaction holds the row: its outcome cannot be committed."""
-    with psycopg.connect(dsn) as other:
-        other.execute("select 1 from durable.gen_durable where id = %s for update", [number])
-        yield other
-
-
-def held(run: Run):
-    return run.engine._node.claims.all()
-
-
-def gated(gate: Gate):
-    @da.job(name="gated")
-    async def job(args):
-        await gate.wait()
-        return "result"
-
-    return job
-
-
 async def leave_one(run: Run, gate: Gate) -> int:
     """Insert one and let it come to the end of its step."""
-    number = await run.insert(gated(gate), args={})
+    number = await run.insert(gated(gate))
     await gate.wait_entered()
     return number
 
@@ -64,14 +51,14 @@ async def test_its_task_is_gone_and_its_claim_is_kept(durable_dsn, db):
         with locked(durable_dsn, number):
             gate.open()
             await run.events.wait(StepStopped, id=number)
-            [one] = held(run)
+            [one] = active_claims(run)
             await until(lambda: one.left)
             assert not len(claimed._pool)
             assert (claimed.slots.running, claimed.slots.ending) == (0, 1)
             assert not run.events.all(StepCommitted)
         row = await run.ended(number)
-        assert (row.status, row.result, row.attempt) == ("done", "result", 0)
-        await until(lambda: not held(run))
+        assert (row.status, row.result, row.attempt) == ("done", "finished", 0)
+        await until(lambda: not active_claims(run))
         assert (claimed.slots.running, claimed.slots.ending) == (0, 0)
 
 
@@ -88,7 +75,7 @@ async def test_one_whose_lease_is_over_is_for_the_fence(durable_dsn, monkeypatch
             gate.open()
             await run.events.wait(StepStopped, id=number)
             monkeypatch.setattr(heartbeat, "renew_leases", away)
-            [one] = held(run)
+            [one] = active_claims(run)
             await until(lambda: trio.current_time() > one.claim.trusted_until + 0.1)
         row = await run.ended(number)
     assert (row.status, row.attempt) == ("done", 0)
@@ -111,7 +98,7 @@ async def test_one_whose_claim_is_lost_is_withdrawn(durable_dsn, db):
             )
             other.commit()  # taken back, as by a reaper
             assert (await run.ended(number)).attempt == 1
-        await until(lambda: not held(run))
+        await until(lambda: not active_claims(run))
     told = [*run.events.all(OutcomeStale, id=number), *run.events.all(ClaimLost, id=number)]
     assert len(told) == 1, "withdrawn by the heartbeat, or refused by the fence: whoever was first"
     assert [event.attempt for event in run.events.all(StepCommitted, id=number)] == [1]
@@ -125,10 +112,10 @@ async def test_the_flusher_withdraws_what_the_heartbeat_says_is_lost(durable_dsn
         with locked(durable_dsn, number):
             gate.open()
             await run.events.wait(StepStopped, id=number)
-            [one] = held(run)
+            [one] = active_claims(run)
             run.engine._node.claims.lose(one, "another worker has claimed it")
             lost = await run.events.wait(ClaimLost, id=number)
-            await until(lambda: not held(run))
+            await until(lambda: not active_claims(run))
             assert lost.reason == "another worker has claimed it"
             assert run.engine._node.feeders["default"].claimed.slots.ending == 0
     assert db.row(number, "status") == ("executing",), "nothing of it was written, and it was not given back"
@@ -175,7 +162,7 @@ async def test_an_end_that_fails_lets_its_claim_go(durable_dsn, db, monkeypatch,
         first = await run.insert(job, args={})
         await until(lambda: not crash)
         assert (await run.run(job, args={})).status == "done"
-        await until(lambda: not held(run))
+        await until(lambda: not active_claims(run))
         claimed = run.engine._node.feeders["default"].claimed
         await until(lambda: (claimed.slots.running, claimed.slots.ending) == (0, 0))
     assert db.row(first, "status") == ("done",), "it was committed; only the telling failed"
@@ -185,10 +172,9 @@ async def test_an_end_that_fails_lets_its_claim_go(durable_dsn, db, monkeypatch,
 
 async def test_a_refusal_that_comes_in_a_drain_gives_the_row_back(durable_dsn, db):
     """No task is started any more that could run `handle`: it runs elsewhere, from the step on."""
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('P0001')")
+    refuse_bad(db, "P0001")
     gate = Gate()
-    machine = define(gate)
+    machine = saying(gate)
     async with running(durable_dsn, drain_timeout=5) as run:
         number = await run.insert(machine, state={"say": "bad"})
         await gate.wait_entered()
@@ -210,20 +196,14 @@ async def test_a_stop_commits_what_is_left(durable_dsn, db):
             gate.open()
             await run.events.wait(StepStopped, id=number)
             run.engine.request_stop()
-            await until(lambda: flusher_state(run) == "stopping")
+            await until(lambda: state_of(run, "flusher") == "stopping")
             await trio.sleep(0.5)  # a lock is waited for in the server, 100 ms at a time
     assert db.row(number, "status, attempt") == ("done", 0)
 
 
-def flusher_state(run: Run) -> str:
-    [found] = [node for node in run.engine.snapshot().walk() if node.name == "flusher"]
-    return found.state
-
-
 async def test_a_task_is_gone_when_its_outcome_is_refused(durable_dsn, db, monkeypatch, caplog):
     """It leaves the outcome last: the task that runs `handle` has the claim alone."""
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('P0001')")
+    refuse_bad(db, "P0001")
     renew = StepTasks._renew
 
     async def slowly(self):
@@ -234,7 +214,7 @@ async def test_a_task_is_gone_when_its_outcome_is_refused(durable_dsn, db, monke
     gate = Gate()
     gate.open()
     async with running(durable_dsn) as run:
-        row = await run.run(define(gate), state={"say": "bad"})
+        row = await run.run(saying(gate), state={"say": "bad"})
     assert row.status == "failed"
     assert "not on a Monday" in row.last_error
     assert "restarting" not in caplog.text

@@ -1,4 +1,4 @@
-"""One connection falls silent in mid-statement while all others work: the engine must not wait for ever."""
+"""One connection stops answering in mid-statement while all others work: the engine must not wait for ever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from durable_actors._engine.node import answer_patience, lanes
 from durable_actors._postgres.driver import waiting
 from durable_actors.telemetry import StoreDown
 from durable_actors.testing.faults import open_proxy
-from tests.engine.engine_kit import Gate, running, until
+from tests.engine.kit import Gate, running
+from tests.kit import until
 
 SHORT = 0.3
 

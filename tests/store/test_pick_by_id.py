@@ -1,4 +1,4 @@
-"""Claims of rows by their ids: what the shorter pick takes, and what it leaves to the other one."""
+"""Claims of rows by their ids: what this shorter pick takes, and what it leaves to the full pick."""
 
 from __future__ import annotations
 

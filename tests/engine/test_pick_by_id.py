@@ -1,15 +1,13 @@
-"""Rows that were inserted here into a queue at rest are claimed by their ids; others are not forgotten for it."""
+"""Rows that this process inserts into an idle queue are claimed by their ids; rows of others are still found."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.claiming import feeder
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.running.slots import Slots
@@ -17,8 +15,8 @@ from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import Picked
 from durable_actors.telemetry import StepCommitted
 from durable_actors.testing.faults import open_proxy
-from tests.engine.engine_kit import QUIET, Gate, running, until
-from tests.engine.kit import claim
+from tests.engine.kit import QUIET, Gate, Picks, claim, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -147,23 +145,6 @@ def test_a_slot_and_a_pick_are_left_for_others(
 
 
 # -- the engine
-
-
-class Picks:
-    """What each pick of a feeder was told, and what it claimed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.by_id: list[Sequence[int]] = []
-        self.claimed: list[list[int]] = []
-        real = feeder.pick_instances
-
-        async def noted(*args: Any, **options: Any) -> Picked:
-            picked = await real(*args, **options)
-            self.by_id.append(list(options["begin"].by_id))
-            self.claimed.append([claim.id for claim in picked.claims])
-            return picked
-
-        monkeypatch.setattr(feeder, "pick_instances", noted)
 
 
 def noting(ran: list[Any]) -> Any:

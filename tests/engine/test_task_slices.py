@@ -1,4 +1,4 @@
-"""Steps that wait for nothing share one task: each has its own claim, context, deadline and outcome."""
+"""Steps that never suspend share one task: each has its own claim, context, deadline and outcome."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.claims import ActiveClaim
-from tests.engine.engine_kit import QUIET, Gate, running, until
-from tests.engine.test_going_on import claimed
-from tests.engine.test_left import held
+from tests.engine.kit import QUIET, Gate, active_claims, claimed, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -49,8 +48,8 @@ async def test_one_that_waits_ends_its_turn_and_is_cancelled_alone(durable_dsn):
         await gate.wait_entered()
         waiting = ids[5]
         assert waiting is not None
-        await until(lambda: [each.claim.id for each in held(run)] == [waiting])
-        [one] = held(run)
+        await until(lambda: [each.claim.id for each in active_claims(run)] == [waiting])
+        [one] = active_claims(run)
         run.engine._node.claims.interrupt(one, "a test")
         rows = [await run.ended(number) for number in ids if number]
     assert [row.attempt for row in rows] == [0] * 5 + [1] + [0] * 4

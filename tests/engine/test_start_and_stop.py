@@ -1,4 +1,4 @@
-"""Starting and stopping at bad moments: no error is lost, no request to stop is."""
+"""Starting and stopping at bad moments: no error and no request to stop is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from durable_actors import engine as engines
 from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.session import KeySession
 from durable_actors.telemetry import DrainStarted
-from tests.engine.engine_kit import PATIENCE, QUICK, Gate, running
+from tests.engine.kit import QUICK, Gate, running
+from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -1,4 +1,4 @@
-"""An instance that runs ahead leaves its outcome and keeps its slot: what may happen until its next step begins."""
+"""Run-ahead: an instance enqueues its commit and keeps its slot; what may happen until its next step begins."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import trio
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running import step_task
 from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
-from tests.engine.engine_kit import QUIET, Gate, Run, running, until
-from tests.engine.test_left import held, locked
-from tests.engine.test_told import Picks
+from tests.engine.kit import QUIET, Gate, Picks, Run, active_claims, claimed, locked, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -52,7 +51,7 @@ async def leave_first(run: Run, gate: Gate, machine: Any, **options: Any) -> tup
     """Until its first step waits at the gate."""
     number = await run.insert(machine, state={}, **options)
     await gate.wait_entered()
-    [one] = held(run)
+    [one] = active_claims(run)
     return number, one
 
 
@@ -66,10 +65,6 @@ async def end_feeder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(before.claimed, "demand", bug)
     run.engine._node.poke("default")
     await until(lambda: run.engine._node.feeders["default"] is not before)
-
-
-def claimed(run: Run) -> Any:
-    return run.engine._node.feeders["default"].claimed
 
 
 async def test_no_task_waits_for_the_commit_and_the_slot_is_kept(durable_dsn):
@@ -135,7 +130,7 @@ async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkey
         assert (claimed(run).slots.running, claimed(run).slots.ending) == (1, 0)
         second[0].open()
         assert (await run.ended(number)).status == "done"
-        await until(lambda: not held(run))
+        await until(lambda: not active_claims(run))
         assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
 
@@ -199,7 +194,7 @@ async def test_it_can_be_interrupted_again(durable_dsn, monkeypatch):
             await until(lambda: one.left)
             one.interrupted = "a moment ago, when its outcome was there"
         await second[0].wait_entered()
-        assert held(run) == [one], "it went on, on the same claim"
+        assert active_claims(run) == [one], "it went on, on the same claim"
         assert leases.interrupt(one, "the session with its key is gone")
         lost = await run.events.wait(ClaimLost, id=number)
         assert lost.reason == "the session with its key is gone"
@@ -219,7 +214,7 @@ async def test_between_two_feeders_it_goes_back_at_once(durable_dsn):
             await until(lambda: one.left)
             claimed(run).close()
         assert (await run.ended(number)).status == "done"
-        await until(lambda: not held(run))
+        await until(lambda: not active_claims(run))
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
     assert len(set(claims)) == 3, "each step was claimed anew"
 
@@ -258,7 +253,7 @@ async def test_one_that_is_lost_after_its_commit_does_not_begin(durable_dsn, mon
 
         monkeypatch.setattr(claimed(run), "goes_on", lose_it)
         gate.open()
-        await until(lambda: not held(run))
+        await until(lambda: not active_claims(run))
         assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
         assert len(run.events.all(StepCommitted, id=number)) == 1
     assert ran == [(number, 1, 0)]
@@ -300,7 +295,7 @@ async def test_without_its_key_it_does_not_begin(durable_dsn, doubt: bool):
             else:
                 keys.table.lost()
             assert not keys.holds(one.claim)
-        await until(lambda: one not in held(run))
+        await until(lambda: one not in active_claims(run))
         if doubt:
             assert ran == [(number, 1, 0)], "no key can be taken, so nothing begins"
             keys.opened()

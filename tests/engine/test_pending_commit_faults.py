@@ -1,4 +1,4 @@
-"""Outcomes that nobody waits for, when the telling fails, in a drain, and beside others in a group."""
+"""Pending commits when an observer or a log handler fails, in a drain, and beside other outcomes of a group."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 import trio
 from durable_actors._engine.committing import flusher
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepStarted, StepStopped
-from tests.engine.engine_kit import QUIET, Gate, running, until
-from tests.engine.test_left import flusher_state, gated, held, locked
-from tests.engine.test_refusals import TRIGGER, define
+from tests.engine.kit import QUIET, Gate, active_claims, gated, locked, refuse_bad, running, saying, state_of
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -37,7 +36,7 @@ async def test_a_log_handler_that_fails_hurts_no_other_step(durable_dsn, db):
     async with running(durable_dsn, reap_interval=3600) as run:
         beside = await run.insert(bystander, args={})
         await other.wait_entered()
-        number = await run.insert(gated(gate), args={})
+        number = await run.insert(gated(gate))
         await gate.wait_entered()
         db.execute(
             "update durable.gen_durable set status = 'runnable', locked_by = null, lease_expires_at = null,"
@@ -47,7 +46,7 @@ async def test_a_log_handler_that_fails_hurts_no_other_step(durable_dsn, db):
         log.addHandler(handler)
         try:
             gate.open()
-            await until(lambda: len(held(run)) == 1)  # stale: its end is told, which fails
+            await until(lambda: len(active_claims(run)) == 1)  # stale: its end is told, which fails
         finally:
             log.removeHandler(handler)
         other.open()
@@ -90,11 +89,10 @@ async def test_a_lost_claim_is_not_handled(durable_dsn, db, monkeypatch):
         try:
             return await real(*args, **options)
         finally:
-            for each in held(run):
+            for each in active_claims(run):
                 run.engine._node.claims.lose(each, "another worker has claimed it")
 
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('P0001')")
+    refuse_bad(db, "P0001")
 
     class M(da.Machine, name="m"):
         @da.step
@@ -109,14 +107,13 @@ async def test_a_lost_claim_is_not_handled(durable_dsn, db, monkeypatch):
     async with running(durable_dsn, **QUIET) as run:
         number = await run.insert(M)
         await run.events.wait(ClaimLost, id=number)
-        await until(lambda: not held(run))
+        await until(lambda: not active_claims(run))
     assert not handled
 
 
 async def test_nor_one_whose_key_is_lost(durable_dsn, db):
     owned: list[bool] = []
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('P0001')")
+    refuse_bad(db, "P0001")
     gate = Gate()
 
     class M(da.Machine, name="m"):
@@ -126,7 +123,7 @@ async def test_nor_one_whose_key_is_lost(durable_dsn, db):
             return da.Done("bad")
 
         async def handle(self, error, ctx):
-            [one] = held(run)
+            [one] = active_claims(run)
             owned.append(keys.owns(one.claim))
             return da.Stop(error)
 
@@ -137,7 +134,7 @@ async def test_nor_one_whose_key_is_lost(durable_dsn, db):
         with locked(durable_dsn, number):
             gate.open()
             await run.events.wait(StepStopped, id=number)
-            await until(lambda: held(run)[0].left)
+            await until(lambda: active_claims(run)[0].left)
             db.execute(
                 "select pg_terminate_backend(l.pid) from pg_locks l join pg_database d on d.oid = l.database"
                 " where l.locktype = 'advisory' and d.datname = current_database()"  # others test on this server, too
@@ -158,17 +155,16 @@ async def test_a_stop_commits_beside_a_row_that_stays_locked(durable_dsn, db):
             for number in numbers:
                 await run.events.wait(StepStopped, id=number)
             run.engine.request_stop()
-            await until(lambda: flusher_state(run) == "stopping")
+            await until(lambda: state_of(run, "flusher") == "stopping")
             await trio.sleep(0.3)  # a lock is waited for in the server, 100 ms at a time
             other.rollback()
             await until(lambda: db.row(numbers[1], "status, attempt") == ("done", 0))
 
 
 async def test_a_stop_commits_beside_one_that_is_refused(durable_dsn, db):
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('57014')")
+    refuse_bad(db, "57014")
     gate = Gate()
-    machine = define(gate)
+    machine = saying(gate)
     async with running(durable_dsn, drain_timeout=2) as run:
         bad = await run.insert(machine, state={"say": "bad"})
         good = [await run.insert(machine, state={"say": "good"}) for _ in range(3)]
@@ -178,7 +174,7 @@ async def test_a_stop_commits_beside_one_that_is_refused(durable_dsn, db):
             for number in (bad, *good):
                 await run.events.wait(StepStopped, id=number)
             run.engine.request_stop()
-            await until(lambda: flusher_state(run) == "stopping")
+            await until(lambda: state_of(run, "flusher") == "stopping")
             await trio.sleep(0.3)
     assert [db.row(number, "status, attempt") for number in good] == [("done", 0)] * 3
     assert db.row(bad, "status, attempt, interruptions") == ("runnable", 0, 1)
@@ -253,8 +249,7 @@ async def test_a_read_that_fails_after_the_commit_makes_nobody_stale(durable_dsn
 
 async def test_a_refused_group_is_handled_a_few_at_a_time(durable_dsn, db, monkeypatch):
     """Four times as many outcomes are on their way as steps may run; of their `handle`s twice as many run."""
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('P0001')")
+    refuse_bad(db, "P0001")
     real, blocked = flusher.commit_outcomes, trio.Event()
     running_now = most = 0
 

@@ -1,4 +1,4 @@
-"""When a feeder looks at its queue, and what it takes for the price of a look."""
+"""When a feeder reads its queue's statistics, and what it takes for the cost of that read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from durable_actors._engine.claiming.looks import EVERY, Looks
 from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.running import step_task
 from durable_actors.telemetry import Picked, StepCommitted, StepStarted
-from tests.engine.engine_kit import QUIET, Gate, running, until
+from tests.engine.kit import QUIET, Gate, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
