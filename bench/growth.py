@@ -11,7 +11,7 @@ import attrs
 import psycopg
 import trio
 from durable_actors._engine.claiming.cursor import PickCursor
-from durable_actors._engine.node import _PLANS
+from durable_actors._engine.lanes import _PLANS
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import Owner, pick_instances, read_queue

@@ -19,7 +19,7 @@ from typing import Any, Final, LiteralString
 import attrs
 import psycopg
 from bench.meter import on_cpu
-from durable_actors._engine.node import _PLANS
+from durable_actors._engine.lanes import _PLANS
 from durable_actors._store.sql import statement
 from psycopg import sql
 from psycopg.conninfo import make_conninfo

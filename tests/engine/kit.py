@@ -17,8 +17,10 @@ import trio
 from durable_actors._engine import setup
 from durable_actors._engine.claiming import feeder
 from durable_actors._engine.claims import ActiveClaim
-from durable_actors._engine.keys.keeper import Keeper, Keys
-from durable_actors._engine.node import Node, lanes
+from durable_actors._engine.keys.keeper import Keeper
+from durable_actors._engine.keys.locks import Keys
+from durable_actors._engine.lanes import lanes
+from durable_actors._engine.node import Node
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
 from durable_actors._store.rows import Claim, Picked

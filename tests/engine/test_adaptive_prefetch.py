@@ -7,11 +7,10 @@ import time
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.committing import flusher
+from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.running import prefetch as ahead
 from durable_actors._engine.running.dispatcher import Claimed
-from durable_actors._engine.running.prefetch import Ahead
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import Picked
 from tests.engine.kit import QUIET, Gate, running

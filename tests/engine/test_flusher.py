@@ -67,7 +67,7 @@ async def test_many_outcomes_are_one_statement(durable_dsn, kind):
     async with running(durable_dsn, queues={"default": 40}, **QUIET) as run:
         await run.engine.client.insert_many(M, [{"state": {"i": i}} for i in range(40)])
         await gate.wait_entered(40)
-        run.engine._node.draining = True  # no pick disturbs the count
+        run.engine._node.draining.value = True  # no pick disturbs the count
         with count_statements(durable_dsn) as count:
             gate.open()
             await trio.testing.wait_all_tasks_blocked()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.claiming.idle_queues import LONGEST_PAUSE, IdleQueues
+from durable_actors._engine.limits import QueueLimits
 
 
 def queues(**every: float) -> tuple[IdleQueues, list[int]]:

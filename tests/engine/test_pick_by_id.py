@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine.claiming.cursor import PickCursor
-from durable_actors._engine.claiming.demand import QueueLimits
+from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import Picked

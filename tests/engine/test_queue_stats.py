@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 from durable_actors._engine.claiming import feeder, looks
-from durable_actors._engine.claiming.looks import EVERY, Looks
 from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.running import step_task
 from durable_actors.telemetry import Picked, StepCommitted, StepStarted

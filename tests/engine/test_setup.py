@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
-from durable_actors._engine.node import lanes
+from durable_actors._engine.lanes import lanes
 from durable_actors._engine.setup import plan_queues
 from durable_actors._postgres.pool.lane import Lane
 from hypothesis import given, strategies as st

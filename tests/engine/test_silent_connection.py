@@ -9,7 +9,7 @@ import trio
 from durable_actors import _results
 from durable_actors._engine import node, setup
 from durable_actors._engine.committing import flusher, spawn
-from durable_actors._engine.node import answer_patience, lanes
+from durable_actors._engine.lanes import answer_patience, lanes
 from durable_actors._postgres.driver import waiting
 from durable_actors.telemetry import StoreDown
 from durable_actors.testing.faults import open_proxy

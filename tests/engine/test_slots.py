@@ -9,9 +9,9 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.claiming.demand import QueueLimits
 from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
 from tests.engine.kit import QUICK, Gate, claim, running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.node import lanes
+from durable_actors._engine.lanes import lanes
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import StoreUnavailable

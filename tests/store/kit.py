@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import psycopg
 import trio
-from durable_actors._engine.node import lanes
+from durable_actors._engine.lanes import lanes
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
