@@ -21,7 +21,7 @@ from durable_actors._engine.maintenance.loop_watch import watch_loop
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
-from durable_actors._engine.tree import build_tree
+from durable_actors._engine.tree import Parts, build_tree
 from durable_actors._postgres.embedded.server import keep_up
 from durable_actors._postgres.pool.pool import Pool, PoolStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
@@ -54,6 +54,7 @@ class Engine:
         self._node = node
         self._ended = ended
         self._tree: Tree | None = None
+        self._parts: Parts | None = None
         self._fatal: BaseException | None = None
 
     @property
@@ -204,7 +205,7 @@ async def _run_tree(
         extra.append(TaskChild("embedded Postgres", partial(keep_up, target.server)))
     if signals:
         extra.append(TaskChild("signals", partial(_obey_signals, engine), handshake=True))
-    parts = build_tree(node, queues, *extra)
+    parts = engine._parts = build_tree(node, queues, *extra)  # noqa: SLF001 - same module
 
     class Started:
         def started(self, value: Tree | None = None) -> None:
