@@ -15,12 +15,11 @@ from functools import partial
 import attrs
 import trio
 
-from durable_actors._engine.claiming.events import contended_event
 from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claiming.idle_queues import IdleQueues
 from durable_actors._engine.claiming.long_poll import LongPoll, can_long_poll
 from durable_actors._engine.claiming.planner import ClaimPlanner
-from durable_actors._engine.committing.completion import Completion
+from durable_actors._engine.committing.completion import Completion, facts
 from durable_actors._engine.committing.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.keys.keeper import Keeper
@@ -47,7 +46,7 @@ from durable_actors.otp import (
     Supervisor,
     TaskChild,
 )
-from durable_actors.telemetry import DrainStarted
+from durable_actors.telemetry import DrainStarted, PartitionContended
 
 
 @attrs.frozen
@@ -206,4 +205,4 @@ def _task_suspended(task: PoolTask) -> None:
 def _key_contended(node: Node, claim: Claim) -> None:
     logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
     if node.telemetry.active:
-        node.telemetry.emit(contended_event(claim))
+        node.telemetry.emit(PartitionContended(**facts(claim), key=claim.partition_key or ""))

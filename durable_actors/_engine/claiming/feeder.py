@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import trio
 
-from durable_actors._engine.claiming.events import pick_event
 from durable_actors._engine.claiming.idle_queues import IdleQueue
 from durable_actors._engine.claiming.planner import (
     MAX_PICK,
@@ -35,10 +34,11 @@ from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
+from durable_actors._store.rows import Picked
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason
-from durable_actors.telemetry import AwaitTimedOut, QueueSaturated
+from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueueSaturated
 
 
 class Feeder(Actor[object]):
@@ -175,7 +175,7 @@ class Feeder(Actor[object]):
             self._unstarted = True
             self._idle.claimed()
         if node.telemetry.active:
-            node.telemetry.emit(pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
+            node.telemetry.emit(_pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
 
     def _start_picked(self) -> None:
         """Start the claims of a pick before the statistics are read, which at rest takes half as long as the pick."""
@@ -243,3 +243,15 @@ class Feeder(Actor[object]):
         if full and not self._saturated and self._node.telemetry.active:
             self._node.telemetry.emit(QueueSaturated(queue=self._queue, running=running, buffered=buffered))
         self._saturated = full
+
+
+def _pick_event(queue: str, picked: Picked, *, wanted: int, seconds: float) -> PickedEvent:
+    return PickedEvent(
+        queue=queue,
+        wanted=wanted,
+        claimed=len(picked.claims),
+        held=sum(row.what == "h" for row in picked.seen),
+        shelved=sum(row.what == "s" for row in picked.seen),
+        left=sum(row.left for row in picked.seen),
+        seconds=seconds,
+    )

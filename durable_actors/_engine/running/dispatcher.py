@@ -105,7 +105,7 @@ class Dispatcher:
         self._pool = pool
         self._wake_feeder = wake_feeder
         self._on_contended = on_contended
-        self.run_slice: RunSlice = _nothing_runs
+        self.run_slice: RunSlice
         """The body of a task; set once, when the step tasks are made."""
         self._draining = draining  # then nothing starts any more, and no instance continues on its claim
         self._counts = [0] * len(ClaimState)
@@ -113,7 +113,7 @@ class Dispatcher:
         self._ready: deque[ActiveClaim] = deque()  # READY
         self._suspended: set[ActiveClaim] = set()  # RUNNING, and their own code waits for something
         self._eager = 0  # tasks that have not waited yet: each starts the next claim when it waits or ends
-        self._prefetch = AdaptivePrefetch(limits)
+        self.prefetch = AdaptivePrefetch(limits)
         self._may_have_keys = False  # some claims of the buffer may have a partition key
         self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
         self._closed = False
@@ -148,16 +148,11 @@ class Dispatcher:
         counts = self._counts
         return counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
 
-    @property
-    def prefetch(self) -> int:
-        """Rows to claim beyond the free slots now."""
-        return self._prefetch.rows
-
     def _has_free_slot(self) -> bool:
         limits, running = self._limits, self.running
         return (
             running < limits.concurrency
-            and running + self._counts[COMMITTING] < max_inflight(limits) + self._prefetch.rows
+            and running + self._counts[COMMITTING] < max_inflight(limits) + self.prefetch.rows
         )
 
     def _all_suspended(self, eager: int) -> bool:
@@ -185,13 +180,13 @@ class Dispatcher:
     def demand(self, now: float) -> int:
         """How many rows to ask for now. The feeder, which calls this, waits for no partition key meanwhile."""
         self._feeder_woken = False
-        if self.has_excess and (self._all_suspended(self._eager) or self._prefetch.late(now)):
+        if self.has_excess and (self._all_suspended(self._eager) or self.prefetch.late(now)):
             self._give_back_excess()
         self._note_if_all_ran(now)
         return self._demand(len(self._buffer))
 
     def _demand(self, buffered: int) -> int:
-        limits, prefetch, running = self._limits, self._prefetch.rows, self.running
+        limits, prefetch, running = self._limits, self.prefetch.rows, self.running
         wanted = demand(limits, running=running, buffered=buffered)
         if not wanted:
             return 0
@@ -201,7 +196,7 @@ class Dispatcher:
         )
         if room >= wanted:
             return wanted
-        # Many outcomes wait for their commit. There is more room after it: a pick is worth its round trip then.
+        # Many outcomes wait for their commit. After it there is more room, and a pick is worth its round trip.
         return 0 if room < min(limits.min_demand, wanted) else room
 
     @property
@@ -213,13 +208,13 @@ class Dispatcher:
     @property
     def wake_at(self) -> float:
         """When the feeder must call `demand` again, whatever else happens."""
-        return self._prefetch.until if self.has_excess else math.inf
+        return self.prefetch.until if self.has_excess else math.inf
 
     def add(self, claims: list[Claim], now: float) -> None:
         """Own these claims: they are renewed from now on. The most urgent goes first."""
         waiting = len(self._buffer)
         self._note_if_all_ran(now)
-        self._prefetch.picked(len(claims), now)
+        self.prefetch.picked(len(claims), now)
         for claim in claims:
             active = ActiveClaim(claim, now)
             self._claims.add(active)
@@ -256,16 +251,13 @@ class Dispatcher:
 
     def _note_if_all_ran(self, now: float) -> None:
         if not self._buffer and not self._eager:  # a step that waited was noted already
-            self._prefetch.all_ran(now)
+            self.prefetch.all_ran(now)
 
     def _give_back_excess(self) -> None:
-        """Release prefetched claims that have no slot, for nodes that have one; the most urgent first.
-
-        Only the feeder calls this: it may be waiting for the partition keys of some of these.
-        """
+        """Release prefetched claims that have no slot, for nodes that have one; the most urgent first."""
         count = self._excess()
         if count > 0:
-            self._prefetch.waited()
+            self.prefetch.waited()
             for active in [self._buffer.pop() for _ in range(count)][::-1]:
                 self._give_back(active)
         self.has_excess = False
@@ -420,7 +412,7 @@ class Dispatcher:
 
     def _note_slot_is_kept(self, eager_here: int) -> None:
         """A step holds its slot beyond its first turn: it waits, or its instance continues after the commit."""
-        self._prefetch.waited()
+        self.prefetch.waited()
         if self.has_excess and self._all_suspended(self._eager - eager_here):
             self._wake()  # claims without a slot are to be released
 
@@ -474,37 +466,30 @@ class Dispatcher:
         return True
 
     def abandon(self, active: ActiveClaim) -> None:
-        """The engine stops, and a thread of this step still runs: neither its lease nor its key is given up."""
+        """The engine stops, and a thread of this step still runs: it keeps its lease and its key."""
         active.task = None
         self._move(active, ABANDONED)
 
     # -- the end of a claim
 
     def _end(self, active: ActiveClaim) -> None:
-        """Renew it no longer; its key is for others.
-
-        Not before its task or thread has ended: one that outlives its claim keeps its key until it has returned.
-        """
-        if active.state is GONE or active.state is ABANDONED:
-            return
-        self._move(active, GONE)
-        if active.claim.partition_key is not None:
-            self._keys.free(active.claim)
-        self._claims.drop(active)
-        self._wake()
+        """A claim is over. Not before its task or thread has ended: until then, it keeps its key."""
+        if active.state is not ABANDONED:
+            self._drop(active)
+            self._wake()
 
     def _give_back(self, active: ActiveClaim, *, hold: int = OFFERED) -> None:
         """Release a claim whose step has not begun; attempts unchanged."""
+        self._drop(active)
+        if active.lost is None:
+            self._commits.release(active.claim, attempts=0, hold=hold)
+
+    def _drop(self, active: ActiveClaim) -> None:
+        """Drop ownership: renew it no longer, and let others have its key."""
         self._move(active, GONE)
         self._claims.drop(active)
         if active.claim.partition_key is not None:
             self._keys.free(active.claim)
-        if active.lost is None:
-            self._commits.release(active.claim, attempts=0, hold=hold)
-
-
-async def _nothing_runs(task_slice: TaskSlice, refused: PendingCommit | None) -> object:
-    raise RuntimeError(f"{task_slice}: no step tasks are attached to this dispatcher ({refused})")
 
 
 def _may_run(active: ActiveClaim, now: float) -> bool:
