@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from durable_actors.testing.changes import InstanceChange, InstanceState
-from durable_actors.testing.evidence import History, Violation
-from durable_actors.testing.history import BEGIN, Effect
-from durable_actors.testing.moves import Move
+from tests.invariants.changes import InstanceChange, InstanceState
+from tests.invariants.effect_log import BEGIN, Effect
+from tests.invariants.history import History, Violation
+from tests.invariants.moves import Move
 
 
 def i2_one_live_claim(history: History) -> list[Violation]:

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from durable_actors.testing.changes import InstanceChange, InstanceState, SignalChange, SignalState
-from durable_actors.testing.evidence import History, StepRun, Violation
-from durable_actors.testing.moves import Move
+from tests.invariants.changes import InstanceChange, InstanceState, SignalChange, SignalState
+from tests.invariants.history import History, StepRun, Violation
+from tests.invariants.moves import Move
 
 SHOWN: Final = 1000
 """Signals that a step is handed at most; beyond them nobody knows from outside what it was given."""

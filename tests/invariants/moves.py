@@ -29,8 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
-
-from durable_actors.testing.changes import InstanceState, Status
+from tests.invariants.changes import InstanceState, Status
 
 
 class Move(enum.Enum):

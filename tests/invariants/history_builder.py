@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from durable_actors.testing.changes import (
+from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
@@ -14,9 +14,9 @@ from durable_actors.testing.changes import (
     SignalState,
     Snapshot,
 )
-from durable_actors.testing.evidence import History
-from durable_actors.testing.history import Effect
-from durable_actors.testing.invariants import check
+from tests.invariants.check import check
+from tests.invariants.effect_log import Effect
+from tests.invariants.history import History
 
 LEASE = 10.0
 

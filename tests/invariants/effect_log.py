@@ -29,7 +29,6 @@ from typing import Any, Final, TypeVar
 
 import attrs
 import trio
-
 from durable_actors.machine import Await, Context, Next, Outcome, ScheduleChildren
 
 O = TypeVar("O", bound=Outcome)  # noqa: E741 - an outcome

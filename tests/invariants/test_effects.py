@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from tests.testing.tale import LEASE, Tale, run
+from tests.invariants.history_builder import LEASE, Tale, run
 
 
 def one() -> Tale:

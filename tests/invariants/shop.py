@@ -8,7 +8,7 @@ from typing import Any
 
 import durable_actors as da
 import trio
-from durable_actors.testing.history import EffectLog
+from tests.invariants.effect_log import EffectLog
 
 State = dict[str, Any]
 Ctx = da.Context[State]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from durable_actors.testing.changes import InstanceChange
-from durable_actors.testing.evidence import History, StepRun, Violation
-from durable_actors.testing.moves import Move
+from tests.invariants.changes import InstanceChange
+from tests.invariants.history import History, StepRun, Violation
+from tests.invariants.moves import Move
 
 
 def i9_one_step_per_key(history: History) -> list[Violation]:

@@ -19,24 +19,23 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import psycopg
-
-from durable_actors.testing.audit import fetch_changes, fetch_clock, fetch_rows, fetch_signals
-from durable_actors.testing.checks_claims import (
+from tests.invariants.audit import fetch_changes, fetch_clock, fetch_rows, fetch_signals
+from tests.invariants.checks_effects import i1_commit_before_proceed, i5_inside_the_trust_window
+from tests.invariants.checks_keys import (
+    i9_one_step_per_key,
+    i10_unique_keys_are_unique,
+    i11_barriers_open_once,
+)
+from tests.invariants.effect_log import read_effects
+from tests.invariants.history import History, Violation
+from tests.invariants.ownership import (
     i2_one_live_claim,
     i3_fences_only_grow,
     i4_stale_writes_change_nothing,
     i8_terminal_rows_never_change,
     i12_nothing_without_an_owner,
 )
-from durable_actors.testing.checks_effects import i1_commit_before_proceed, i5_inside_the_trust_window
-from durable_actors.testing.checks_keys import (
-    i9_one_step_per_key,
-    i10_unique_keys_are_unique,
-    i11_barriers_open_once,
-)
-from durable_actors.testing.checks_waits import i6_consumed_by_what_saw_it, i7_no_wake_up_is_lost
-from durable_actors.testing.evidence import History, Violation
-from durable_actors.testing.history import read_effects
+from tests.invariants.waiting import i6_consumed_by_what_saw_it, i7_no_wake_up_is_lost
 
 __all__ = [
     "INVARIANTS",

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import psycopg
-
 from durable_actors._option_checks import check_schema_name
 from durable_actors._store.sql import in_schema
-from durable_actors.testing.changes import (
+from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
@@ -33,7 +32,7 @@ from durable_actors.testing.changes import (
 def install_audit(dsn: str, schema: str = "durable") -> None:
     """Record every change from now on, in the schema `<schema>_audit`. Once per database; needs its owner."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(_text(files("durable_actors.testing").joinpath("audit.sql").read_text(), schema))
+        connection.execute(_text(Path(__file__).with_name("audit.sql").read_text(), schema))
     mark_clock(dsn, schema)
 
 
@@ -73,7 +72,7 @@ def fetch_changes(connection: psycopg.Connection[Any], schema: str) -> list[Chan
             *(_columns(SignalState, name) for name in ("old_signal", "new_signal")),
         ]
     )
-    query = f"select {told} from durable_audit.change order by seq"  # noqa: S608 - names of ours
+    query = f"select {told} from durable_audit.change order by seq"
     reader = _Reader()
     return [reader.read(row) for row in connection.execute(_text(query, schema))]
 
@@ -134,7 +133,7 @@ def _signal(values: Sequence[Any]) -> SignalState | None:
 def fetch_rows(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, InstanceState]:
     """All instances as they are, by id."""
     told = "select durable_audit.told(g) as told from durable.gen_durable g offset 0"
-    query = f"select {_columns(InstanceState, 'told')} from ({told}) t"  # noqa: S608 - names of ours
+    query = f"select {_columns(InstanceState, 'told')} from ({told}) t"
     found = (_instance(row) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
 
@@ -142,7 +141,7 @@ def fetch_rows(connection: psycopg.Connection[Any], schema: str) -> Mapping[int,
 def fetch_signals(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, SignalState]:
     """All signals as they are, by id."""
     told = "select durable_audit.told(s) as told from durable.signals s offset 0"
-    query = f"select {_columns(SignalState, 'told')} from ({told}) t"  # noqa: S608 - names of ours
+    query = f"select {_columns(SignalState, 'told')} from ({told}) t"
     found = (_signal(row) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from tests.testing.tale import LEASE, Tale, run
+from tests.invariants.history_builder import LEASE, Tale, run
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 

@@ -1,5 +1,5 @@
 -- audit: record every change of the instances and of their inboxes, by triggers, in a schema of its own.
--- Written for schema "durable" and read by `durable_actors.testing.audit`. For tests: a write costs two to three times as much.
+-- Written for schema "durable" and read by `tests.invariants.audit`. For tests: a write costs two to three times as much.
 --
 -- order    seq is drawn while the row is locked: of one instance, and of the signals sent to it, the order of seq is the order
 --          of the transactions. Between instances it is so where one transaction waited for, or saw, the other.

@@ -11,13 +11,13 @@ import pytest
 import trio
 from durable_actors._store.observe import retry_instance
 from durable_actors.machine import isolated_registry
-from durable_actors.testing.audit import install_audit
-from durable_actors.testing.history import EffectLog
-from durable_actors.testing.invariants import History, check, read_history
-from durable_actors.testing.moves import Move
 from tests.engine.kit import QUICK, make_node, pick
+from tests.invariants.audit import install_audit
+from tests.invariants.check import History, check, read_history
+from tests.invariants.effect_log import EffectLog
+from tests.invariants.moves import Move
+from tests.invariants.shop import define
 from tests.kit import PATIENCE
-from tests.testing.shop import define
 
 LEASE = 3.0
 SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 0.05, "pool_size": 4}

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 import attrs
-
-from durable_actors.testing.changes import (
+from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
@@ -17,7 +16,7 @@ from durable_actors.testing.changes import (
     SignalChange,
     SignalState,
 )
-from durable_actors.testing.history import (
+from tests.invariants.effect_log import (
     BEGIN,
     END,
     LEFT,
@@ -28,7 +27,7 @@ from durable_actors.testing.history import (
     SESSIONS_LOST,
     Effect,
 )
-from durable_actors.testing.moves import Move, move_of
+from tests.invariants.moves import Move, move_of
 
 Event = Change | Effect
 

@@ -1,7 +1,7 @@
 import psycopg
 import pytest
 import trio
-from durable_actors.testing.interleave import Points, open_sessions, wait_backend_blocked
+from tests.support.interleave import Points, open_sessions, wait_backend_blocked
 
 
 @pytest.fixture

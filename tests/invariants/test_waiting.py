@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.testing.tale import Tale
+from tests.invariants.history_builder import Tale
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from typing import Any, LiteralString
 
 import attrs
 import psycopg
+from durable_actors.errors import ConfigError
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-from durable_actors.errors import ConfigError
 
 _COUNTS = """
 select s.queryid, s.toplevel, min(s.query), sum(s.calls)::int8, sum(s.rows)::int8

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from durable_actors.testing.changes import InstanceChange
-from durable_actors.testing.evidence import History, StepRun, Violation
-from durable_actors.testing.history import BEGIN, END, LEFT, OUTAGE, SESSIONS_LOST, Effect
-from durable_actors.testing.moves import Move
+from tests.invariants.changes import InstanceChange
+from tests.invariants.effect_log import BEGIN, END, LEFT, OUTAGE, SESSIONS_LOST, Effect
+from tests.invariants.history import History, StepRun, Violation
+from tests.invariants.moves import Move
 
 
 def i1_commit_before_proceed(history: History) -> list[Violation]:
