@@ -29,8 +29,8 @@ from tests.chaos.workload import SENDERS, make_plan
 from tests.chaos.world import Place, World
 from tests.chaos.zygote import Zygote
 from tests.invariants.audit import install_audit
-from tests.invariants.check import Violation
 from tests.invariants.effect_log import EffectLog
+from tests.invariants.history import Violation
 from tests.support.faults import open_proxy
 
 SECONDS: Final = 4.0

@@ -13,8 +13,10 @@ from tests.invariants.changes import (
     Clock,
     InstanceChange,
     InstanceState,
+    Move,
     SignalChange,
     SignalState,
+    move_of,
 )
 from tests.invariants.effect_log import (
     BEGIN,
@@ -27,7 +29,6 @@ from tests.invariants.effect_log import (
     SESSIONS_LOST,
     Effect,
 )
-from tests.invariants.moves import Move, move_of
 
 Event = Change | Effect
 

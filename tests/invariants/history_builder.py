@@ -21,7 +21,7 @@ from tests.invariants.history import History
 LEASE = 10.0
 
 
-class Tale:
+class HistoryBuilder:
     """Every call is one event, one second after the last; changes are transactions of their own unless `tx` says."""
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ class Tale:
         return "\n".join(map(str, check(self.history(**options))))
 
 
-def run(tale: Tale, number: int = 1, claim: str = "a", **told: Any) -> InstanceState:
+def run(builder: HistoryBuilder, number: int = 1, claim: str = "a", **told: Any) -> InstanceState:
     """Pick it, and run its step to its end; the row as it is then."""
-    tale.pick(number, claim)
-    tale.begin(number)
-    tale.end(number, **told)
-    return tale.rows[number]
+    builder.pick(number, claim)
+    builder.begin(number)
+    builder.end(number, **told)
+    return builder.rows[number]

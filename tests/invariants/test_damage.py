@@ -8,9 +8,8 @@ import durable_actors as da
 import psycopg
 import pytest
 from tests.invariants.audit import install_audit, mark_clock, read_audit
-from tests.invariants.changes import InstanceChange, SignalChange
+from tests.invariants.changes import InstanceChange, Move, SignalChange
 from tests.invariants.check import check, read_history
-from tests.invariants.moves import Move
 
 CLAIM = (
     "status = 'executing', claim_id = gen_random_uuid(), locked_by = 'n', lease_expires_at = now() + '60 s'"

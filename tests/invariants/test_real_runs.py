@@ -13,9 +13,10 @@ from durable_actors._store.observe import retry_instance
 from durable_actors.machine import isolated_registry
 from tests.engine.kit import QUICK, make_node, pick
 from tests.invariants.audit import install_audit
-from tests.invariants.check import History, check, read_history
+from tests.invariants.changes import Move
+from tests.invariants.check import check, read_history
 from tests.invariants.effect_log import EffectLog
-from tests.invariants.moves import Move
+from tests.invariants.history import History
 from tests.invariants.shop import define
 from tests.kit import PATIENCE
 
