@@ -1,6 +1,7 @@
-"""What the audit tells: rows before and after each change, who had committed by then, and when it was.
+"""The changes that the audit recorded, as values, and which of the engine's moves each change is. Pure.
 
-Values and nothing else; `audit` reads them from the database. Times are seconds since the epoch, by the server's clock.
+A change has the row before and after it, the time, and the transactions that had ended by then. `audit` reads changes
+from the database. Times are seconds since the epoch, on the server's clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TERMINAL: Final = frozenset({"done", "failed"})
 
 @attrs.frozen(kw_only=True)
 class InstanceState:
-    """An instance as a change left it: the columns of its row that invariants speak of."""
+    """An instance as a change left it: the columns that the invariants refer to."""
 
     id: int
     status: Status
@@ -63,12 +64,12 @@ class InstanceState:
 
     @property
     def occupies(self) -> str | None:
-        """The unique key that it occupies now."""
+        """The unique key that it occupies in this state."""
         return self.unique_key if self.status in self.unique_scope else None
 
     @property
     def place(self) -> tuple[int, float, int]:
-        """Its place in the order of its key."""
+        """Its position among the rows of its partition key."""
         return (self.priority, self.eligible_at, self.id)
 
 
@@ -85,10 +86,10 @@ class SignalState:
 
 @attrs.frozen
 class Change:
-    """One change of one row: what every change tells."""
+    """One change of one row: what is recorded for every change."""
 
     seq: int
-    """Grows; of one instance and its inbox in the order of the commits."""
+    """Increases; for one instance and its inbox it follows the order of the commits."""
     txid: int
     """The transaction."""
     began: float
@@ -96,9 +97,9 @@ class Change:
     at: float
     """When it was written."""
     seen: float
-    """A moment later."""
+    """The time just after the snapshot was taken."""
     snapshot: Snapshot | None
-    """Which transactions had ended, between these two; None: unknown."""
+    """The transactions that had ended at a moment between `at` and `seen`; None: unknown."""
     writer: str
     """`application_name` of the session."""
     backend: int
@@ -109,7 +110,7 @@ class Change:
 
 @attrs.frozen
 class InstanceChange(Change):
-    """A change of an instance; without `old` it was inserted, without `new` deleted."""
+    """A change of an instance. `old` is None for an insert, `new` is None for a delete."""
 
     old: InstanceState | None
     new: InstanceState | None
@@ -123,28 +124,28 @@ class InstanceChange(Change):
         parts = [
             f"{name} {_value(before[name])} → {_value(value)}"
             for name, value in after.items()
-            if value != before[name] and name not in _UNTOLD
+            if value != before[name] and name not in _NOT_SHOWN
         ]
         return f"{_short(self.old)}: " + (", ".join(parts) or "written, unchanged")
 
 
 @attrs.frozen
 class SignalChange(Change):
-    """A change of a signal; without `old` it was sent, without `new` deleted."""
+    """A change of a signal. `old` is None when it is sent, `new` is None when it is deleted."""
 
     old: SignalState | None
     new: SignalState | None
 
     @property
     def signal(self) -> SignalState:
-        """The signal, as it is now or was last."""
+        """The signal after the change, or before it if the change deleted it."""
         found = self.new or self.old
         assert found is not None
         return found
 
     @property
     def takes(self) -> bool:
-        """Whether it takes an unread signal out of the inbox."""
+        """Whether it removes an unread signal from the inbox."""
         return (
             self.old is not None
             and self.old.consumed_at is None
@@ -156,7 +157,7 @@ class SignalChange(Change):
         return f"signal {self.signal.id} ({self.signal.name}) {what}"
 
 
-_UNTOLD: Final = frozenset({"rev", "eligible_at", "inbox", "hold"})
+_NOT_SHOWN: Final = frozenset({"rev", "eligible_at", "inbox", "hold"})
 
 
 def _short(state: InstanceState) -> str:
@@ -173,7 +174,7 @@ _UUID: Final = 36
 
 @attrs.frozen
 class Snapshot:
-    """Which transactions had ended: Postgres' `pg_snapshot`."""
+    """The transactions that had ended: Postgres' `pg_snapshot`."""
 
     xmin: int = 0
     xmax: int = 0
@@ -181,7 +182,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:
-        """Read `xmin:xmax:running,…`."""
+        """Parse `xmin:xmax:running,…`."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(map(int, running.split(","))) if running else frozenset())
 
@@ -192,10 +193,10 @@ class Snapshot:
 
 @attrs.frozen
 class Clock:
-    """From the machine's monotonic clock to the server's, by moments at which both were read."""
+    """Converts the machine's monotonic clock to the server's, from moments at which both were read."""
 
     points: Sequence[tuple[int, float, float]] = ()
-    """Monotonic nanoseconds, the server's seconds, and by how many seconds that may be wrong; in order."""
+    """Monotonic nanoseconds, the server's seconds, and the possible error in seconds; in order."""
 
     def at(self, monotonic_ns: int) -> float:
         """The server's time at that moment."""
@@ -211,7 +212,7 @@ class Clock:
 
     @property
     def doubt(self) -> float:
-        """By how many seconds `at` may be wrong: round trips, and what the clocks drifted apart meanwhile."""
+        """The possible error of `at`, in seconds: round trips, and the drift between the two clocks."""
         offsets = [_offset(point) for point in self.points]
         drift = max((abs(b - a) for a, b in pairwise(offsets)), default=0.0)
         return drift + max((point[2] for point in self.points), default=0.0)
@@ -222,7 +223,29 @@ def _offset(point: tuple[int, float, float]) -> float:
 
 
 class Move(enum.Enum):
-    """See the table above."""
+    """What a change of an instance did. The engine makes these moves and no others.
+
+    =========  ==============================================  ===============================================
+    move       from → to                                       made by
+    =========  ==============================================  ===============================================
+    INSERT     nothing → a row                                 a client, a step, a parent's outcome
+    PICK       runnable → executing, a new claim               a feeder
+    RENEW      executing, a later lease                        the heartbeat
+    COMMIT     executing → anything, the claim kept            the outcome of the step, fenced
+    RELEASE    executing → runnable, the claim cleared         its worker: a drain, a busy key, a cancelled step
+    REAP       the same, crashes + 1; or failed: quarantined   a reaper
+               (crashes unchanged: its node stopped in order)
+    CRASH      the same, `last_error` names the exception      its worker: SystemExit and the like in a step
+    WAKE       awaiting_signal → runnable                      a signal, the park's recheck, a deadline
+    COUNT      awaiting_children, fewer (or more) pending      a child's end (or its retry)
+    OPEN       awaiting_children → runnable                    the last child, or a deadline
+    OFFER      runnable, another hold                          the pick, a promotion
+    FLAG       only the mark that its inbox is in use          a signal
+    RETRY      failed → runnable                               an operator
+    DELETE     a row → nothing                                 retention
+    FOREIGN    anything else                                   nobody: no rule allows such a write
+    =========  ==============================================  ===============================================
+    """
 
     INSERT = enum.auto()
     PICK = enum.auto()
@@ -242,7 +265,7 @@ class Move(enum.Enum):
 
 
 def move_of(old: InstanceState | None, new: InstanceState | None) -> Move:
-    """Tell what a change did."""
+    """Classify a change."""
     if old is None:
         return Move.INSERT
     if new is None:
@@ -263,29 +286,27 @@ def _from_executing(old: InstanceState, new: InstanceState) -> Move:
         return _quiet(old, new, Move.RENEW, "lease_expires_at")
     if new.claim_id is not None or new.locked_by is not None:
         return Move.FOREIGN
-    return _given_back(old, new)
+    return _released(old, new)
 
 
-def _given_back(old: InstanceState, new: InstanceState) -> Move:
-    given_back = (*_CLAIM, "status", "attempt", "rev", "hold")
+def _released(old: InstanceState, new: InstanceState) -> Move:
+    released = (*_CLAIM, "status", "attempt", "rev", "hold")
     if new.crashes == old.crashes and new.status == "runnable" and new.attempt - old.attempt in {0, 1}:
         if new.attempt == old.attempt and new.eligible_at != old.eligible_at:
-            return _only(
-                old, new, Move.REAP, *given_back, "eligible_at"
-            )  # its node had stopped in good order
-        return _only(old, new, Move.RELEASE, *given_back)
+            return _only(old, new, Move.REAP, *released, "eligible_at")  # its node had stopped in order
+        return _only(old, new, Move.RELEASE, *released)
     if new.crashes == old.crashes + 1 and new.status in {"runnable", "failed"}:
-        move = Move.CRASH if _tells_crash(new) else Move.REAP
-        return _only(old, new, move, *given_back, "crashes", "eligible_at", "last_error")
+        move = Move.CRASH if _names_exception(new) else Move.REAP
+        return _only(old, new, move, *released, "crashes", "eligible_at", "last_error")
     return Move.FOREIGN
 
 
-def _tells_crash(new: InstanceState) -> bool:
-    """crash_claims.sql says what was raised; reap_claims.sql, which has seen nothing, does not."""
-    told = new.last_error or ""
+def _names_exception(new: InstanceState) -> bool:
+    """`crash_claims.sql` writes which exception was raised. `reap_claims.sql` does not know it."""
+    error = new.last_error or ""
     if new.status == "failed":
-        return told.startswith("quarantined: ") and "without an outcome (the last time: " in told
-    return told.startswith(f"crash {new.crashes}: ")
+        return error.startswith("quarantined: ") and "without an outcome (the last time: " in error
+    return error.startswith(f"crash {new.crashes}: ")
 
 
 def _from_await(old: InstanceState, new: InstanceState) -> Move:
@@ -320,13 +341,13 @@ _WOKEN: Final = ("status", "eligible_at", "step", "await_step", "await_deadline"
 
 
 def _only(old: InstanceState, new: InstanceState, move: Move, *free: str) -> Move:
-    """The move, if nothing changed but these columns."""
+    """The move if only these columns changed, else FOREIGN."""
     same = attrs.evolve(new, **{name: getattr(old, name) for name in free})
     return move if same == old else Move.FOREIGN
 
 
 def _quiet(old: InstanceState, new: InstanceState, move: Move, *free: str) -> Move:
-    """The move, if nothing changed but these columns and the inbox's mark; that alone is a FLAG."""
+    """The move if only these columns changed, FLAG if only the inbox's mark did, else FOREIGN."""
     if all(getattr(old, name) == getattr(new, name) for name in free):
         return _only(old, new, Move.FLAG, "inbox")
     return _only(old, new, move, *free)

@@ -13,14 +13,14 @@ from tests.invariants.history import History, StepRun, Violation
 
 
 def i1_commit_before_proceed(history: History) -> list[Violation]:
-    """A step runs only from a committed row, and a row goes on only by an outcome that a step had reached.
+    """A step runs only from a committed row, and a row advances only by an outcome that its step had reached.
 
-    * What a step was told when it began (visit, step, attempt) is a committed row under its claim, committed by then.
-      Only a crash of the server may forget the claim itself, of a row without a key.
-    * A commit comes after the end of its step, and is what the step returned (or what `handle` made of it).
-    * What somebody was told is committed (`note("inserted", id=…)`) is there; a live instance is not deleted.
+    * When a step begins, a row with its claim, visit, step and attempt is committed. Exception: a crash of the server
+      may lose the claim of a row without a partition key.
+    * A commit follows the end of its step, and is what the step (or `handle`) returned.
+    * An acknowledged insert (`note("inserted", id=…)`) is there, and no live instance is deleted.
 
-    Steps run at least once: a begin without a commit is no violation.
+    Steps run at least once, so a begin without a commit is no violation.
     """
     return [
         *_unfounded_runs(history),
@@ -47,8 +47,8 @@ def _unfounded_runs(history: History) -> Iterator[Violation]:
             sentence = "a step began under a claim and visit that were never committed"
             yield history.violation("I1", sentence, began, *others[-1:])
             continue
-        told = (began.step, began.attempt, began.fsm)
-        if told != (entry.new.step, entry.new.attempt, entry.new.fsm):
+        step = (began.step, began.attempt, began.fsm)
+        if step != (entry.new.step, entry.new.attempt, entry.new.fsm):
             yield history.violation("I1", "a step began that is not the one in the row", entry, began)
         at = history.at(began) + history.doubt
         if at < entry.at:
@@ -58,18 +58,18 @@ def _unfounded_runs(history: History) -> Iterator[Violation]:
 
 
 def _forgotten(history: History, began: Effect) -> bool:
-    """Whether a crash of the server may have forgotten its claim.
+    """Whether a crash of the server may have lost its claim.
 
-    A pick of rows without a key does not wait for the disk; the row that it claimed was committed all the same, and is
-    claimed again. A visit that was entered under the forgotten claim would be a lost commit.
+    A pick of rows without a key does not wait for the disk. The row was committed before the pick, so it can be claimed
+    again. But if the step began at a visit that no committed row shows, the server has lost an outcome.
     """
     first, last = began.at - int(history.lease * 1e9), began.at + int((1 + history.margin) * 1e9)
     crashes = (effect.at for kind in (OUTAGE, SESSIONS_LOST) for effect in history.notes(kind))
     if not any(first <= at <= last for at in crashes):
         return False
-    told = (began.visit, began.step, began.attempt, began.fsm)
+    step = (began.visit, began.step, began.attempt, began.fsm)
     return any(
-        (new.visit, new.step, new.attempt, new.fsm) == told
+        (new.visit, new.step, new.attempt, new.fsm) == step
         for change, _ in history.by_instance.get(began.id or 0, ())
         if (new := change.new) is not None
         and new.status == "runnable"
@@ -93,9 +93,9 @@ def _unfounded_commits(history: History) -> Iterator[Violation]:
         if ended is not None and history.at(ended) - history.doubt > change.at:
             sentence = "an outcome was committed before its step had ended"
             yield history.violation("I1", sentence, run.began, change, ended)
-        elif (told := run.outcome) is not None and not _agrees(told, run, change):
-            sentence = f"the step returned {told.data['outcome']}, and something else was committed"
-            yield history.violation("I1", sentence, run.began, told, change)
+        elif (outcome := run.outcome) is not None and not _agrees(outcome, run, change):
+            sentence = f"the step returned {outcome.data['outcome']}, and something else was committed"
+            yield history.violation("I1", sentence, run.began, outcome, change)
 
 
 _STATUSES: Final[Mapping[str, frozenset[str]]] = {
@@ -108,20 +108,20 @@ _STATUSES: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-def _agrees(told: Effect, run: StepRun, change: InstanceChange) -> bool:
-    """Whether the row went where the outcome says.
+def _agrees(outcome: Effect, run: StepRun, change: InstanceChange) -> bool:
+    """Whether the commit is what the outcome demands.
 
-    An outcome that cannot be stored goes through `handle`, which may return any; without one of its own it fails.
+    `handle` receives an outcome that cannot be stored, and may return any other; by default the instance fails.
     """
     old, new = change.old, change.new
-    statuses = _STATUSES.get(str(told.data["outcome"]))
+    statuses = _STATUSES.get(str(outcome.data["outcome"]))
     if old is None or new is None or statuses is None or new.status == "failed":
         return True
     if any(event.kind == "handle" for event in run.events):
         return True
     if new.status not in statuses:
         return False
-    entered = told.data.get("next")
+    entered = outcome.data.get("next")
     if entered is None:
         return new.visit == old.visit
     parked = new.status in {"awaiting_signal", "awaiting_children"}
@@ -137,8 +137,8 @@ def _lost_inserts(history: History) -> Iterator[Violation]:
 def i2_one_live_claim(history: History) -> list[Violation]:
     """An instance is claimed only while it is runnable, and a claim runs each visit at most once.
 
-    * A claim whose lease is not over is taken back only from a worker that is dead, or whose session was lost.
-    * Two runs of an instance may overlap (the first one lost its claim and does not know it): the fence is for that.
+    * An unexpired claim is taken only from a worker that is dead, or whose session was lost.
+    * Two runs of an instance may overlap, if the first lost its claim and does not know it yet. The fence handles that.
     """
     found: list[Violation] = []
     for change, move in history.moves:
@@ -160,7 +160,7 @@ def i2_one_live_claim(history: History) -> list[Violation]:
 
 
 def _robbed(history: History) -> Iterator[Violation]:
-    """Claims that were taken from workers who went on to tell of their steps, and whose sessions nobody had cut."""
+    """Unexpired claims that were taken from workers which recorded events afterwards, and had kept their sessions."""
     pids: dict[str, set[int]] = defaultdict(set)
     last: dict[int, Effect] = {}
     for key, run in history.runs.items():
@@ -182,7 +182,7 @@ def _robbed(history: History) -> Iterator[Violation]:
 
 
 def _is_takeover(old: InstanceState, new: InstanceState, move: Move) -> bool:
-    """Whether somebody claimed what was not to be had. Other changes of a claimed row are I4's business."""
+    """Whether this is a claim of a row that was not runnable. I4 covers other changes of a claimed row."""
     if move is not Move.FOREIGN or new.status != "executing" or old.status == "runnable":
         return False
     return old.status != "executing" or old.claim_id != new.claim_id
@@ -196,7 +196,7 @@ def _entry_of(history: History, change: InstanceChange) -> InstanceChange | None
 
 
 def i3_fences_only_grow(history: History) -> list[Violation]:
-    """`visit` and `rev` never go back, `visit` grows by one and in commits only, and no claim id is used again."""
+    """`visit` and `rev` never go back, only a commit increments `visit`, by one, and no claim id is reused."""
     found: list[Violation] = []
     users: dict[str, InstanceChange] = {}
     for changes in history.by_instance.values():
@@ -239,16 +239,16 @@ def _fence_broken(old_visit: int, visit: int, old_rev: int, rev: int, move: Move
 
 
 def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
-    """A live row is changed only by moves that the engine has, each by whoever may make it.
+    """A live row changes only by the engine's moves, each made by the session that may make it.
 
-    * A change that is none of them was made by somebody who did not own the row, or was not looked at by the fence.
-    * Where workers have names (`application_name`): outcomes, renewals and releases come from the worker that made the
+    * Any other change was made by a session that did not own the row, or that bypassed the fence.
+    * If workers have names (`application_name`), outcomes, renewals and releases come from the worker that made the
       claim.
-    * A claim that is given up, or whose lease is over while `late_commit="reject"`, commits nothing.
-    * Nothing is written behind the audit's back: each change begins where the last one ended.
+    * A released claim commits nothing; nor does an expired one if `late_commit="reject"`.
+    * The audit misses no write: each change begins where the last one ended.
 
-    What rides on an outcome (signals, children) is I6's and I11's business; an outcome written in the name of another
-    worker's claim, before that worker's step had ended, is I1's.
+    I6 and I11 cover what is written along with an outcome (signals, children). I1 covers an outcome that is written
+    under another worker's claim before that worker's step ended.
     """
     found: list[Violation] = [*_gaps(history)]
     names = _names(history)
@@ -267,7 +267,7 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
                 sentence = f"{change.writer or 'somebody'} wrote under a claim of {', '.join(sorted(known))}"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
         if move is Move.COMMIT and history.late_commit == "reject" and old.lease_expires_at is not None:
-            # `began` is before the moment at which the fence looked at the lease.
+            # The fence read the lease later than `began`, so a positive difference is proof.
             late = change.began - old.lease_expires_at
             if late > 0:
                 sentence = f"an outcome was committed {late:.3f} s after its lease"
@@ -286,7 +286,7 @@ def _gaps(history: History) -> Iterator[Violation]:
 
 
 def _names(history: History) -> Mapping[str, frozenset[str]]:
-    """By owner: the names of the sessions that claimed for it."""
+    """By owner: the names of the sessions that made its claims."""
     found: dict[str, set[str]] = defaultdict(set)
     for change, move in history.moves:
         if move is Move.PICK and change.new is not None and change.new.locked_by is not None:
@@ -295,12 +295,12 @@ def _names(history: History) -> Mapping[str, frozenset[str]]:
 
 
 def i5_inside_the_trust_window(history: History) -> list[Violation]:
-    """No step begins, or goes on, after its lease by more than the margin; and none after its claim was given back.
+    """No step begins or continues after its lease by more than the margin, nor after its claim was released.
 
-    * The lease is the latest that was granted by then. A claim that a reaper took early, from a node that seemed
-      dead, is trusted by its worker until it hears of that: the fence refuses its outcome.
-    * Time in which the process stood still does not count: nobody can stop code that does not run.
-    * Code in a thread cannot be cancelled: it may end late, but not begin late. Its row is not given back before.
+    * The lease is the latest that was granted by then. If a reaper took a claim early, from a node that seemed dead,
+      its worker trusts the lease until it learns of that; the fence refuses the outcome.
+    * Time in which the process did not run does not count: code that does not run cannot be stopped.
+    * Code in a thread cannot be cancelled: it may end late, but not begin late. Its row is not released before it ends.
     """
     found: list[Violation] = []
     leases = _leases(history)
@@ -333,7 +333,7 @@ def _overrun(history: History, event: Effect, granted: Sequence[InstanceChange])
     known = [change for change in granted if change.at <= at + history.doubt]
     lease = max((change for change in known), key=_until, default=None)
     if lease is None:
-        return  # I1's business
+        return  # I1 reports it
     over = at - _until(lease)
     if over <= history.margin + history.doubt:
         return
@@ -348,7 +348,7 @@ def _until(change: InstanceChange) -> float:
 
 
 def i8_terminal_rows_never_change(history: History) -> list[Violation]:
-    """A row that is done or failed is not written again. It may be deleted; an operator may retry a failed one."""
+    """A row that is done or failed is not written again. It may be deleted, and an operator may retry a failed one."""
     return list(_disturbed(history))
 
 
@@ -367,19 +367,19 @@ def _disturbed(history: History) -> Iterator[Violation]:
 
 
 def i12_nothing_without_an_owner(history: History) -> list[Violation]:
-    """No row stays executing after its lease for longer than the reap interval (and the margin).
+    """No row stays executing after its lease for longer than the reap interval and the margin.
 
-    Outages do not count: while Postgres, or every worker, is away (`EffectLog.outage`) nobody can reap.
+    Outages do not count: while Postgres, or every worker, is down (`EffectLog.outage`), nobody can reap.
     """
     found: list[Violation] = []
     limit = history.reap_interval + history.margin
     for number, changes in history.by_instance.items():
         last: InstanceChange | None = None
-        told: set[str | None] = set()
+        reported: set[str | None] = set()
         for change, _ in changes:
             late = _late(history, change.old, last, change.at)
-            if late > limit and change.old is not None and change.old.claim_id not in told:
-                told.add(change.old.claim_id)
+            if late > limit and change.old is not None and change.old.claim_id not in reported:
+                reported.add(change.old.claim_id)
                 sentence = f"nobody took a row back whose lease was over for {late:.2f} s"
                 found.append(history.violation("I12", sentence, _entry_of(history, change), change))
             last = change
@@ -391,7 +391,7 @@ def i12_nothing_without_an_owner(history: History) -> list[Violation]:
 
 
 def _late(history: History, row: InstanceState | None, last: InstanceChange | None, at: float) -> float:
-    """Seconds for which a reaper could have taken the row, and did not: not while somebody held its lock."""
+    """Seconds for which a reaper could have taken the row. Time in which another session locked it does not count."""
     if row is None or row.status != "executing" or row.lease_expires_at is None:
         return 0.0
     since = row.lease_expires_at

@@ -1,4 +1,4 @@
-"""A real database, damaged by hand: the triggers see it, and the checkers tell it. And the audit itself."""
+"""SQL damages a real database: the triggers record it, and the right checker reports it. And the audit itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEND = "insert into durable.signals (target_id, name) values (1, 'go')"
 
 @pytest.fixture
 def db(durable_dsn):
-    """A database with two instances, from whose first second on everything is recorded."""
+    """A database with two instances, in which every change is recorded."""
     install_audit(durable_dsn)
     with psycopg.connect(durable_dsn, autocommit=True, application_name="hand") as connection:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The effect log: written by whoever runs, whole or not at all, read in the order of what happened."""
+"""The effect log: lines are whole or skipped, events are read in order, whoever wrote them."""
 
 from __future__ import annotations
 

@@ -57,21 +57,21 @@ def forgotten(builder: HistoryBuilder, **columns) -> HistoryBuilder:
     """The server crashes, and forgets a claim whose step has begun."""
     builder.put(2)
     builder.pick(2, "x")
-    builder.tell("begin", 1, row=attrs.evolve(builder.rows[1], claim_id="a", **columns))
+    builder.effect("begin", 1, row=attrs.evolve(builder.rows[1], claim_id="a", **columns))
     return builder
 
 
 def test_a_claim_that_a_crash_of_the_server_forgot():
     builder = forgotten(one())
     assert builder.broken() == {"I1"}  # there was no crash
-    builder.tell("sessions_lost")
+    builder.effect("sessions_lost")
     assert builder.sentences() == ""
     builder = forgotten(one(), visit=2)  # a visit that was never committed
-    builder.tell("outage")
+    builder.effect("outage")
     assert builder.broken() == {"I1"}
     builder = HistoryBuilder()
     builder.put(1, partition_key="k")  # its pick waits for the disk
-    forgotten(builder).tell("outage")
+    forgotten(builder).effect("outage")
     assert builder.broken() == {"I1"}
 
 
@@ -109,7 +109,7 @@ def test_an_outcome_that_was_committed_while_its_step_ran():
     builder.begin(1)
     row = builder.rows[1]
     builder.commit(1, "runnable", visit=2)
-    builder.tell("end", 1, row=row)
+    builder.effect("end", 1, row=row)
     assert builder.broken() == {"I1"}
     assert "before its step had ended" in builder.sentences()
 
@@ -143,9 +143,9 @@ def test_an_outcome_that_was_refused_and_handled():
 
 def test_an_insert_that_was_acknowledged_and_lost():
     builder = one()
-    builder.tell("inserted", 1)
+    builder.effect("inserted", 1)
     assert builder.sentences() == ""
-    builder.tell("inserted", 7)
+    builder.effect("inserted", 7)
     assert builder.broken() == {"I1"}
 
 
@@ -191,7 +191,7 @@ def robbed(builder: HistoryBuilder) -> HistoryBuilder:
     row = builder.rows[1]
     builder.begin(1)
     builder.give_back(1, crash=True)
-    builder.tell("left", 1, row=row)
+    builder.effect("left", 1, row=row)
     return builder
 
 
@@ -204,20 +204,20 @@ def test_a_claim_of_a_worker_that_is_dead_or_cut_off(builder):
     builder.pick(1, "a")
     builder.begin(1)
     builder.give_back(1, crash=True)
-    assert builder.broken() == set()  # it never told anything again
+    assert builder.broken() == set()  # it recorded nothing afterwards
     builder = HistoryBuilder()
     builder.put(1)
-    builder.tell("sessions_lost", pid=9)
+    builder.effect("sessions_lost", pid=9)
     assert robbed(builder).broken() == set()
 
 
 def test_a_worker_that_stands_still_is_alive(builder):
-    builder.tell("paused")
+    builder.effect("paused")
     assert robbed(builder).broken() == {"I2"}
     builder = HistoryBuilder()
     builder.put(1)
-    builder.tell("paused")
-    builder.tell("resumed")  # its keeper may have given up its session, and needs a moment for a new one
+    builder.effect("paused")
+    builder.effect("resumed")  # its keeper may have given up its session, and needs a moment for a new one
     assert robbed(builder).broken() == set()
 
 
@@ -331,7 +331,7 @@ def late(builder: HistoryBuilder, *, thread: bool = False) -> HistoryBuilder:
     builder.sleep(LEASE)
     builder.give_back(1, crash=True)
     builder.sleep(5)
-    builder.tell("end", 1, row=row, **more)
+    builder.effect("end", 1, row=row, **more)
     return builder
 
 
@@ -350,7 +350,7 @@ def test_a_thread_may_not_begin_after_it():
     row = builder.rows[1]
     builder.sleep(LEASE + 2)
     builder.give_back(1, crash=True)
-    builder.tell("begin", 1, row=row, thread=True)
+    builder.effect("begin", 1, row=row, thread=True)
     assert builder.broken() == {"I5"}
 
 
@@ -382,22 +382,22 @@ def test_time_in_which_a_process_stood_still_does_not_count():
     builder.pick(1, "a")
     row = builder.rows[1]
     builder.begin(1)
-    builder.tell("paused")
+    builder.effect("paused")
     builder.sleep(LEASE)
     builder.give_back(1, crash=True)
     builder.sleep(5)
-    builder.tell("resumed")
+    builder.effect("resumed")
     builder.now -= 0.9  # at once, before it comes to a checkpoint
-    builder.tell("left", 1, row=row)
+    builder.effect("left", 1, row=row)
     assert builder.sentences() == ""
     builder.sleep(2)
-    builder.tell("left", 1, row=row)
+    builder.effect("left", 1, row=row)
     assert builder.broken() == {"I5"}
 
 
 def test_a_step_of_another_process_does_not_profit_from_a_pause():
     builder = one()
-    builder.tell("paused", pid=99)
+    builder.effect("paused", pid=99)
     assert late(builder).broken() == {"I5"}
 
 
@@ -408,7 +408,7 @@ def test_a_claim_that_was_given_back_under_its_step():
         row = builder.rows[1]
         builder.begin(1, thread=thread)
         builder.give_back(1)
-        builder.tell("end", 1, row=row, thread=thread)
+        builder.effect("end", 1, row=row, thread=thread)
         assert builder.broken() == {"I5"}
         assert "given back while its step ran" in builder.sentences()
 
@@ -431,7 +431,7 @@ def test_an_operator_may_retry(builder):
     builder.put(1, status="runnable", claim_id=None, attempt=0, crashes=0, rev=2)
     assert builder.broken() == {"I8"}
     assert builder.broken(operator=True) == set()
-    builder.tell("retried", 1)
+    builder.effect("retried", 1)
     assert builder.broken() == set()
 
 
@@ -456,9 +456,9 @@ def test_a_claim_that_was_taken_back_in_time(builder):
 def test_nobody_can_reap_in_an_outage(builder):
     builder.pick(1, "a")
     builder.sleep(LEASE)
-    builder.tell("outage")
+    builder.effect("outage")
     builder.sleep(60)
-    builder.tell("recovered")
+    builder.effect("recovered")
     builder.sleep(3)
     builder.give_back(1, crash=True)
     assert builder.broken() == set()

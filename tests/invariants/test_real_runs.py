@@ -1,4 +1,4 @@
-"""Real runs: nothing to complain of, and every move of the engine was made in them."""
+"""Real runs, in which the engine makes every move: no checker reports a violation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(dsn: str, log: EffectLog, **options) -> History:
 
 
 async def work(dsn: str, log: EffectLog, shop) -> None:
-    """Two nodes that do everything once: the second one goes, and leaves a step in the middle."""
+    """Two nodes do everything once. The second one stops in the middle of a step."""
     async with da.open_client(dsn) as client:
         ids = await insert_all(
             client, shop

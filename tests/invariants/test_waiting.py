@@ -174,11 +174,11 @@ def test_a_park_that_overlooks_a_signal(builder):
 
 
 def test_a_signal_that_was_acknowledged_and_never_written(builder):
-    builder.tell("sent", 1, name="go")
+    builder.effect("sent", 1, name="go")
     assert builder.broken() == {"I7"}
     builder.send(7, 1)
     assert builder.sentences() == ""
-    builder.tell("sent", 1, name="go")
+    builder.effect("sent", 1, name="go")
     assert builder.broken() == {"I7"}
 
 
@@ -218,9 +218,9 @@ def test_a_queue_that_is_busy_has_a_reason_to_let_rows_wait(builder):
 
 
 def test_an_outage_does_not_count(builder):
-    builder.tell("outage")
+    builder.effect("outage")
     builder.sleep(100)
-    builder.tell("recovered")
+    builder.effect("recovered")
     assert builder.sentences() == ""
 
 
@@ -259,12 +259,12 @@ def zombie(
     row = builder.rows[1]
     builder.begin(1, thread=thread)
     if lost:
-        builder.tell("sessions_lost", pid=9)
+        builder.effect("sessions_lost", pid=9)
     builder.sleep(LEASE)
     builder.give_back(1, crash=True, eligible_at=builder.now + 99)
     run(builder, 2, "b")
     builder.sleep(over)
-    builder.tell("end", 1, row=row, thread=thread)
+    builder.effect("end", 1, row=row, thread=thread)
     builder.commit(2, "done")
     return builder
 
@@ -290,7 +290,7 @@ def test_a_run_again_of_the_same_instance_counts(siblings):
     siblings.give_back(1, crash=True)
     run(siblings, 1, "b")
     siblings.commit(1, "done")
-    siblings.tell("end", 1, row=row, thread=True)
+    siblings.effect("end", 1, row=row, thread=True)
     assert siblings.broken() == {"I9"}
 
 

@@ -1,4 +1,4 @@
-"""I6, I7 and I9 to I11: signals, wake-ups, keys and barriers, i.e. what instances wait for. Pure."""
+"""I6, I7 and I9 to I11: what instances wait for, i.e. signals, wake-ups, keys and barriers. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.invariants.changes import InstanceChange, InstanceState, Move, Signal
 from tests.invariants.history import History, StepRun, Violation
 
 SHOWN: Final = 1000
-"""Signals that a step is handed at most; beyond them nobody knows from outside what it was given."""
+"""The engine passes at most this many signals to a step. With more in the inbox, the log does not show which."""
 
 
 def i6_consumed_by_what_saw_it(history: History) -> list[Violation]:
-    """A signal leaves the inbox in the very transaction that commits the step which was handed it (or named it).
+    """A signal leaves the inbox in the transaction that commits the step which received it (or named it).
 
-    * Next and ScheduleChildren take all that was handed, Await what it does not await again, Retry nothing.
-    * `Done` drops the inbox, and nothing is left of it. A failure takes nothing: the instance may be retried.
+    * Next and ScheduleChildren consume all that the step received, Await what it does not await again, Retry nothing.
+    * `Done` deletes the whole inbox. A failure consumes nothing, because the instance may be retried.
     """
     found: list[Violation] = []
     commits = _by_transaction(history)
@@ -50,7 +50,7 @@ _Moves = Sequence[tuple[InstanceChange, Move]]
 
 
 def _by_transaction(history: History) -> Mapping[tuple[int, int], _Moves]:
-    """What a transaction did to an instance: a park, and the wake of its recheck, say."""
+    """By instance and transaction: its moves, e.g. a park and the wake of its recheck."""
     found: dict[tuple[int, int], list[tuple[InstanceChange, Move]]] = defaultdict(list)
     for change, move in history.moves:
         found[change.instance, change.txid].append((change, move))
@@ -58,7 +58,7 @@ def _by_transaction(history: History) -> Mapping[tuple[int, int], _Moves]:
 
 
 def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Violation]:
-    """Whether this transaction may take this signal."""
+    """Check that this transaction may consume this signal."""
     if any(
         change.new is None or (change.new.status == "done" and move is not Move.FOREIGN)
         for change, move in moves
@@ -78,7 +78,7 @@ def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Vio
         return
     allowed = _handed(run)
     if run.outcome is None:
-        allowed |= frozenset(run.began.data.get("signals", ()))  # it may have named any that it saw
+        allowed |= frozenset(run.began.data.get("signals", ()))  # it may have named any that it could see
     else:
         allowed |= frozenset(run.outcome.data.get("consumed") or ())
     if taken.signal.id not in allowed:
@@ -87,7 +87,7 @@ def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Vio
 
 
 def _not_taken(history: History) -> Iterator[Violation]:
-    """Signals that a step was handed, and that outlived its outcome."""
+    """Signals that a step received, and that are still there after its outcome."""
     for change, move in history.moves:
         new = change.new
         if move is not Move.COMMIT or new is None or new.ended or _retries(change):
@@ -123,12 +123,12 @@ def _handed(run: StepRun) -> frozenset[int]:
 
 
 def i7_no_wake_up_is_lost(history: History) -> list[Violation]:
-    """Whoever awaits a signal that is there is awake, and whatever is due is done.
+    """No instance sleeps although its signal is there, and no due row stays unclaimed.
 
-    * A signal wakes a parked instance in its own transaction; a park that finds a signal wakes in its own. Signals that
-      the parked step was handed and keeps do not count.
-    * A signal that was acknowledged (`note("sent", id=…, name=…, dedup=…)`) was written.
-    * At the end no row is due for longer than `patience`, parked or runnable, while its queue is quiet.
+    * A signal wakes a parked instance in the signal's transaction; a park that finds a signal wakes in the park's.
+      Signals that the parked step received and keeps do not count.
+    * An acknowledged signal (`note("sent", id=…, name=…, dedup=…)`) was written.
+    * At the end no row, parked or runnable, is due for longer than `patience` while its queue is quiet.
     """
     return [*_slept_on(history), *_lost_signals(history), *_stuck(history)]
 
@@ -153,14 +153,14 @@ def _slept_on(history: History) -> Iterator[Violation]:
             committed = after is None or after.txid != event.txid
             if committed and row is not None and row.new is not None:
                 for signal in [each for each in unread.values() if _awaits(row.new, each.signal, kept)]:
-                    del unread[signal.signal.id]  # told once
+                    del unread[signal.signal.id]  # report it once
                     name = signal.signal.name
                     sentence = f"it awaits {name!r}, signal {signal.signal.id} is there, and it sleeps on"
                     yield history.violation("I7", sentence, row, signal)
 
 
 def _keeps(history: History, park: InstanceChange, unread: Iterable[int]) -> frozenset[int]:
-    """The signals that this outcome's step was handed, and may sleep on. If that is not known: any that were there."""
+    """The signals that this step received: it may keep them and sleep. If that is unknown, all that were there."""
     run = _run_of(history, park)
     handed = None if run is None or run.began is None else _handed(run)
     return frozenset(unread) if handed is None or len(handed) >= SHOWN else handed
@@ -188,7 +188,7 @@ def _lost_signals(history: History) -> Iterator[Violation]:
 
 
 def _stuck(history: History) -> Iterator[Violation]:
-    """Rows that waited at the end although nothing kept anybody from taking them."""
+    """Rows that were claimable at the end, and that nobody claimed."""
     picks: dict[str, float] = {}
     running: set[str | None] = {
         row.partition_key for row in history.rows.values() if row.status == "executing"
@@ -210,7 +210,7 @@ def _stuck(history: History) -> Iterator[Violation]:
 
 
 def _due_since(row: InstanceState, last: InstanceChange | None) -> float | None:
-    """Since when it waits for nothing; None: it does wait, or no worker knows its machine."""
+    """Since when it is due; None: it is not, or no worker knows its machine."""
     if row.status == "runnable" and row.hold <= 1:
         return max(row.eligible_at, 0.0 if last is None else last.at)
     if row.status in {"awaiting_signal", "awaiting_children"}:
@@ -219,14 +219,14 @@ def _due_since(row: InstanceState, last: InstanceChange | None) -> float | None:
 
 
 def i9_one_step_per_key(history: History) -> list[Violation]:
-    """One step of a partition key runs at a time, and the due ones go in order.
+    """One step of a partition key runs at a time, and due rows run in order.
 
     * In the database: never two executing rows of a key.
-    * In the world: a run begins after the last sign of the run before, whatever became of that one's claim; a thread
-      that outlives its lease keeps its key. After a loss of sessions (which are what holds keys) a step that can be
-      cancelled has `margin` seconds of its own time to notice; a thread cannot be helped.
-    * A pick takes the first due row of a key by (priority, eligible_at, id), of those that were committed when it began
-      and whose machine its worker knows; a step runs ahead only if no row of its key is due.
+    * In the effect log: a run begins after the last event of the previous run, whatever became of that run's claim; a
+      thread that outlives its lease keeps its key. Sessions hold the keys, so after a loss of sessions a step has
+      `margin` seconds of running time to be cancelled; a thread, which cannot be cancelled, is excused.
+    * A pick takes the first due row of a key by (priority, eligible_at, id), among the rows that were committed when it
+      began and whose machine its worker knows. A step runs ahead only if no row of its key is due.
     """
     return [*_two_executing(history), *_overlaps(history), *_out_of_order(history)]
 
@@ -271,7 +271,7 @@ def _begin(run: StepRun) -> int:
 
 
 def _excused(history: History, first: StepRun, second: StepRun) -> bool:
-    """Whether the first could not know, or could not be told, that its key was gone."""
+    """Whether the first run could not know that its key was lost, or could not be cancelled."""
     begin, end = _begin(second), first.events[-1]
     if not any(_begin(first) <= loss.at <= begin for loss in history.sessions_lost):
         return False
@@ -303,7 +303,7 @@ def _out_of_order(history: History) -> Iterator[Violation]:
 
 
 def _was_due(history: History, other: InstanceChange, change: InstanceChange) -> bool:
-    """Whether that row was certainly committed, and due, when the transaction of this change began."""
+    """Whether the other row was certainly committed and due when the transaction of this change began."""
     row = other.new
     return (
         row is not None
@@ -315,7 +315,7 @@ def _was_due(history: History, other: InstanceChange, change: InstanceChange) ->
 
 
 def _known_steps(history: History) -> Mapping[str, frozenset[tuple[str, int, str]]]:
-    """By owner: the steps of machines that it is known to know, for it has claimed such rows."""
+    """By owner: the steps that its code certainly has, because it has claimed such rows."""
     found: dict[str, set[tuple[str, int, str]]] = defaultdict(set)
     for change, move in history.moves:
         if move is Move.PICK and change.new is not None and change.new.locked_by is not None:
@@ -324,7 +324,7 @@ def _known_steps(history: History) -> Mapping[str, frozenset[tuple[str, int, str
 
 
 def i10_unique_keys_are_unique(history: History) -> list[Violation]:
-    """A unique key is occupied by one instance at a time: one whose status is in the scope that it was given."""
+    """One instance at a time occupies a unique key. It does so while its status is in the key's scope."""
     found: list[Violation] = []
     occupants: dict[str, InstanceChange] = {}
     for change, _ in history.moves:
@@ -344,10 +344,10 @@ def i10_unique_keys_are_unique(history: History) -> list[Violation]:
 
 
 def i11_barriers_open_once(history: History) -> list[Violation]:
-    """A parent's barrier opens once, when its join holds or its deadline has passed, and counts each child's end once.
+    """A barrier opens once, when its join holds or its deadline has passed, and counts each child's end once.
 
-    * Its children are inserted in the transaction that parks it, as many as it says.
-    * The counter moves by the children that ended (or were retried) in that very transaction.
+    * The children are inserted in the transaction that parks the parent, as many as `children_total` says.
+    * A change of the counter equals the number of children that ended (or were retried) in the same transaction.
     """
     found: list[Violation] = []
     families = _families(history)
@@ -377,7 +377,7 @@ def i11_barriers_open_once(history: History) -> list[Violation]:
 
 
 def _families(history: History) -> Mapping[tuple[int, int], _Moves]:
-    """By parent and barrier: what happened to the children."""
+    """By parent and barrier: the moves of the children."""
     found: dict[tuple[int, int], list[tuple[InstanceChange, Move]]] = defaultdict(list)
     for change, move in history.moves:
         row = change.new or change.old
@@ -426,7 +426,7 @@ def _counting(
 
 
 def _unopened(history: History, park: InstanceChange, children: _Moves) -> Iterator[Violation]:
-    """A barrier that is closed at the end although its children are through."""
+    """A barrier that is closed at the end although its children have ended."""
     row = history.rows.get(park.instance)
     assert park.new is not None
     if row is None or row.status != "awaiting_children" or row.visit != park.new.visit:

@@ -1,4 +1,4 @@
-"""The fault proxy does what it says: with plain sockets for the bytes, with Postgres for the commit."""
+"""The fault proxy: bytes with plain sockets, lost requests and replies with Postgres."""
 
 import psycopg
 import pytest
