@@ -1,1 +1,4 @@
-"""Helpers for testing code that uses durable_actors, on a real Postgres."""
+"""Pytest fixtures for code that uses durable_actors: a real Postgres, a fresh database per test.
+
+`plugin` has the fixtures, `database` starts the server and makes the databases. Install `durable-actors[testing]`.
+"""

@@ -1,11 +1,12 @@
 """Databases for tests: one server per run, one fresh database per test.
 
-Where the server comes from, first that applies:
+The server is the first of these that applies:
 
-1. ``DURABLE_TEST_DSN``: a server of yours; the user needs CREATEDB.
-2. A container, when a Docker engine answers (asked directly at its socket, within 100 ms).
-3. The embedded Postgres without fsync in a throw-away directory, shared by all workers of a run. The lease
-   that each worker holds is dropped by the kernel, so server and directory go even after kill -9 of the run.
+1. ``DURABLE_TEST_DSN``: your own server. The user needs CREATEDB.
+2. A container, if a Docker engine answers at its socket within 100 ms.
+3. The embedded Postgres without fsync, in a temporary directory that all workers of a run share. Each worker holds
+   a file lock, which the kernel releases when the process ends, so server and directory are removed even if the run
+   is killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ BASES = (IN_MEMORY, Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"))
 MEMORY_NEEDED = 2 * 1024**3
 PROBE_TIMEOUT = 0.1
 IMAGE = "postgres:18-alpine"
-# Tests never survive a power cut, so nothing waits for the disk.
+# Test data need not survive a crash of the server, so checkpoints are rare.
 SERVER_SETTINGS = {
     "max_connections": "300",
     "max_wal_size": "512MB",
@@ -56,13 +57,13 @@ Prepare = Callable[[str], None]
 
 
 class DatabaseServer:
-    """A Postgres in which tests make and drop databases. One per process; several may share the server."""
+    """Creates and drops databases on one Postgres. One object per process; several processes may share the server."""
 
     def __init__(self, provider: str, dsn: str, *, run: str, disposable: bool = False) -> None:
         self.provider = provider
         """``DURABLE_TEST_DSN``, ``docker`` or ``embedded``."""
         self.dsn = dsn
-        """The maintenance database: no test should write there."""
+        """The maintenance database. Tests should not write to it."""
         self._run = run
         self._disposable = disposable
         self._closing = False
@@ -80,21 +81,21 @@ class DatabaseServer:
         return self._admin.info.server_version // 10000
 
     def create(self, *, template: str = "template0") -> str:
-        """Make a database, a copy of this one, and return its DSN."""
+        """Create a database as a copy of `template`, and return its DSN."""
         name = next(self._names)
         self._create(name, template)
         return self.dsn_of(name)
 
     def drop(self, dsn: str) -> None:
-        """Have the database dropped by and by, with force; returns at once."""
+        """Drop the database in the background, with force. Returns at once."""
         name = _database_name(dsn)
         if not name.startswith(PREFIX):
-            raise ValueError(f"{name!r} is not a database of this harness")
+            raise ValueError(f"{name!r} is not a database of these fixtures")
         self._doomed.put(name)
 
     @contextlib.contextmanager
     def database(self, *, template: str = "template0") -> Generator[str]:
-        """DSN of a fresh database that lives as long as the body."""
+        """Create a database for the length of the block; yields its DSN."""
         dsn = self.create(template=template)
         try:
             yield dsn
@@ -102,9 +103,9 @@ class DatabaseServer:
             self.drop(dsn)
 
     def template(self, prepare: Prepare, *, kind: str = "") -> str:
-        """Name of the run's template database, prepared once by whichever worker comes first.
+        """Name of the run's template database. The first worker that asks for it fills it with `prepare`.
 
-        `kind` names a further one, e.g. with data that takes seconds to make.
+        `kind` names another template, e.g. one with data that takes seconds to insert.
         """
         suffix = f"_{self._run}_template{kind}"
         with self._exclusive(f"durable template {self._run} {kind}"):
@@ -128,7 +129,7 @@ class DatabaseServer:
         return make_conninfo(self.dsn, dbname=name, **options)
 
     def drop_stale(self) -> None:
-        """Drop what earlier runs left on a server of yours because they were killed."""
+        """Drop the databases that killed runs left on your server more than six hours ago."""
         rows = self._admin.execute(
             "select datname from pg_database where datname like %s", [PREFIX + "%"]
         ).fetchall()
@@ -138,7 +139,7 @@ class DatabaseServer:
                 self._doomed.put(str(name))
 
     def close(self) -> None:
-        """Finish dropping (unless the whole server goes) and disconnect."""
+        """Drop the remaining databases, unless the server itself is removed, and disconnect."""
         self._closing = True
         self._doomed.put(None)
         self._dropper.join()
@@ -148,7 +149,7 @@ class DatabaseServer:
         self._admin.close()
 
     def _drop_template_if_last(self) -> None:
-        """The last worker of the run takes the template with it."""
+        """Drop the templates if this is the last worker of the run."""
         others = self._admin.execute(
             "select count(*) from pg_stat_activity where application_name = %s and pid <> pg_backend_pid()",
             ["durable test harness"],
@@ -162,12 +163,12 @@ class DatabaseServer:
                 self._execute("drop database if exists {} with (force)", str(name))
 
     def _create(self, name: str, template: str) -> None:
-        # Copying files beats writing 7 MB through the WAL where nobody waits for the disk; 14 knows no other.
+        # Without fsync, copying files is faster than writing 7 MB to the WAL. Postgres 14 always copies files.
         strategy: LiteralString = " strategy file_copy" if self.version >= 15 else ""
         self._execute("create database {} template {}" + strategy, name, template)
 
     def _copy_in_the_kernel(self) -> None:
-        """Postgres 18 can have the kernel copy files, or share their blocks: a database for 11 ms of CPU, not 14."""
+        """Let the kernel copy or share file blocks (Postgres 18): a database takes 11 ms of CPU instead of 14."""
         self._admin.execute(
             "select set_config(name, 'clone', false) from pg_settings"
             " where name = 'file_copy_method' and 'clone' = any(enumvals)"
@@ -185,7 +186,7 @@ class DatabaseServer:
             self._admin.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", [name])
 
     def _drop_doomed(self) -> None:
-        """Thread: drops one database after the other; each costs a checkpoint, for which no test waits."""
+        """Drop one database after the other, in a thread: a drop needs a checkpoint, and no test should wait for it."""
         with psycopg.connect(
             self.dsn, autocommit=True, application_name="durable test dropper"
         ) as connection:
@@ -202,10 +203,9 @@ def _database_name(dsn: str) -> str:
 
 @contextlib.contextmanager
 def open_server(*, run: str | None = None, dsn: str | None = None) -> Generator[DatabaseServer]:
-    """The server of this test run: found, joined or started by the order above; left or stopped at the end.
+    """Find, join or start the server of this test run, as described above; leave or stop it at the end.
 
-    `run` names the run: processes that give the same name share one embedded server and one template.
-    `dsn` skips the search.
+    Processes that pass the same `run` share one embedded server and one template. `dsn` skips the search.
     """
     run = (run or uuid.uuid4().hex)[:12]
     dsn = dsn or os.environ.get("DURABLE_TEST_DSN")
@@ -223,7 +223,7 @@ def open_server(*, run: str | None = None, dsn: str | None = None) -> Generator[
 
 
 def start_throwaway(directory: Path) -> embedded.EmbeddedServer:
-    """The embedded server of a test run, with what the test helpers need loaded."""
+    """Start the embedded server of a test run, with pg_stat_statements if the binaries include it."""
     settings = dict(SERVER_SETTINGS)
     library_dir = find_binaries().bin_dir.parent / "lib"
     if any(library_dir.glob("**/pg_stat_statements.*")):
@@ -232,14 +232,14 @@ def start_throwaway(directory: Path) -> embedded.EmbeddedServer:
 
 
 def throwaway_directory(run: str) -> Path:
-    """A name that all processes of the run agree on, at a place that the server's user can reach.
+    """The directory of the run's embedded server: the same for all its processes, reachable by the server's user.
 
-    In memory where there is room: copying a database took 12 ms there and 17 to 250 ms on a busy disk.
+    In memory if there is room: copying a database took 12 ms there, and 17 to 250 ms on a busy disk.
     """
     bases = [base for base in BASES if base.is_dir()]
     places = [base / f"{_directory_prefix()}{run}" for base in bases]
     for place in places:
-        if place.exists():  # of another worker of this run: what was free then need not be free now
+        if place.exists():  # made by another worker of this run, when there may have been more room
             return place
     for base in bases:
         remove_abandoned(base)
@@ -255,7 +255,7 @@ def throwaway_directory(run: str) -> Path:
 
 
 def remove_abandoned(base: Path) -> None:
-    """Delete the directories of runs whose every process, the supervisor included, was killed."""
+    """Delete the directories of runs of which no process is left, not even the supervisor."""
     for path in base.glob(f"{_directory_prefix()}*"):
         if path.is_symlink() or path.stat().st_uid != os.geteuid():
             continue
@@ -300,8 +300,8 @@ def _connect(scheme: str, path: str, host: str | None, port: int | None) -> sock
 
 @contextlib.contextmanager
 def open_container() -> Generator[str]:
-    """DSN of a Postgres in a container; its reaper removes it, should this process be killed."""
-    # Imported here: it takes half a second, and nobody without Docker needs it.
+    """Start a Postgres in a container; yields its DSN. Its reaper removes it if this process is killed."""
+    # Imported here because it takes half a second, and only runs with Docker need it.
     from testcontainers.community.postgres import PostgresContainer  # noqa: PLC0415
 
     settings = SERVER_SETTINGS | {"fsync": "off", "shared_preload_libraries": "pg_stat_statements"}

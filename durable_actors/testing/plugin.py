@@ -1,13 +1,13 @@
-"""The pytest plugin: ``pytest_plugins = ["durable_actors.testing.plugin"]`` in your top conftest.
+"""The pytest plugin. Put ``pytest_plugins = ["durable_actors.testing.plugin"]`` into your top-level conftest.py.
 
 ===================  ========  =========================================================================
 fixture              scope     value
 ===================  ========  =========================================================================
 ``durable_server``   session   the `DatabaseServer`: one Postgres for all workers of the run
-``pg_dsn``           session   DSN of an empty database of this worker, for tests that need no schema
+``pg_dsn``           session   DSN of an empty database that all tests of this worker share
 ``empty_dsn``        test      DSN of a fresh empty database
 ``durable_dsn``      test      DSN of a fresh database with the schema in place, copied from a template
-``durable_prepare``  session   what makes the template; override it to add tables of your own
+``durable_prepare``  session   the function that fills the template; override it to add your own tables
 ===================  ========  =========================================================================
 """
 
@@ -35,7 +35,7 @@ _DSN = pytest.StashKey[str | None]()
 
 @pytest.fixture(scope="session")
 def durable_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
-    """The Postgres of this run; started by the first worker that needs it, stopped after the last."""
+    """The Postgres of this run. The first worker that needs it starts it; it stops after the last worker."""
     worker: dict[str, Any] = getattr(request.config, "workerinput", {})
     with open_server(run=worker.get("testrunuid"), dsn=worker.get("durable_test_dsn")) as server:
         yield server
@@ -43,7 +43,7 @@ def durable_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
 
 @pytest.fixture(scope="session")
 def durable_prepare() -> Prepare | None:
-    """Called with the DSN of the new template database; None leaves it empty."""
+    """The function that fills the template database; it is called with its DSN. None leaves the template empty."""
     return _migrate
 
 
@@ -53,7 +53,7 @@ def _migrate(dsn: str) -> None:
 
 @pytest.fixture(scope="session")
 def pg_dsn(durable_server: DatabaseServer) -> Iterator[str]:
-    """An empty database that all tests of this worker share: for those that need no tables."""
+    """An empty database that all tests of this worker share, for tests that need no tables of their own."""
     with durable_server.database() as dsn:
         yield dsn
 
@@ -80,7 +80,7 @@ def durable_dsn(durable_server: DatabaseServer, durable_template: str) -> Iterat
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """xdist: a container must outlive every worker, so the controller starts it, before the first of them."""
+    """With xdist the controller starts the container before the first worker, because it must outlive them all."""
     config: pytest.Config = node.config
     if _DSN not in config.stash:
         config.stash[_DSN] = None

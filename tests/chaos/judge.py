@@ -9,10 +9,11 @@ from typing import Final, LiteralString
 
 import psycopg
 import trio
-from durable_actors.testing.invariants import Violation, check, read_history
 from tests.chaos.sender import read_acks
 from tests.chaos.workload import SENDERS, Plan, Row, check_sums
 from tests.chaos.world import LEASE, REAP
+from tests.invariants.check import check, read_history
+from tests.invariants.history import Violation
 
 MARGIN: Final = 1.5
 """Seconds by which a machine may be late that shows no lag; then a worker's fork, a pick and a commit fit in."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import durable_actors as da
 import trio
-from durable_actors.testing.history import EffectLog, Run
+from tests.invariants.effect_log import EffectLog, Run
 
 LONG = 3.0
 """Seconds of a step that outlives its first lease."""

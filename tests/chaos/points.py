@@ -40,8 +40,8 @@ from durable_actors._engine.claiming import feeder
 from durable_actors._engine.committing import flusher, spawn
 from durable_actors._engine.maintenance import heartbeat, reaper
 from durable_actors._engine.running import context_port as port
-from durable_actors.testing.history import EffectLog
 from tests.chaos.machines import probe
+from tests.invariants.effect_log import EffectLog
 
 SENDING: Final = 0.004
 """Seconds that a commit takes, about; the kill at `sent` comes at a random time within."""

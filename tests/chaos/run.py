@@ -21,17 +21,17 @@ import psycopg
 import trio
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
-from durable_actors.testing.audit import install_audit
 from durable_actors.testing.database import SERVER_SETTINGS, DatabaseServer, throwaway_directory
-from durable_actors.testing.faults import open_proxy
-from durable_actors.testing.history import EffectLog
-from durable_actors.testing.invariants import Violation
 from psycopg.conninfo import make_conninfo
 from tests.chaos.judge import dump, find_leftovers, judge_history, judge_sums
 from tests.chaos.nemeses import Nemesis
 from tests.chaos.workload import SENDERS, make_plan
 from tests.chaos.world import Place, World
 from tests.chaos.zygote import Zygote
+from tests.invariants.audit import install_audit
+from tests.invariants.effect_log import EffectLog
+from tests.invariants.history import Violation
+from tests.support.faults import open_proxy
 
 SECONDS: Final = 4.0
 """How long work is sent and faults are injected, unless told otherwise."""

@@ -34,7 +34,6 @@ from durable_actors._client import Client
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import SERVER_SETTINGS, throwaway_directory
-from durable_actors.testing.history import EffectLog
 from tests.chaos.judge import find_leftovers, judge_sums
 from tests.chaos.run import _dismiss, _settle, _wait_serving
 from tests.chaos.sender import Sender
@@ -44,6 +43,7 @@ from tests.chaos.soak_verdicts import Sample, as_json, judge, table
 from tests.chaos.workload import SENDERS, Plan, make_plan
 from tests.chaos.world import Place, World
 from tests.chaos.zygote import Zygote, open_zygote
+from tests.invariants.effect_log import EffectLog
 
 SECONDS: Final = 1800.0
 WORKERS: Final = 4

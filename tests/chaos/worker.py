@@ -19,10 +19,10 @@ from pathlib import Path
 
 import durable_actors as da
 import trio
-from durable_actors.testing.history import EffectLog
 from tests.chaos import clock, releases, world
 from tests.chaos.machines import probe
 from tests.chaos.points import Point, die, stand_still
+from tests.invariants.effect_log import EffectLog
 
 
 class Ready:

@@ -17,10 +17,10 @@ import attrs
 import psycopg
 import trio
 from durable_actors._postgres.embedded.server import EmbeddedServer
-from durable_actors.testing.faults import FaultProxy
-from durable_actors.testing.history import EffectLog
 from psycopg.conninfo import make_conninfo
 from tests.chaos.zygote import Forked, Zygote
+from tests.invariants.effect_log import EffectLog
+from tests.support.faults import FaultProxy
 
 LEASE = 1.5
 """Seconds: `lease_ttl` of every worker."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 import trio
-from durable_actors.testing.interleave import open_sessions
 from tests.engine.kit import Db, make_node, pick, running
 from tests.engine.test_reaper import expire, reap
+from tests.support.interleave import open_sessions
 
 PARENT = {"status": "awaiting_children", "visit": 2, "await_step": "then", "children_total": 2}
 

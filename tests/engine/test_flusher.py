@@ -19,11 +19,11 @@ from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Address
 from durable_actors.telemetry import OutcomeStale, StoreDown, StoreUp
-from durable_actors.testing.faults import open_proxy
-from durable_actors.testing.sql import count_statements
 from psycopg.errors import LockNotAvailable, UntranslatableCharacter
 from tests.engine.kit import QUIET, Gate, claim, running
 from tests.kit import until
+from tests.support.faults import open_proxy
+from tests.support.sql import count_statements
 
 pytestmark = pytest.mark.usefixtures("registry")
 

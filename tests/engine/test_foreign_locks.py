@@ -13,8 +13,8 @@ from durable_actors._engine.committing.queue import Commits
 from durable_actors._store.rows import Committed, Transition
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import StepCommitted
-from durable_actors.testing.interleave import open_sessions
 from tests.engine.kit import Gate, make_node, pick, running
+from tests.support.interleave import open_sessions
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -7,9 +7,9 @@ import psycopg
 import pytest
 import trio.testing
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepCommitted
-from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Gate, running
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 pytestmark = pytest.mark.usefixtures("registry")
 

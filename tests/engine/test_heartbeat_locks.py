@@ -6,10 +6,10 @@ import durable_actors as da
 import pytest
 from durable_actors._engine.maintenance.heartbeat import Heartbeat, pulse_interval
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
-from durable_actors.testing.interleave import open_sessions
 from tests.engine.kit import Db, Gate, make_node, pick, running
 from tests.engine.test_reaper import reap
 from tests.kit import until
+from tests.support.interleave import open_sessions
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 import trio.testing
 from durable_actors.telemetry import StepStarted
-from durable_actors.testing.sql import count_statements
 from tests.engine.kit import QUIET, running
+from tests.support.sql import count_statements
 
 pytestmark = pytest.mark.usefixtures("registry")
 

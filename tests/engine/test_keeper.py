@@ -8,9 +8,9 @@ import pytest
 import trio
 from durable_actors._engine.keys import keeper as keeper_module, locks as keys_module
 from durable_actors._store.rows import Claim
-from durable_actors.testing.sql import count_statements
 from tests.engine.kit import Db, claim, keep, pick
 from tests.kit import until
+from tests.support.sql import count_statements
 
 
 async def test_one_key_has_one_owner_across_nodes(db: Db):

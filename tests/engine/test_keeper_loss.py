@@ -19,9 +19,9 @@ from durable_actors._engine.node import Node
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.otp import Address
-from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Db, Kept, claim, keep, make_node
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 
 class Task:

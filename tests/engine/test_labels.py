@@ -11,8 +11,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.insert import in_chunks, insert_call, plan_rows
 from durable_actors._store.observe import NEWEST, Filter, list_instances
 from durable_actors._store.sql import statement
-from durable_actors.testing.sql import explain
 from tests.engine.kit import running
+from tests.support.sql import explain
 
 TAGS = ["a", 'b "c", {d}\\', "NULL", "ü"]
 META = {"who": "ada", "nested": {"n": [1, None]}}

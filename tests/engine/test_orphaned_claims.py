@@ -15,8 +15,8 @@ from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.lease import release_orphans
 from durable_actors.engine import open_engine
 from durable_actors.errors import CommitUnknown
-from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Db, make_node, pick
+from tests.support.faults import open_proxy
 
 
 @pytest.mark.parametrize("key", [None, "k"])

@@ -10,9 +10,9 @@ import trio.testing
 from durable_actors._engine.running import context_port as port
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
-from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Gate, gated, running
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -14,9 +14,9 @@ from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import Picked
 from durable_actors.telemetry import StepCommitted
-from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import QUIET, Gate, Picks, claim, running
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -17,11 +17,11 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.lease import OwnerState, read_owners
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import ClaimsReaped
-from durable_actors.testing.faults import open_proxy
-from durable_actors.testing.interleave import open_sessions
-from durable_actors.testing.sql import count_statements
 from tests.engine.kit import Db, events_of, keep, make_node, pick
 from tests.kit import until
+from tests.support.faults import open_proxy
+from tests.support.interleave import open_sessions
+from tests.support.sql import count_statements
 
 COLUMNS = "status, attempt, crashes, claim_id, locked_by, claim_token_hash, lease_expires_at, hold"
 BACK = ("runnable", 1, 1, None, None, None, None, 0)

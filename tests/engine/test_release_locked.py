@@ -6,8 +6,8 @@ from durable_actors._engine.committing.flusher import Flusher
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._store.claim import HELD
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
-from durable_actors.testing.interleave import open_sessions
 from tests.engine.kit import Db, make_node, pick
+from tests.support.interleave import open_sessions
 
 
 async def test_a_locked_row_is_released_when_its_lock_is_gone(db: Db):

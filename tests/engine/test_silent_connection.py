@@ -12,9 +12,9 @@ from durable_actors._engine.committing import flusher, spawn
 from durable_actors._engine.lanes import answer_patience, lanes
 from durable_actors._postgres.driver import waiting
 from durable_actors.telemetry import StoreDown
-from durable_actors.testing.faults import open_proxy
 from tests.engine.kit import Gate, running
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 SHORT = 0.3
 

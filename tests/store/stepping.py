@@ -18,8 +18,8 @@ from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.rows import Transition
 from durable_actors._store.signal import Delivery, send_signals
-from durable_actors.testing.interleave import Observer
 from tests.store.kit import SCHEMA
+from tests.support.interleave import Observer
 
 Act = Callable[[Any], Awaitable[Any]]
 """What one side does, on the connection it is given."""

@@ -7,9 +7,9 @@ import pytest
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.lease import crash_claims, reap_claims
 from durable_actors._store.rows import Transition
-from durable_actors.testing.interleave import open_sessions
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
 from tests.store.stepping import commit
+from tests.support.interleave import open_sessions
 
 COLUMNS = (
     "status, hold, attempt, crashes, rev, claim_id, locked_by, lease_expires_at, claim_token_hash, "

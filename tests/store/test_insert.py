@@ -13,8 +13,8 @@ from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.insert import insert_call, insert_instances
 from durable_actors.errors import Duplicate
 from durable_actors.machine import InsertPlan
-from durable_actors.testing.interleave import wait_backend_blocked
 from tests.store.kit import SCHEMA, claims, connect, insert, outcome, plan, rows
+from tests.support.interleave import wait_backend_blocked
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 

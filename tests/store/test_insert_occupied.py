@@ -21,8 +21,8 @@ from durable_actors._store.signal import plan_signal, start_with_signal
 from durable_actors.client import open_client
 from durable_actors.errors import Duplicate
 from durable_actors.machine import InsertPlan, isolated_registry, job
-from durable_actors.testing.interleave import open_sessions, wait_backend_blocked
 from tests.store.kit import SCHEMA, claims, connect, insert, plan, rows
+from tests.support.interleave import open_sessions, wait_backend_blocked
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 OCCUPY = (

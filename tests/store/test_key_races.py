@@ -14,8 +14,8 @@ from durable_actors._store.claim import SHELVED, PickFrom, promote_siblings, rel
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.lease import reap_claims, sweep_keys
 from durable_actors._store.rows import Claim, Picked
-from durable_actors.testing.interleave import wait_backend_blocked
 from tests.store.kit import EXPIRE, SCHEMA, address, connect, insert, outcome, pick, rows
+from tests.support.interleave import wait_backend_blocked
 
 GATE = 4711
 

@@ -18,9 +18,9 @@ from durable_actors._store.claim import (
 from durable_actors._store.lease import read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
-from durable_actors.testing.interleave import open_sessions
-from durable_actors.testing.sql import count_statements, explain
 from tests.store.kit import EXPIRE, OWNER, PLANS, connect, known_steps, pick, rows
+from tests.support.interleave import open_sessions
+from tests.support.sql import count_statements, explain
 
 
 def fill(db: psycopg.Connection, count: int = 1, columns: str = "", values: str = "") -> None:

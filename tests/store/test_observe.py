@@ -16,7 +16,7 @@ from durable_actors._store.observe import (
     retry_instance,
 )
 from durable_actors._store.sql import statement
-from durable_actors.testing.sql import explain
+from tests.support.sql import explain
 
 ROWS = 30_000
 FILL = """

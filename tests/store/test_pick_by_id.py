@@ -9,8 +9,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.commit import commit_outcomes
-from durable_actors.testing.interleave import wait_backend_blocked
 from tests.store.kit import SCHEMA, connect, insert, outcome, pick, rows
+from tests.support.interleave import wait_backend_blocked
 
 GATE = 4712
 

@@ -27,9 +27,9 @@ from durable_actors._store.lease import read_owners, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import Delivery, expire_awaits, send_signals
 from durable_actors._store.sql import statement
-from durable_actors.testing.sql import Plan, explain
 from tests.store.filled import CROWD, HOT
 from tests.store.kit import HEAD, PLANS, ROLES, SCHEMA, STEPS, Recorder, address, connect, outcome, pick, plan
+from tests.support.sql import Plan, explain
 
 pytestmark = pytest.mark.timeout(180)  # the first one fills the table: ten seconds, thirty on a busy machine
 

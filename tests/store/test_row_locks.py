@@ -9,8 +9,8 @@ import trio
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import Owner, release_claims
 from durable_actors._store.commit import commit_outcomes
-from durable_actors.testing.interleave import open_sessions
 from tests.store.kit import SCHEMA, claims, connect, insert, outcome, pick, rows
+from tests.support.interleave import open_sessions
 
 
 async def test_a_signal_under_way_does_not_hide_its_target(db: psycopg.Connection, durable_dsn: str):

@@ -21,9 +21,9 @@ from durable_actors._store.signal import (
     start_with_signal,
 )
 from durable_actors.errors import ConfigError, StateError
-from durable_actors.testing.sql import count_statements
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
 from tests.store.stepping import commit, deliver, play, sends
+from tests.support.sql import count_statements
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 

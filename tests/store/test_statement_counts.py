@@ -14,10 +14,10 @@ from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import reap_claims, renew_leases
 from durable_actors._store.signal import Delivery, send_signals
-from durable_actors.testing.sql import count_statements
 from tests.engine.kit import QUIET, make_node, running
 from tests.kit import until
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, pick, plan
+from tests.support.sql import count_statements
 
 SIZES = [1, 300]
 

@@ -1,4 +1,4 @@
-"""The harness itself: where the server comes from, that databases are apart, that nothing is left behind."""
+"""The fixtures: which server they use, that each test has its own database, that nothing is left behind."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def wait_until(condition, what):
 
 @pytest.fixture
 def same_server(durable_server):
-    """A second harness on the run's server, as another worker would have it."""
+    """A second `DatabaseServer` on the run's server, as another worker has it."""
     with open_server(run=uuid.uuid4().hex, dsn=durable_server.dsn) as server:
         yield server
 
@@ -59,7 +59,7 @@ def test_durable_dsn_has_the_schema(durable_dsn):
         assert connection.execute("select count(*) from durable.gen_durable").fetchone() == (0,)
 
 
-def test_dropped_by_and_by_even_while_somebody_is_connected(same_server):
+def test_dropped_in_the_background_even_while_a_session_is_connected(same_server):
     with same_server.database() as dsn:
         leaked = psycopg.connect(dsn)
     wait_until(lambda: not exists(same_server, dsn), "the database is dropped")
@@ -67,11 +67,11 @@ def test_dropped_by_and_by_even_while_somebody_is_connected(same_server):
 
 
 def test_drop_refuses_what_it_did_not_make(same_server):
-    with pytest.raises(ValueError, match="'postgres' is not a database of this harness"):
+    with pytest.raises(ValueError, match="'postgres' is not a database of these fixtures"):
         same_server.drop(same_server.dsn_of("postgres"))
 
 
-def test_template_is_made_once_by_whoever_comes_first(durable_server):
+def test_only_the_first_worker_fills_the_template(durable_server):
     run, calls, names = uuid.uuid4().hex, [], []
 
     def prepare(dsn):
@@ -148,7 +148,7 @@ def test_nothing_is_left_after_kill_9_of_the_run(other_run):
     assert server_processes(directory / "pgdata") == []
 
 
-def test_what_is_left_after_kill_9_of_everything_goes_with_the_next_run(other_run):
+def test_the_next_run_removes_what_kill_9_of_everything_left(other_run):
     directory, process = other_run
     remove_abandoned(directory.parent)
     assert directory.exists(), "it is in use"
@@ -163,7 +163,7 @@ def test_what_is_left_after_kill_9_of_everything_goes_with_the_next_run(other_ru
 
 @pytest.fixture
 def engine(tmp_path):
-    """Something that listens where a Docker engine would, and answers like this."""
+    """A listener in place of a Docker engine, which sends this answer."""
     listeners = []
 
     def listen(answer: bytes | None) -> dict[str, str]:
@@ -175,7 +175,7 @@ def engine(tmp_path):
             with connection:
                 if answer is None:
                     connection.recv(1000)
-                    connection.recv(1)  # deaf: waits until the other side gives up
+                    connection.recv(1)  # never answers: waits until the other side gives up
                 else:
                     connection.recv(1000)
                     connection.sendall(answer)
@@ -195,7 +195,7 @@ def test_docker_is_asked_at_its_socket(engine, tmp_path):
     assert not docker_answers({"DOCKER_HOST": "ssh://somewhere"})
 
 
-def test_a_deaf_docker_costs_a_tenth_of_a_second(engine):
+def test_a_docker_that_never_answers_costs_a_tenth_of_a_second(engine):
     started = time.perf_counter()
     assert not docker_answers(engine(None))
     assert time.perf_counter() - started < 2.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import trio
-from durable_actors.testing.faults import Direction, Ending, FaultProxy
 from tests.chaos.nemeses import nemesis
 from tests.chaos.world import LEASE, World
+from tests.support.faults import Direction, Ending, FaultProxy
 
 STATEMENTS: Final = (
     b"commit_outcomes",

@@ -10,7 +10,7 @@ from durable_actors._postgres.driver import waiting
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import StoreUnavailable
-from durable_actors.testing.faults import open_proxy
+from tests.support.faults import open_proxy
 
 
 async def sleep_in_run(conn, sql):

@@ -13,8 +13,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors.errors import CommitUnknown, StoreUnavailable
-from durable_actors.testing.faults import open_proxy
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 
 @pytest.fixture

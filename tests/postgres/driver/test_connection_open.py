@@ -10,9 +10,9 @@ from durable_actors._postgres.driver import waiting
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import ConfigError, StoreUnavailable
-from durable_actors.testing.faults import open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.kit import open_files
+from tests.support.faults import open_proxy
 
 ONE = Statement("one", "select 1", read_only=True)
 

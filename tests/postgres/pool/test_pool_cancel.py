@@ -8,8 +8,8 @@ import trio.testing
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import StoreUnavailable
-from durable_actors.testing.faults import open_proxy
 from tests.kit import open_files
+from tests.support.faults import open_proxy
 
 ONE = Statement("one", "select 1", read_only=True)
 ECHO = Statement("echo", "select $1::text", read_only=True)

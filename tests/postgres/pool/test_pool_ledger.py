@@ -9,7 +9,7 @@ from durable_actors._postgres.driver import waiting
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import CommitUnknown, StoreUnavailable
-from durable_actors.testing.faults import FaultProxy, open_proxy
+from tests.support.faults import FaultProxy, open_proxy
 
 INSERT = Statement("ledger_insert", "insert into pool_ledger values ($1::int)")
 LARGE = Statement(

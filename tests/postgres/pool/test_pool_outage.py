@@ -14,9 +14,9 @@ from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors._postgres.pool.pool import Lane, open_pool
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
-from durable_actors.testing.faults import open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.kit import until
+from tests.support.faults import open_proxy
 
 ONE = Statement("one", "select 1", read_only=True)
 

@@ -12,8 +12,8 @@ import trio.testing
 from durable_actors._postgres.trio import wait as trio_wait
 from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors.errors import CommitUnknown, StoreUnavailable
-from durable_actors.testing.faults import open_proxy
 from psycopg.pq import TransactionStatus
+from tests.support.faults import open_proxy
 
 
 @pytest.fixture

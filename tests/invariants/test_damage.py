@@ -1,4 +1,4 @@
-"""A real database, damaged by hand: the triggers see it, and the checkers tell it. And the audit itself."""
+"""SQL damages a real database: the triggers record it, and the right checker reports it. And the audit itself."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import time
 import durable_actors as da
 import psycopg
 import pytest
-from durable_actors.testing.audit import install_audit, mark_clock, read_audit
-from durable_actors.testing.changes import InstanceChange, SignalChange
-from durable_actors.testing.invariants import check, read_history
-from durable_actors.testing.moves import Move
+from tests.invariants.audit import install_audit, mark_clock, read_audit
+from tests.invariants.changes import InstanceChange, Move, SignalChange
+from tests.invariants.check import check, read_history
 
 CLAIM = (
     "status = 'executing', claim_id = gen_random_uuid(), locked_by = 'n', lease_expires_at = now() + '60 s'"
@@ -31,7 +30,7 @@ SEND = "insert into durable.signals (target_id, name) values (1, 'go')"
 
 @pytest.fixture
 def db(durable_dsn):
-    """A database with two instances, from whose first second on everything is recorded."""
+    """A database with two instances, in which every change is recorded."""
     install_audit(durable_dsn)
     with psycopg.connect(durable_dsn, autocommit=True, application_name="hand") as connection:
         for _ in range(2):

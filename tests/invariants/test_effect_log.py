@@ -1,4 +1,4 @@
-"""The effect log: written by whoever runs, whole or not at all, read in the order of what happened."""
+"""The effect log: lines are whole or skipped, events are read in order, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import durable_actors as da
 import pytest
 import trio
-from durable_actors.testing.history import Effect, EffectLog, read_effects
+from tests.invariants.effect_log import Effect, EffectLog, read_effects
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_what_is_no_event_is_an_error(path):
 
 WRITER = """
 import sys
-from durable_actors.testing.history import EffectLog
+from tests.invariants.effect_log import EffectLog
 log = EffectLog(sys.argv[1])
 for n in range(200):
     log.note("n", n=n, padding="x" * 500)

@@ -1,19 +1,19 @@
-"""A proxy between a client and Postgres that misbehaves on request: no root, no iptables, one event loop.
+"""A proxy between a client and Postgres that injects network faults, without root or iptables.
 
 ::
 
     async with open_proxy(dsn) as proxy:
         conn = await TrioConnection.connect(proxy.dsn)
         proxy.latency(0.05)                   # every message takes 50 ms longer, in both directions
-        proxy.blackhole()                     # nothing arrives, nobody is told; until heal()
-        proxy.half_open()                     # live connections lose the server, untold; new ones work
+        proxy.blackhole()                     # nothing arrives, without any error, until heal()
+        proxy.half_open()                     # live connections silently lose the server; new ones work
         proxy.reset()                         # RST on every live connection
-        proxy.lose_reply(after=b"COMMIT")     # the next COMMIT is done, its answer never arrives
+        proxy.lose_reply(after=b"COMMIT")     # the next COMMIT is carried out, its reply never arrives
         proxy.lose_request(before=b"COMMIT")  # the next COMMIT never reaches the server
 
-Rules hold for connections that exist and for those that come. A marker is compared with the bytes of the
-protocol: the text of a simple query, the name of a prepared statement. TLS would hide them, so `proxy.dsn`
-says `sslmode=disable` unless the given DSN says otherwise.
+Rules apply to existing and to new connections. A marker is compared with the bytes of the protocol: the text of a
+simple query, the name of a prepared statement. TLS would hide them, so `proxy.dsn` has `sslmode=disable` unless the
+given DSN sets another mode.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 Direction = Literal["both", "to_server", "to_client"]
-"""Which half of a connection a rule is for."""
+"""The direction that a rule applies to."""
 Ending = Literal["close", "reset", "silence"]
-"""How the client learns of a lost message: an end of file, a reset, or not at all."""
+"""What the client sees after a lost message: an end of file, a reset, or nothing."""
 
 _CHUNK: Final = 65536
-_OVERLAP: Final = 64  # remembered, so that a marker (no longer than this) is found when it is cut in two
-_READY: Final = b"Z\x00\x00\x00\x05"  # ReadyForQuery but its last byte: what was asked is answered
+_OVERLAP: Final = (
+    64  # bytes kept from the last chunk, to find a marker (no longer than this) that spans two chunks
+)
+_READY: Final = b"Z\x00\x00\x00\x05"  # ReadyForQuery without its last byte: the reply is complete
 
 
 @attrs.frozen
 class _Rules:
-    """What happens to the bytes of one direction."""
+    """How the bytes of one direction are treated."""
 
     latency: float = 0.0
     bytes_per_second: float | None = None
@@ -51,7 +53,7 @@ class _Rules:
 
 @attrs.frozen
 class _Loss:
-    """Lose the next message that contains `marker`, or the answer to it."""
+    """Lose the next message that contains `marker`, or the reply to it."""
 
     marker: bytes
     reply: bool
@@ -59,7 +61,7 @@ class _Loss:
 
 
 class _Faults:
-    """The rules in force, which the proxy changes and the pumps obey."""
+    """The current rules, shared by the proxy and its connections."""
 
     def __init__(self) -> None:
         self.rules: dict[str, _Rules] = {"to_server": _Rules(), "to_client": _Rules()}
@@ -68,14 +70,16 @@ class _Faults:
         self.changed = trio.Event()
 
     def announce(self) -> None:
-        """Wake whoever waits for a change of the rules or of the connections."""
+        """Wake the tasks that wait for a change of the rules or of the connections."""
         self.changed.set()
         self.changed = trio.Event()
 
     def match(self, tail: bytes, data: bytes) -> _Loss | None:
-        """Find the armed loss for these bytes (`tail` came just before them), and disarm it."""
+        """Find and disarm the loss that matches these bytes; `tail` are the bytes before them."""
         for loss in self.losses:
-            cut = max(0, len(tail) - len(loss.marker) + 1)  # a marker in `tail` alone is an earlier message
+            cut = max(
+                0, len(tail) - len(loss.marker) + 1
+            )  # a marker inside `tail` belongs to an earlier message
             if loss.marker in tail[cut:] + data:
                 self.losses.remove(loss)
                 return loss
@@ -87,7 +91,7 @@ class _Faults:
         return _CHUNK if rate is None else max(1, min(_CHUNK, int(rate / 50)))
 
     async def hold(self, direction: str, size: int) -> None:
-        """Keep a chunk, or an end of file, for as long as the rules say."""
+        """Hold a chunk, or an end of file, back for as long as the rules say."""
         rules = self.rules[direction]
         pause = rules.latency + (size / rules.bytes_per_second if rules.bytes_per_second else 0.0)
         if pause:
@@ -97,7 +101,7 @@ class _Faults:
 
 
 class ProxyConnection:
-    """One proxied connection: its counters, and faults for it alone."""
+    """One proxied connection: its counters, and faults for this connection only."""
 
     def __init__(self, faults: _Faults, client: trio.SocketStream, server: trio.SocketStream) -> None:
         self._faults = faults
@@ -107,11 +111,11 @@ class ProxyConnection:
         self._losing: Ending | None = None
         self._life = trio.CancelScope()
         self.bytes_to_server = 0
-        """Bytes that were handed on to the server."""
+        """Bytes that were forwarded to the server."""
         self.bytes_to_client = 0
-        """Bytes that were handed on to the client."""
+        """Bytes that were forwarded to the client."""
         self.bytes_lost = 0
-        """Bytes that were read and never handed on."""
+        """Bytes that were read and not forwarded."""
 
     def reset(self) -> None:
         """Break the connection with a TCP reset to the client; the server sees an end of file."""
@@ -125,12 +129,12 @@ class ProxyConnection:
         self._life.cancel()
 
     def half_open(self) -> None:
-        """Close the server's half; the client is not told and gets no answer, for ever."""
+        """Close the server's half. The client sees no error and never gets a reply."""
         self._silent = True
         self._server.socket.close()
 
     async def pump(self) -> None:
-        """Carry bytes both ways until it is closed (the proxy's own task does this)."""
+        """Forward bytes in both directions until the connection is closed (the proxy's own task calls this)."""
         with self._life:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._to_server)
@@ -153,7 +157,7 @@ class ProxyConnection:
             await faults.hold("to_server", len(data))
             if await _send(self._server, data):
                 self.bytes_to_server += len(data)
-        # The client is gone. Its end of file travels like any byte: not through a blackhole.
+        # The client has closed. Its end of file is delayed like any byte, and a blackhole holds it back.
         await faults.hold("to_server", 0)
         self.close()
 
@@ -187,7 +191,7 @@ class ProxyConnection:
 
 
 class FaultProxy:
-    """A TCP proxy in front of one Postgres. Made by `open_proxy`; every method acts at once."""
+    """A TCP proxy in front of one Postgres, made by `open_proxy`. Every method takes effect at once."""
 
     def __init__(self, dsn: str, port: int) -> None:
         self._upstream = _upstream(dsn)
@@ -196,30 +200,30 @@ class FaultProxy:
         self.port: Final = port
         """The TCP port on 127.0.0.1."""
         self.dsn: Final = _proxied(dsn, port)
-        """The upstream's DSN, led through this proxy."""
+        """The DSN of the server, through this proxy."""
         self.connections: Final[list[ProxyConnection]] = []
         """The live connections, oldest first. A cancel request is a connection, too."""
         self.accepted = 0
-        """How many connections were accepted so far."""
+        """The number of connections accepted so far."""
 
     def latency(self, seconds: float, *, direction: Direction = "both") -> None:
-        """Delay every chunk by so many seconds."""
+        """Delay every chunk by this many seconds."""
         self._change(direction, partial(attrs.evolve, latency=seconds))
 
     def throttle(self, bytes_per_second: float, *, direction: Direction = "both") -> None:
-        """Let so many bytes through per second, in small chunks."""
+        """Forward this many bytes per second, in small chunks."""
         self._change(direction, partial(attrs.evolve, bytes_per_second=bytes_per_second))
 
     def blackhole(self, *, direction: Direction = "both") -> None:
-        """Accept and say nothing: all is held back, ends of file too, and comes after `heal` as in TCP."""
+        """Hold everything back, ends of file included. As with TCP, it arrives after `heal`."""
         self._change(direction, partial(attrs.evolve, blocked=True))
 
     def refuse(self) -> None:
-        """Reset new connections at once: the server is down. Live ones go on."""
+        """Reset new connections at once, as if the server were down. Live connections keep working."""
         self._refusing = True
 
     def heal(self) -> None:
-        """Forward everything again. Connections that were broken stay so; armed losses are disarmed."""
+        """Forward everything again, and disarm losses. Broken connections stay broken."""
         self._refusing = False
         self._faults.losses.clear()
         self._change("both", lambda _: _Rules())
@@ -230,19 +234,19 @@ class FaultProxy:
             connection.reset()
 
     def half_open(self) -> None:
-        """Take the server's half away from every live connection, without telling the client."""
+        """Close the server's half of every live connection, without any sign to the client."""
         for connection in self.connections:
             connection.half_open()
 
     def lose_reply(self, after: bytes, *, then: Ending = "close") -> None:
-        """Let the next message that contains `after` through and drop the server's answer to it.
+        """Forward the next message that contains `after`, and drop the server's reply to it.
 
-        The client is told (`then`) only when the server has answered completely: what was asked is done.
+        `then` takes effect when the server has replied completely, so the statement has been carried out.
         """
         self._arm(_Loss(after, reply=True, then=then))
 
     def lose_request(self, before: bytes, *, then: Ending = "reset") -> None:
-        """Drop the next message that contains `before`: the server never sees it."""
+        """Drop the next message that contains `before`. The server never sees it."""
         self._arm(_Loss(before, reply=False, then=then))
 
     async def wait_lost(self) -> None:
@@ -250,12 +254,12 @@ class FaultProxy:
         await self._faults.lost.wait()
 
     async def wait_connections(self, count: int) -> None:
-        """Wait until exactly so many connections are live."""
+        """Wait until exactly `count` connections are live."""
         while len(self.connections) != count:
             await self._faults.changed.wait()
 
     async def serve(self, client: trio.SocketStream) -> None:
-        """Serve one accepted connection (`open_proxy` does this)."""
+        """Serve one accepted connection (`open_proxy` calls this)."""
         self.accepted += 1
         if self._refusing:
             _reset(client)
@@ -264,7 +268,7 @@ class FaultProxy:
             try:
                 server = await _connect(*self._upstream)
             except OSError:
-                return  # the upstream is down: an end of file
+                return  # the server is down; the client sees an end of file
             async with server:
                 connection = ProxyConnection(self._faults, client, server)
                 self.connections.append(connection)
@@ -290,11 +294,11 @@ class FaultProxy:
 async def open_proxy(dsn: str) -> AsyncGenerator[FaultProxy, None]:
     """Open a fault proxy in front of the server of `dsn` (TCP or Unix socket) for the length of the block.
 
-    Leaving the block closes the port and every proxied connection. An error of the body leaves it unwrapped.
+    Leaving the block closes the port and every proxied connection. An error of the body is not wrapped in a group.
     """
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     proxy = FaultProxy(dsn, listener.socket.getsockname()[1])
-    # The nursery is left without being told of the body's error, else it would wrap it in a group.
+    # `__aexit__` does not get the error of the body: the nursery would wrap it in a group.
     manager = trio.open_nursery()
     nursery = await manager.__aenter__()
     nursery.start_soon(partial(trio.serve_listeners, proxy.serve, [listener], handler_nursery=nursery))
@@ -306,14 +310,14 @@ async def open_proxy(dsn: str) -> AsyncGenerator[FaultProxy, None]:
 
 
 def _reset(stream: trio.SocketStream) -> None:
-    """Close with RST instead of FIN, which is what a linger time of zero means."""
+    """Close with RST instead of FIN: the effect of a linger time of zero."""
     if stream.socket.fileno() >= 0:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stream.socket.close()
 
 
 def _upstream(dsn: str) -> tuple[str, int]:
-    """Where libpq would connect first: host (a directory: Unix socket) and port."""
+    """The first address that libpq would try: host (a directory for a Unix socket) and port."""
     defaults = {opt.keyword.decode(): (opt.val or b"").decode() for opt in pq.Conninfo.get_defaults()}
     parts = defaults | {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value}
     host = parts.get("hostaddr") or parts.get("host") or "localhost"
@@ -332,7 +336,7 @@ async def _connect(host: str, port: int) -> trio.SocketStream:
 
 
 async def _receive(stream: trio.SocketStream, size: int) -> bytes:
-    """Read; nothing when this half has ended, in whatever way."""
+    """Read. Returns no bytes if this half has ended, for whatever reason."""
     try:
         return bytes(await stream.receive_some(size))
     except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -340,7 +344,7 @@ async def _receive(stream: trio.SocketStream, size: int) -> bytes:
 
 
 async def _send(stream: trio.SocketStream, data: bytes) -> bool:
-    """Write; False when this half has ended (the reader of that half will notice)."""
+    """Write. Returns False if this half has ended; its reader notices that."""
     try:
         await stream.send_all(data)
     except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -1,23 +1,24 @@
-"""The evidence of a run: changes, effects and what is left, put together so that checkers can ask of it. Pure."""
+"""The evidence of a run: changes, effects and the remaining rows, with the indexes that the checkers need. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Final, Literal
 
 import attrs
-
-from durable_actors.testing.changes import (
+from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
     InstanceState,
+    Move,
     SignalChange,
     SignalState,
+    move_of,
 )
-from durable_actors.testing.history import (
+from tests.invariants.effect_log import (
     BEGIN,
     END,
     LEFT,
@@ -28,12 +29,11 @@ from durable_actors.testing.history import (
     SESSIONS_LOST,
     Effect,
 )
-from durable_actors.testing.moves import Move, move_of
 
 Event = Change | Effect
 
 RECOVERY: Final = 3.0
-"""Seconds after an outage in which nobody need have noticed: actors that back off try again within 2."""
+"""Seconds after an outage in which work need not have resumed: actors retry within a back-off of 2 s."""
 
 
 @attrs.frozen
@@ -45,17 +45,17 @@ class Violation:
     instances: tuple[int, ...]
     sentence: str
     story: tuple[tuple[float, Event], ...]
-    """Events with the server's time of each, in order: as few as show it."""
+    """The few events that prove it, in order, each with the server's time."""
 
     def __str__(self) -> str:
         who = ", ".join(map(str, self.instances))
         lines = [f"{self.invariant}, instance {who}: {self.sentence}"]
         first = self.story[0][0] if self.story else 0.0
-        lines += [f"  {at - first:+10.4f} s  {_tell(event)}" for at, event in self.story]
+        lines += [f"  {at - first:+10.4f} s  {_describe(event)}" for at, event in self.story]
         return "\n".join(lines)
 
 
-def _tell(event: Event) -> str:
+def _describe(event: Event) -> str:
     if isinstance(event, Effect):
         return f"{'' if event.id is None else event.id}  {event}"
     writer = f" by {event.writer}" if event.writer else ""
@@ -64,7 +64,7 @@ def _tell(event: Event) -> str:
 
 @attrs.frozen
 class StepRun:
-    """What one run of one step told: the events of one claim and one visit, in order."""
+    """What one run of one step recorded: the events of one claim and one visit, in order."""
 
     events: tuple[Effect, ...]
 
@@ -75,44 +75,44 @@ class StepRun:
 
     @property
     def ended(self) -> Effect | None:
-        """The last sign that its code was through, if there is one."""
+        """The last event which shows that its code had finished, if there is one."""
         return next((event for event in reversed(self.events) if event.kind in {END, LEFT}), None)
 
     @property
     def outcome(self) -> Effect | None:
-        """The event that tells the outcome."""
+        """The event with the outcome."""
         return next((event for event in self.events if event.kind == END and event.data.get("outcome")), None)
 
     @property
     def threaded(self) -> bool:
-        """Whether it ran in a thread, which nobody can cancel."""
+        """Whether it ran in a thread, which cannot be cancelled."""
         return any(event.data.get("thread") for event in self.events)
 
 
 @attrs.frozen
 class Span:
-    """A stretch of time, in monotonic nanoseconds."""
+    """A period, in monotonic nanoseconds."""
 
     start: int
     end: int
 
     def overlap(self, start: int, end: int) -> float:
-        """Seconds that it shares with another."""
+        """Seconds that it shares with another period."""
         return max(0, min(self.end, end) - max(self.start, start)) / 1e9
 
 
 @attrs.frozen(kw_only=True)
 class History:
-    """All that is known of a run."""
+    """All evidence of a run."""
 
     changes: Sequence[Change]
     """In order."""
     effects: Sequence[Effect] = ()
     """In order."""
     rows: Mapping[int, InstanceState] = attrs.field(factory=dict[int, InstanceState])
-    """The instances that are left, by id."""
+    """The instances at the end, by id."""
     signals: Mapping[int, SignalState] = attrs.field(factory=dict[int, SignalState])
-    """The signals that are left, by id."""
+    """The signals at the end, by id."""
     clock: Clock = attrs.field(factory=Clock)
     lease: float
     """`lease_ttl` of the workers."""
@@ -121,37 +121,37 @@ class History:
     margin: float = 1.0
     """Seconds by which a loaded machine may be late."""
     ended: float
-    """Until when workers served every queue, by the server's clock: what is due for longer than `patience` then is
-    stuck."""
+    """The time until which workers served every queue, on the server's clock. A row that is due for longer than
+    `patience` then is stuck."""
     patience: float
     """Seconds that a due row may wait while its queue is quiet."""
     late_commit: Literal["accept", "reject"] = "accept"
     """The option of the workers."""
     operator: bool = False
-    """Whether somebody retried failed instances by hand."""
+    """Whether failed instances were retried by hand."""
 
     @property
     def doubt(self) -> float:
-        """Seconds by which effects and changes may be out of order."""
+        """Seconds by which the times of effects and changes may be out of order."""
         return self.clock.doubt + 0.01
 
     def at(self, event: Event) -> float:
-        """When it was, by the server's clock."""
+        """The time of an event, on the server's clock."""
         return self.clock.at(event.at) if isinstance(event, Effect) else event.at
 
     def violation(self, invariant: str, sentence: str, *events: Event | None) -> Violation:
-        """What these events show."""
+        """A violation that these events prove."""
         story = sorted(((self.at(event), event) for event in events if event is not None), key=_moment)
         ids = (event.id if isinstance(event, Effect) else event.instance for _, event in story)
         return Violation(
             invariant, tuple(dict.fromkeys(n for n in ids if n is not None)), sentence, tuple(story)
         )
 
-    # -- the database's side
+    # -- what the database recorded
 
     @cached_property
     def moves(self) -> Sequence[tuple[InstanceChange, Move]]:
-        """Every change of an instance, and what it did."""
+        """Every change of an instance, with its move."""
         return [
             (change, move_of(change.old, change.new))
             for change in self.changes
@@ -160,7 +160,7 @@ class History:
 
     @cached_property
     def tally(self) -> Mapping[str, int]:
-        """How much was looked at: changes by their moves (`commit`, `reap`, …), and runs of steps."""
+        """How much was checked: changes by move (`commit`, `reap`, …), and runs of steps."""
         moves = Counter(move.name.lower() for _, move in self.moves)
         return {**moves, "signal changes": len(self.changes) - len(self.moves), "runs": len(self.runs)}
 
@@ -183,7 +183,7 @@ class History:
 
     @cached_property
     def entries(self) -> Mapping[tuple[str, int], InstanceChange]:
-        """By claim and visit: the change that let a step run (a pick, or the commit before it)."""
+        """By claim and visit: the change that allowed the step to run (a pick, or the previous commit)."""
         found: dict[tuple[str, int], InstanceChange] = {}
         for change, _ in self.moves:
             new = change.new
@@ -207,12 +207,12 @@ class History:
 
     @cached_property
     def open_until(self) -> Mapping[int, float]:
-        """By transaction: when it was last seen not to have ended. A change before that was not committed then."""
+        """By transaction: the last time at which it was seen running. Its changes were not committed before that."""
         return self._testimony[0]
 
     @cached_property
     def ended_by(self) -> Mapping[int, float]:
-        """By transaction: when it was first seen to have ended."""
+        """By transaction: the first time at which it was seen to have ended."""
         return self._testimony[1]
 
     @cached_property
@@ -222,7 +222,7 @@ class History:
         pending: set[int] = set()
         for change in self.changes:
             if change.snapshot is not None:
-                # Not its own: that is not in a snapshot's list of those that run.
+                # Not its own transaction, which a snapshot does not list as running.
                 seen = {txid for txid in pending if txid != change.txid and change.snapshot.sees(txid)}
                 for txid in seen:
                     ended_by[txid] = min(change.seen, ended_by.get(txid, change.seen))
@@ -233,11 +233,11 @@ class History:
                 pending.add(change.txid)
         return open_until, ended_by
 
-    # -- the steps' side
+    # -- what the steps recorded
 
     @cached_property
     def runs(self) -> Mapping[tuple[str, int], StepRun]:
-        """By claim and visit: what the step told."""
+        """By claim and visit: the run of the step."""
         found: dict[tuple[str, int], list[Effect]] = defaultdict(list)
         for effect in self.effects:
             if effect.run is not None:
@@ -246,7 +246,7 @@ class History:
 
     @cached_property
     def instrumented(self) -> frozenset[tuple[str | None, str | None]]:
-        """Machine and step of those that tell what they do."""
+        """Machine and step of the steps that write an effect log."""
         return frozenset((effect.fsm, effect.step) for effect in self.effects if effect.kind == BEGIN)
 
     def notes(self, kind: str) -> Sequence[Effect]:
@@ -255,7 +255,7 @@ class History:
 
     @cached_property
     def sessions_lost(self) -> Sequence[Effect]:
-        """When sessions were ended by force."""
+        """The events at which sessions were terminated by force."""
         return self.notes(SESSIONS_LOST)
 
     @cached_property
@@ -268,7 +268,7 @@ class History:
         return self._spans(OUTAGE, RECOVERED, None)
 
     def _spans(self, start: str, end: str, pid: int | None) -> Sequence[Span]:
-        """Spans from a start to the next end; the last one may be open."""
+        """The periods from a start to the next end; the last one may be open."""
         spans: list[Span] = []
         began: int | None = None
         for effect in self.effects:
@@ -282,33 +282,28 @@ class History:
         return spans if began is None else [*spans, Span(began, 2**63)]
 
     def paused(self, pid: int, start: int, end: int) -> float:
-        """Seconds of this stretch (monotonic) in which that process stood still."""
+        """Seconds of this period (monotonic) in which that process did not run."""
         return sum(span.overlap(start, end) for span in self._pauses.get(pid, ()))
 
     def away(self, start: float, end: float) -> float:
-        """Seconds of this stretch (the server's clock) in which nobody could work, or had noticed that he can."""
+        """Seconds of this period (server's clock) in which no work was possible, or had not resumed yet."""
         spans = [(self.clock.at(span.start), self.clock.at(span.end) + RECOVERY) for span in self._outages]
         return sum(max(0.0, min(end, until) - max(start, since)) for since, until in spans)
 
     def cut_before(self, change: Change) -> bool:
-        """Whether anybody's session may have been lost shortly before this, and not be back yet."""
+        """Whether sessions were lost shortly before this change, and may not be back yet."""
         soon = self.lease + RECOVERY + self.margin
         cuts = [(loss.at, loss.at) for loss in self.sessions_lost]
         cuts += [(span.start, span.end) for span in self._outages]
         return any(self.clock.at(start) <= change.at <= self.clock.at(end) + soon for start, end in cuts)
 
     def woke_before(self, change: Change, pid: int) -> bool:
-        """Whether that process stood still shortly before: it may have given its session up when it woke."""
+        """Whether that process was resumed shortly before: it may have given up its session then."""
         woke = (self.clock.at(span.end) for span in self._pauses.get(pid, ()))
         return any(change.at - self.lease - self.margin <= at <= change.at for at in woke)
 
 
-def _moment(told: tuple[float, Event]) -> tuple[float, int]:
-    """By time; changes of one moment in their own order."""
-    at, event = told
+def _moment(entry: tuple[float, Event]) -> tuple[float, int]:
+    """By time; changes of one moment by `seq`."""
+    at, event = entry
     return (at, 0 if isinstance(event, Effect) else event.seq)
-
-
-def instances_of(violations: Iterable[Violation]) -> frozenset[int]:
-    """The instances that these are about."""
-    return frozenset(number for violation in violations for number in violation.instances)

@@ -1,4 +1,4 @@
-"""Machines that do all that machines can do, and tell it to an effect log. For the tests of the invariants."""
+"""Machines that use every feature of machines and write an effect log, for the tests of the checkers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import durable_actors as da
 import trio
-from durable_actors.testing.history import EffectLog
+from tests.invariants.effect_log import EffectLog
 
 State = dict[str, Any]
 Ctx = da.Context[State]
 
 
 def define(log: EffectLog) -> SimpleNamespace:
-    """Define them, in the current registry."""
+    """Define the machines in the current registry."""
     jobs = _jobs(log)
     order = _order(log, jobs["ship"])
     return SimpleNamespace(**jobs, Order=order, Pack=_pack(log), Sleeper=_sleeper(log))
@@ -100,7 +100,7 @@ def _pack(log: EffectLog) -> type[da.Machine[State]]:
 
 def _sleeper(log: EffectLog) -> type[da.Machine[State]]:
     class Sleeper(da.Machine[State]):
-        """Waits for what never comes, until its deadline; then fails, or sleeps for good."""
+        """Awaits a signal that never comes, until its deadline; then fails, or sleeps for ever."""
 
         @da.step(initial=True)
         async def start(self, ctx: Ctx) -> da.Outcome:

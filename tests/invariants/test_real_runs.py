@@ -1,4 +1,4 @@
-"""Real runs: nothing to complain of, and every move of the engine was made in them."""
+"""Real runs, in which the engine makes every move: no checker reports a violation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 import trio
 from durable_actors._store.observe import retry_instance
 from durable_actors.machine import isolated_registry
-from durable_actors.testing.audit import install_audit
-from durable_actors.testing.history import EffectLog
-from durable_actors.testing.invariants import History, check, read_history
-from durable_actors.testing.moves import Move
 from tests.engine.kit import QUICK, make_node, pick
+from tests.invariants.audit import install_audit
+from tests.invariants.changes import Move
+from tests.invariants.check import check, read_history
+from tests.invariants.effect_log import EffectLog
+from tests.invariants.history import History
+from tests.invariants.shop import define
 from tests.kit import PATIENCE
-from tests.testing.shop import define
 
 LEASE = 3.0
 SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 0.05, "pool_size": 4}
@@ -44,7 +45,7 @@ def read(dsn: str, log: EffectLog, **options) -> History:
 
 
 async def work(dsn: str, log: EffectLog, shop) -> None:
-    """Two nodes that do everything once: the second one goes, and leaves a step in the middle."""
+    """Two nodes do everything once. The second one stops in the middle of a step."""
     async with da.open_client(dsn) as client:
         ids = await insert_all(
             client, shop

@@ -1,7 +1,7 @@
 import psycopg
 import pytest
 import trio
-from durable_actors.testing.interleave import Points, open_sessions, wait_backend_blocked
+from tests.support.interleave import open_sessions, wait_backend_blocked
 
 
 @pytest.fixture
@@ -88,22 +88,3 @@ async def test_backends_that_trio_drives_are_watched_too(table):
         assert await trio.to_thread.run_sync(waiting.result) == [(0,)]
         with pytest.raises(trio.TooSlowError):
             await wait_backend_blocked(table, b.pid, timeout=0.05)
-
-
-async def test_points_hold_a_task_until_released(autojump_clock):
-    points, log = Points(), []
-
-    async def work():
-        log.append("before")
-        await points.reach("half")
-        log.append("after")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(work)
-        await points.wait_reached("half")
-        await trio.testing.wait_all_tasks_blocked()
-        assert log == ["before"]
-        points.release("half")
-    assert log == ["before", "after"]
-    with pytest.raises(trio.TooSlowError):
-        await points.wait_reached("never")

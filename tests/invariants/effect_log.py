@@ -1,20 +1,20 @@
-"""The effect log: what steps did, told by themselves, outside of the database.
+"""The effect log: steps record what they do in a file, outside the database.
 
-A database that lost a commit does not know it. So the steps of a test write what they do to a file, and the rows are
-compared with it (`invariants`). ::
+If a database loses a commit, the database cannot show it. So the steps of a test write what they do to a file, and
+`check` compares the rows with it. ::
 
     log = EffectLog("effects.jsonl")
 
     class Order(da.Machine[dict]):
         @da.step(initial=True)
         async def start(self, ctx):
-            with log.run(ctx) as run:         # begin now; left, also when it is cancelled or raises
+            with log.run(ctx) as run:         # writes `begin`, and finally `left`, even if it is cancelled or raises
                 ...
-                return run.end(da.Done())     # end: the outcome is there, nothing of it is committed yet
+                return run.end(da.Done())     # writes `end`: the outcome exists, but is not committed yet
 
-Each event is one line and one write(2) to a file opened with O_APPEND: several processes may share a file, and one that
-is killed leaves at most a torn last line, which the reader passes over. The clock is CLOCK_MONOTONIC, one for all
-processes of a machine, and untouched by whoever sets the time.
+Each event is one line and one write(2) to a file opened with O_APPEND: several processes may share a file, and a
+killed process leaves at most a torn line, which the reader skips. The clock is CLOCK_MONOTONIC: one for all processes
+of a machine, and not affected when somebody sets the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any, Final, TypeVar
 
 import attrs
 import trio
-
 from durable_actors.machine import Await, Context, Next, Outcome, ScheduleChildren
 
 O = TypeVar("O", bound=Outcome)  # noqa: E741 - an outcome
@@ -37,19 +36,19 @@ O = TypeVar("O", bound=Outcome)  # noqa: E741 - an outcome
 BEGIN: Final = "begin"
 """A step began."""
 END: Final = "end"
-"""It has its outcome, and is about to return it."""
+"""The step has its outcome and is about to return it."""
 LEFT: Final = "left"
-"""Its code runs no more: it returned, raised, or was cancelled (written by `EffectLog.run`)."""
+"""The step's code no longer runs: it returned, raised, or was cancelled (written by `EffectLog.run`)."""
 PAUSED: Final = "paused"
-"""A process stopped running: SIGSTOP, or its event loop was blocked."""
+"""A process stopped running: SIGSTOP, or a blocked event loop."""
 RESUMED: Final = "resumed"
-"""It goes on."""
+"""The process runs again."""
 OUTAGE: Final = "outage"
-"""No work can be done by anybody: Postgres is away, or no worker is left."""
+"""No work is possible: Postgres is down, or no worker is left."""
 RECOVERED: Final = "recovered"
 """The outage is over."""
 SESSIONS_LOST: Final = "sessions_lost"
-"""Sessions were ended behind their owners' backs: Postgres restarted, backends were terminated, the network was cut."""
+"""Sessions ended without their owners' doing: Postgres restarted, backends were terminated, the network was cut."""
 
 
 @attrs.frozen
@@ -59,9 +58,9 @@ class Effect:
     at: int
     """CLOCK_MONOTONIC, in nanoseconds: comparable between processes of one machine."""
     pid: int
-    """The process it happened in, or, of `paused` and `resumed`, to."""
+    """The process that wrote the event; for `paused` and `resumed`, the process that was paused."""
     kind: str
-    """`begin`, `end`, `left`, or what `note` was given."""
+    """One of the kinds above, `handle`, or the kind passed to `note`."""
     id: int | None = None
     """The instance."""
     fsm: str | None = None
@@ -72,24 +71,24 @@ class Effect:
     claim: str | None = None
     """The claim under which the step ran."""
     data: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    """What else was told."""
+    """Everything else that was recorded."""
 
     @property
     def run(self) -> tuple[str, int] | None:
-        """The run that it belongs to: a claim runs each visit once. None: it belongs to none."""
+        """The run of the step, as claim and visit: a claim runs each visit once. None: the event belongs to no run."""
         return None if self.claim is None or self.visit is None else (self.claim, self.visit)
 
     def __str__(self) -> str:
-        told = " ".join(f"{name}={value!r}" for name, value in self.data.items() if value not in ([], None))
+        data = " ".join(f"{name}={value!r}" for name, value in self.data.items() if value not in ([], None))
         if self.id is None:
-            return f"process {self.pid}: {self.kind} {told}".rstrip()
+            return f"process {self.pid}: {self.kind} {data}".rstrip()
         claim = "" if self.claim is None else f" under {self.claim[:8]}"
         step = "" if self.step is None else f" {self.step}, visit {self.visit}, attempt {self.attempt}{claim}"
-        return f"process {self.pid}: {self.kind}{step} {told}".rstrip()
+        return f"process {self.pid}: {self.kind}{step} {data}".rstrip()
 
 
 class EffectLog:
-    """Appends events to a file. Cheap (one system call), usable from threads, and by many processes at once."""
+    """Appends events to a file, with one system call each. Threads and processes may share a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -97,36 +96,36 @@ class EffectLog:
         self._file = os.open(self.path, flags, 0o644)
 
     def close(self) -> None:
-        """Close the file. Steps that outlive the log, in threads, would fail: close it after the engine."""
+        """Close the file. Close it after the engine: a step in a thread that still runs would fail."""
         os.close(self._file)
 
     def begin(self, ctx: Context[Any], **more: object) -> None:
-        """A step begins: the first thing that it does. Tells which signals it was given, and whether in a thread."""
-        told: dict[str, object] = {
+        """Record that a step begins, as its first action: the signals that it received; whether it is in a thread."""
+        data: dict[str, object] = {
             "awaited": [signal.id for signal in ctx.awaited],
             "signals": [signal.id for signal in ctx.signals],
             "children": sum(ctx.children_counts.values()),
         }
-        self._write("handle" if ctx.in_handle else BEGIN, ctx, told | more)
+        self._write("handle" if ctx.in_handle else BEGIN, ctx, data | more)
 
     def end(self, ctx: Context[Any], **more: object) -> None:
-        """The outcome is there: the last thing that a step does.
+        """Record that the outcome exists: the step's last action.
 
-        `outcome` may be the outcome itself or the name of its class; `consumed` the ids that it consumes explicitly.
+        `outcome` is the outcome itself or the name of its class; `consumed` are the ids that it consumes explicitly.
         """
         outcome = more.pop("outcome", None)
-        told = _told_of(outcome) if isinstance(outcome, Outcome) else {"outcome": outcome}
-        self._write(END, ctx, told | more)
+        data = _describe(outcome) if isinstance(outcome, Outcome) else {"outcome": outcome}
+        self._write(END, ctx, data | more)
 
     def note(self, kind: str, ctx: Context[Any] | None = None, **more: object) -> None:
-        """Anything else: of a step (give its context), of an instance (give `id`), or of the world."""
+        """Record anything else about a step (pass its context), an instance (pass `id`), or the whole run."""
         self._write(kind, ctx, more)
 
     @contextmanager
     def run(self, ctx: Context[Any], **more: object) -> Generator[Run]:
-        """Begin; and tell when the code has really left, also when it is cancelled or raises.
+        """Record the begin, and `left` when the code has really left, even if it is cancelled or raises.
 
-        What a step without it does after its last event cannot be known.
+        Without it nobody knows what a step does after its last event.
         """
         self.begin(ctx, **more)
         try:
@@ -137,26 +136,26 @@ class EffectLog:
         else:
             self._write(LEFT, ctx, {})
 
-    # -- told by whoever breaks things, so that what nobody could prevent is not blamed on the engine
+    # -- recorded by the code that injects faults, so that the checkers do not blame the engine for their effects
 
     def paused(self, pid: int | None = None) -> None:
-        """This process (or another) is about to stand still: before SIGSTOP, before a block of the event loop."""
+        """A process, by default this one, is about to stop running. Call it before SIGSTOP, or before a block."""
         self._write(PAUSED, None, {}, pid)
 
     def resumed(self, pid: int | None = None) -> None:
-        """It goes on: before SIGCONT, after the block."""
+        """The process runs again. Call it before SIGCONT, or after the block."""
         self._write(RESUMED, None, {}, pid)
 
     def outage(self) -> None:
-        """From now on nobody can work: before Postgres, or the last worker, is stopped."""
+        """No work is possible from now on. Call it before Postgres, or the last worker, is stopped."""
         self._write(OUTAGE, None, {})
 
     def recovered(self) -> None:
-        """Now they can: after Postgres, or a worker, is up again."""
+        """Work is possible again. Call it after Postgres, or a worker, is up again."""
         self._write(RECOVERED, None, {})
 
     def sessions_lost(self, why: str) -> None:
-        """Sessions were, or are just being, ended by force: locks held by them are gone."""
+        """Sessions were, or are being, terminated by force: their locks are gone."""
         self._write(SESSIONS_LOST, None, {"why": why})
 
     def _write(
@@ -174,48 +173,48 @@ class EffectLog:
                 data["thread"] = True
         line = json.dumps(event | {"data": data}, default=str).encode() + b"\n"
         written = os.write(self._file, line)
-        if written != len(line):  # a full disk: the line is torn, and so would be every line after it
+        if written != len(line):  # a full disk: this line is torn, and every later line would be
             raise OSError(f"wrote {written} of {len(line)} bytes to {self.path}")
 
 
 _FIRST: Final = b'{"at": '
-"""How every event begins."""
+"""The first bytes of every event."""
 _OF_STEP: Final = ("id", "fsm", "step", "visit", "attempt", "claim")
 
 
-def _told_of(outcome: Outcome) -> dict[str, object]:
-    told: dict[str, object] = {"outcome": type(outcome).__name__}
+def _describe(outcome: Outcome) -> dict[str, object]:
+    data: dict[str, object] = {"outcome": type(outcome).__name__}
     match outcome:
         case Next():
-            told |= {"next": outcome.step, "consumed": list(outcome.consume)}
+            data |= {"next": outcome.step, "consumed": list(outcome.consume)}
         case Await():
-            told |= {"awaits": list(outcome.names), "next": outcome.then, "consumed": list(outcome.consume)}
+            data |= {"awaits": list(outcome.names), "next": outcome.then, "consumed": list(outcome.consume)}
         case ScheduleChildren():
-            told |= {"next": outcome.then, "children": len(outcome.children)}
+            data |= {"next": outcome.then, "children": len(outcome.children)}
         case _:
             pass
-    return told
+    return data
 
 
 @attrs.frozen
 class Run:
-    """A run under way."""
+    """A step that is running."""
 
     log: EffectLog
     ctx: Context[Any]
 
     def end(self, outcome: O, **more: object) -> O:
-        """Tell the outcome, and give it back: `return run.end(da.Done())`."""
+        """Record the outcome and return it: `return run.end(da.Done())`."""
         self.log.end(self.ctx, outcome=outcome, **more)
         return outcome
 
     def note(self, kind: str, **more: object) -> None:
-        """Tell something of this run."""
+        """Record something about this run."""
         self.log.note(kind, self.ctx, **more)
 
 
 def read_effects(*paths: str | os.PathLike[str]) -> list[Effect]:
-    """Read logs, in the order of what happened. A path may be a directory: all `*.jsonl` in it."""
+    """Read logs, in the order of the events. For a directory: all `*.jsonl` in it."""
     effects = [effect for path in paths for file in _files(Path(path)) for effect in _read(file)]
     return sorted(effects, key=lambda effect: effect.at)
 
@@ -230,14 +229,12 @@ def _read(path: Path) -> Iterable[Effect]:
             effect = _parse(line)
             if effect is not None:
                 yield effect
-            elif line.endswith(
-                b"\n"
-            ):  # else: its process was killed in the middle of it, and nobody wrote since
+            elif line.endswith(b"\n"):  # else its process was killed while it wrote the last line
                 raise ValueError(f"{path}: not an event: {line[:200]!r}")
 
 
 def _parse(line: bytes) -> Effect | None:
-    """The event of a line. In a shared file it may stand behind the torn one of a process that was killed."""
+    """The event of a line. In a shared file the torn line of a killed process may precede it."""
     start = line.find(_FIRST)
     while start >= 0 and line.endswith(b"\n"):
         try:

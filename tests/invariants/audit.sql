@@ -1,16 +1,16 @@
--- audit: record every change of the instances and of their inboxes, by triggers, in a schema of its own.
--- Written for schema "durable" and read by `durable_actors.testing.audit`. For tests: a write costs two to three times as much.
+-- audit: triggers record every change of instances and of their inboxes, in a schema of its own.
+-- Written for schema "durable", read by `tests.invariants.audit`. For tests only: a write costs two to three times as much.
 --
--- order    seq is drawn while the row is locked: of one instance, and of the signals sent to it, the order of seq is the order
---          of the transactions. Between instances it is so where one transaction waited for, or saw, the other.
--- what     the columns that invariants speak of; the state and the result as fingerprints. As composite values: as JSON, made in
---          the trigger, a change cost 235 µs instead of 60. Types of their own, for a column of the table's row type would
---          keep migrations from altering the table.
--- who      application_name: give each worker process one of its own, and a write by a worker that does not own the row shows.
--- when     began: now() of its transaction; at: the moment of the write; snapshot: which transactions had ended between `at` and
---          `seen`, so that every change testifies to the commits of others. Null where the snapshot is an old one
---          (repeatable read).
--- crashes  a logged table, in the transaction of the change: a server that crashes loses both or neither.
+-- order    seq is drawn while the row is locked: for one instance, and the signals sent to it, the order of seq is the order of
+--          the transactions. Between instances this holds if one transaction waited for, or saw, the other.
+-- what     the columns that the invariants refer to; state and result as hashes. As composite values: a change that was recorded
+--          as JSON cost 235 µs instead of 60. Separate types, because a column of the table's row type would prevent
+--          migrations from altering the table.
+-- who      application_name. If each worker process has its own, the audit shows a write by a worker that does not own the row.
+-- when     began: now() of its transaction; at: the moment of the write; snapshot: the transactions that had ended at a moment
+--          between `at` and `seen`, so every change is evidence of the commits of others. Null if the snapshot is older than
+--          the statement (repeatable read).
+-- crashes  a logged table, in the transaction of the change: a server crash loses both or neither.
 
 create schema durable_audit;
 
@@ -40,15 +40,15 @@ create table durable_audit.change (
     new_signal durable_audit.signal
 );
 
--- When the server's clock showed what, by the clock of the machine that the steps run on.
+-- Readings of the server's clock, with the clock of the machine on which the steps run.
 create table durable_audit.clock (
     monotonic_ns bigint not null,
     at           timestamptz not null,
-    doubt        float8 not null                    -- seconds: half of the round trip
+    doubt        float8 not null                    -- possible error in seconds: half of the round trip
 );
 
--- PL/pgSQL, for it keeps its plan: as SQL functions, which a trigger cannot inline, they are planned anew for every row.
-create function durable_audit.told(g durable.gen_durable) returns durable_audit.instance language plpgsql stable as $$
+-- PL/pgSQL, because it caches plans. A trigger cannot inline SQL functions, so they would be planned again for every row.
+create function durable_audit.recorded(g durable.gen_durable) returns durable_audit.instance language plpgsql stable as $$
 begin
     return row(g.id, g.status, g.visit, g.round, g.rev, g.step, g.attempt, g.crashes, g.claim_id, g.locked_by, g.lease_expires_at,
                g.eligible_at, g.await_deadline, g.awaits, g.await_step, g.hold, g.priority, g.queue, g.fsm, g.fsm_version,
@@ -57,7 +57,7 @@ begin
                jsonb_hash_extended(g.result, 0))::durable_audit.instance;
 end $$;
 
-create function durable_audit.told(s durable.signals) returns durable_audit.signal language plpgsql stable as $$
+create function durable_audit.recorded(s durable.signals) returns durable_audit.signal language plpgsql stable as $$
 begin
     return row(s.id, s.target_id, s.name, s.dedup_key, s.consumed_at)::durable_audit.signal;
 end $$;
@@ -68,8 +68,8 @@ declare
 begin
     insert into durable_audit.change (at, instance, before, after)
     values (moment, case when tg_op = 'DELETE' then old.id else new.id end,
-            case when tg_op <> 'INSERT' then durable_audit.told(old) end,
-            case when tg_op <> 'DELETE' then durable_audit.told(new) end);
+            case when tg_op <> 'INSERT' then durable_audit.recorded(old) end,
+            case when tg_op <> 'DELETE' then durable_audit.recorded(new) end);
     return null;
 end $$;
 
@@ -79,8 +79,8 @@ declare
 begin
     insert into durable_audit.change (at, instance, old_signal, new_signal)
     values (moment, case when tg_op = 'DELETE' then old.target_id else new.target_id end,
-            case when tg_op <> 'INSERT' then durable_audit.told(old) end,
-            case when tg_op <> 'DELETE' then durable_audit.told(new) end);
+            case when tg_op <> 'INSERT' then durable_audit.recorded(old) end,
+            case when tg_op <> 'DELETE' then durable_audit.recorded(new) end);
     return null;
 end $$;
 

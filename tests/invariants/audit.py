@@ -1,25 +1,24 @@
-"""The audit: every change of instances and signals, recorded by triggers in a schema of its own.
+"""The audit: triggers record every change of instances and signals, in a schema of its own.
 
-`install_audit` puts the triggers on (audit.sql tells what is recorded, and why the order can be trusted), `read_audit`
-reads what they recorded.
+`install_audit` creates the triggers (audit.sql explains what they record, and why the order can be trusted);
+`read_audit` reads the records.
 
-The record is written in the transaction of the change: what was rolled back, or lost by a server that crashed, is not
-in it. That is what the effect log is for.
+A record is written in the transaction of its change, so it does not show a change that was rolled back, or that a
+server crash lost. The effect log does.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import psycopg
-
 from durable_actors._option_checks import check_schema_name
 from durable_actors._store.sql import in_schema
-from durable_actors.testing.changes import (
+from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
@@ -31,14 +30,14 @@ from durable_actors.testing.changes import (
 
 
 def install_audit(dsn: str, schema: str = "durable") -> None:
-    """Record every change from now on, in the schema `<schema>_audit`. Once per database; needs its owner."""
+    """Record every change from now on, in the schema `<schema>_audit`. Call it once per database, as its owner."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(_text(files("durable_actors.testing").joinpath("audit.sql").read_text(), schema))
+        connection.execute(_text(Path(__file__).with_name("audit.sql").read_text(), schema))
     mark_clock(dsn, schema)
 
 
 def mark_clock(dsn: str, schema: str = "durable") -> None:
-    """Compare this machine's monotonic clock with the server's, now. Worth repeating in a run of hours."""
+    """Compare this machine's monotonic clock with the server's, now. Repeat it in a run that takes hours."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         point = read_clock(connection)
         insert = "insert into durable_audit.clock values (%s, to_timestamp(%s), %s)"
@@ -46,7 +45,7 @@ def mark_clock(dsn: str, schema: str = "durable") -> None:
 
 
 def read_clock(connection: psycopg.Connection[Any]) -> tuple[int, float, float]:
-    """One point of a `Clock`: the best of some round trips."""
+    """One point of a `Clock`: the shortest of five round trips."""
     points: list[tuple[int, float, float]] = []
     for _ in range(5):
         sent = time.monotonic_ns()
@@ -65,7 +64,7 @@ def read_audit(dsn: str, schema: str = "durable") -> list[Change]:
 
 def fetch_changes(connection: psycopg.Connection[Any], schema: str) -> list[Change]:
     """All changes that this transaction sees, in order."""
-    told = ", ".join(
+    columns = ", ".join(
         [
             "seq, txid::text::int8, extract(epoch from began)::float8, extract(epoch from at)::float8",
             "extract(epoch from seen)::float8, snapshot, writer, backend, instance",
@@ -73,25 +72,25 @@ def fetch_changes(connection: psycopg.Connection[Any], schema: str) -> list[Chan
             *(_columns(SignalState, name) for name in ("old_signal", "new_signal")),
         ]
     )
-    query = f"select {told} from durable_audit.change order by seq"  # noqa: S608 - names of ours
+    query = f"select {columns} from durable_audit.change order by seq"
     reader = _Reader()
     return [reader.read(row) for row in connection.execute(_text(query, schema))]
 
 
 class _Reader:
-    """Makes changes of rows. What a change found is mostly what the last one left: the same value, then."""
+    """Turns rows into changes. A change mostly starts from what the previous one left: that value is reused."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Sequence[Any], InstanceState]] = {}
 
     def read(self, row: Sequence[Any]) -> Change:
-        seq, txid, began, at, seen, snapshot, writer, backend, instance, *told = row
+        seq, txid, began, at, seen, snapshot, writer, backend, instance, *values = row
         ended = None if snapshot is None else Snapshot.parse(snapshot)
         facts = (seq, txid, began, at, seen, ended, writer, backend, instance)
-        before, after = told[: len(_INSTANCE)], told[len(_INSTANCE) : 2 * len(_INSTANCE)]
+        before, after = values[: len(_INSTANCE)], values[len(_INSTANCE) : 2 * len(_INSTANCE)]
         if before[0] is not None or after[0] is not None:
             return InstanceChange(*facts, self._instance(before), self._instance(after))
-        old, new = told[2 * len(_INSTANCE) : -len(_SIGNAL)], told[-len(_SIGNAL) :]
+        old, new = values[2 * len(_INSTANCE) : -len(_SIGNAL)], values[-len(_SIGNAL) :]
         return SignalChange(*facts, _signal(old), _signal(new))
 
     def _instance(self, values: Sequence[Any]) -> InstanceState | None:
@@ -114,11 +113,11 @@ _TEXT: Final[Mapping[str, str]] = {
     "unique_key": "encode({}, 'escape')",
     "unique_scope": "{}::text[]",
 }
-"""Columns that are not read as they are."""
+"""Columns that need a conversion."""
 
 
 def _columns(kind: type[InstanceState | SignalState], value: str) -> str:
-    """The fields of a composite value, as the attributes of its class. Not as JSON: that takes four times as long."""
+    """The fields of a composite value, as columns. Reading them as JSON takes four times as long."""
     names = _INSTANCE if kind is InstanceState else _SIGNAL
     return ", ".join(_TEXT.get(name, "{}").format(f"({value}).{name}") for name in names)
 
@@ -132,30 +131,30 @@ def _signal(values: Sequence[Any]) -> SignalState | None:
 
 
 def fetch_rows(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, InstanceState]:
-    """All instances as they are, by id."""
-    told = "select durable_audit.told(g) as told from durable.gen_durable g offset 0"
-    query = f"select {_columns(InstanceState, 'told')} from ({told}) t"  # noqa: S608 - names of ours
+    """All current instances, by id."""
+    recorded = "select durable_audit.recorded(g) as recorded from durable.gen_durable g offset 0"
+    query = f"select {_columns(InstanceState, 'recorded')} from ({recorded}) t"
     found = (_instance(row) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
 
 
 def fetch_signals(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, SignalState]:
-    """All signals as they are, by id."""
-    told = "select durable_audit.told(s) as told from durable.signals s offset 0"
-    query = f"select {_columns(SignalState, 'told')} from ({told}) t"  # noqa: S608 - names of ours
+    """All current signals, by id."""
+    recorded = "select durable_audit.recorded(s) as recorded from durable.signals s offset 0"
+    query = f"select {_columns(SignalState, 'recorded')} from ({recorded}) t"
     found = (_signal(row) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
 
 
 def fetch_clock(connection: psycopg.Connection[Any], schema: str) -> Clock:
-    """What is known of the clocks, with a reading of now."""
+    """The recorded comparisons of the clocks, and one made now."""
     query = "select monotonic_ns, extract(epoch from at)::float8, doubt from durable_audit.clock"
     points: Iterable[tuple[int, float, float]] = connection.execute(_text(query, schema)).fetchall()
     return Clock(sorted([*points, read_clock(connection)]))
 
 
 def _text(statement: str, schema: str) -> bytes:
-    """The statement for this schema; its name was checked, and is the only thing put in."""
+    """The statement for this schema. Only its name is inserted, after a check."""
     audited = statement.replace("durable_audit.", f'"{check_schema_name(schema)}_audit".')
     audited = audited.replace("create schema durable_audit", f'create schema "{schema}_audit"')
     return in_schema(audited, schema).encode()

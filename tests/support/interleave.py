@@ -1,4 +1,4 @@
-"""Races made to order: several sessions, held at known points.
+"""Forced interleavings: several sessions, each held at a known point.
 
 ::
 
@@ -6,17 +6,16 @@
         a.run("begin")
         a.run("update t set n = n + 1")
         waiting = b.start("update t set n = n + 10")
-        waiting.wait_blocked(by=a)          # asks the server, does not sleep and hope
+        waiting.wait_blocked(by=a)          # asks the server which session waits for which
         a.run("commit")
         waiting.result()
 
-Code that runs on Trio is held by `Points`, and `wait_backend_blocked` tells when its connection waits for a lock.
+`wait_backend_blocked` does the same for a connection that Trio drives.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -33,23 +32,23 @@ Row = tuple[Any, ...]
 
 
 class Observer:
-    """A connection of its own that sees who waits for whom."""
+    """A separate connection that shows which backend waits for which."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
 
     def blockers(self, pid: int) -> frozenset[int]:
-        """Backends that this backend waits for: its lock is held, or asked for before, by them."""
+        """Backends that block this backend: they hold its lock, or are ahead of it in the queue."""
         row = self._connection.execute("select pg_blocking_pids(%s)", [pid]).fetchone()
         return frozenset(row[0]) if row is not None else frozenset()
 
     def cancel(self, pid: int) -> None:
-        """End what that backend runs."""
+        """Cancel the statement of that backend."""
         self._connection.execute("select pg_cancel_backend(%s)", [pid])
 
 
 class Pending:
-    """A statement on its way."""
+    """A statement that was sent."""
 
     def __init__(self, session: Session, future: Future[list[Row]], statement: str) -> None:
         self._session = session
@@ -58,11 +57,11 @@ class Pending:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._future.done()
 
     def wait_blocked(self, *, by: Session | None = None, timeout: float = TIMEOUT) -> None:
-        """Return when it waits for a lock (of that session); fail when it ends instead."""
+        """Wait until it is blocked by a lock (of that session); fail if it ends instead."""
         deadline = time.monotonic() + timeout
         while True:
             blockers = self._session.observer.blockers(self._session.pid)
@@ -76,12 +75,12 @@ class Pending:
             time.sleep(POLL)
 
     def result(self, *, timeout: float = TIMEOUT) -> list[Row]:
-        """Its rows; raises what it raised, and TimeoutError when it still waits."""
+        """Its rows. Raises the statement's error, or TimeoutError if it is still running."""
         return self._future.result(timeout)
 
 
 class Session:
-    """One connection, autocommit, that runs one statement after the other in a thread of its own."""
+    """One autocommit connection, which runs one statement after the other in its own thread."""
 
     def __init__(
         self, connection: psycopg.Connection, observer: Observer, executor: ThreadPoolExecutor
@@ -93,11 +92,11 @@ class Session:
         self._last: Pending | None = None
 
     def run(self, statement: LiteralString, arguments: Sequence[object] = ()) -> list[Row]:
-        """Run it to its end. What should block here is a failure, after a while."""
+        """Run a statement to its end. A statement that blocks fails after a timeout."""
         return self.start(statement, arguments).result()
 
     def start(self, statement: LiteralString, arguments: Sequence[object] = ()) -> Pending:
-        """Send it and return at once."""
+        """Send a statement and return at once."""
         future = self._executor.submit(self._execute, statement, arguments)
         self._last = Pending(self, future, statement)
         return self._last
@@ -107,7 +106,7 @@ class Session:
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
-        """Cancel what still waits, and disconnect."""
+        """Cancel the statement that is still running, and disconnect."""
         while self._last is not None and not self._last.done:
             self.observer.cancel(self.pid)
             time.sleep(POLL)
@@ -117,7 +116,7 @@ class Session:
 
 @contextmanager
 def open_sessions(dsn: str, count: int = 2) -> Generator[tuple[Session, ...]]:
-    """That many sessions on one database; what they left waiting is cancelled at the end."""
+    """Open `count` sessions on one database. Statements that are still running at the end are cancelled."""
     with ExitStack() as stack:
         observer = Observer(stack.enter_context(psycopg.connect(dsn, autocommit=True)))
         sessions: list[Session] = []
@@ -132,9 +131,9 @@ def open_sessions(dsn: str, count: int = 2) -> Generator[tuple[Session, ...]]:
 async def wait_backend_blocked(
     dsn: str, pid: int, *, by: int | None = None, timeout: float = TIMEOUT
 ) -> None:
-    """Return when that backend waits for a lock; for connections that Trio drives.
+    """Wait until that backend is blocked by a lock, for connections that Trio drives.
 
-    Raises trio.TooSlowError when it does not within the timeout. Cancelled: nothing is left behind.
+    Raises trio.TooSlowError after the timeout. If it is cancelled, it leaves nothing behind.
     """
     if conninfo_to_dict(dsn).get("dbname") is None:
         raise ValueError(f"the DSN names no database: {dsn!r}")
@@ -149,29 +148,3 @@ async def wait_backend_blocked(
                 await trio.sleep(POLL)
     finally:
         connection.close()
-
-
-class Points:
-    """Named points at which Trio tasks stop until the test lets them go.
-
-    The code under test (a fake, a callback, a subclass) calls ``await points.reach("parked")``; the test calls
-    ``await points.wait_reached("parked")``, does what must happen meanwhile, and calls ``points.release("parked")``.
-    """
-
-    def __init__(self) -> None:
-        self._reached: defaultdict[str, trio.Event] = defaultdict(trio.Event)
-        self._released: defaultdict[str, trio.Event] = defaultdict(trio.Event)
-
-    async def reach(self, name: str) -> None:
-        """Stop here until the test releases this point; later comers pass."""
-        self._reached[name].set()
-        await self._released[name].wait()
-
-    async def wait_reached(self, name: str, *, timeout: float = TIMEOUT) -> None:
-        """Return when a task has stopped there. Raises trio.TooSlowError."""
-        with trio.fail_after(timeout):
-            await self._reached[name].wait()
-
-    def release(self, name: str) -> None:
-        """Let go whoever is or will be there."""
-        self._released[name].set()

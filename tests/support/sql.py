@@ -1,7 +1,7 @@
-"""What the server did: how many statements ran, and by which plan.
+"""What the server did: how many statements ran, and with which plan.
 
-Both ask the server itself, so they see every connection of every process, pipelines and prepared statements alike.
-A counter inside one connection class would miss exactly the round trips that somebody forgot.
+Both ask the server, so they see every connection of every process, pipelines and prepared statements included. A
+counter inside one connection class would miss the very round trips that were overlooked.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any, LiteralString
 
 import attrs
 import psycopg
+from durable_actors.errors import ConfigError
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-from durable_actors.errors import ConfigError
 
 _COUNTS = """
 select s.queryid, s.toplevel, min(s.query), sum(s.calls)::int8, sum(s.rows)::int8
@@ -27,7 +26,7 @@ group by s.queryid, s.toplevel
 
 @attrs.frozen
 class Statement:
-    """One normalised statement (constants replaced by ``$n``) and what it did while it was counted."""
+    """One normalised statement (constants replaced by ``$n``), with its calls and rows while it was counted."""
 
     query: str
     calls: int
@@ -37,17 +36,17 @@ class Statement:
 
 @attrs.define(eq=False)
 class StatementCount:
-    """Filled when the counting ends."""
+    """The statements that were counted; filled when the counting ends."""
 
     statements: tuple[Statement, ...] = ()
 
     @property
     def total(self) -> int:
-        """All executions, BEGIN and COMMIT among them."""
+        """All executions, BEGIN and COMMIT included."""
         return sum(statement.calls for statement in self.statements)
 
     def calls(self, fragment: str) -> int:
-        """Executions of the statements whose text contains this, whatever the case."""
+        """Executions of the statements whose text contains `fragment`, ignoring case."""
         found = (s.calls for s in self.statements if fragment.casefold() in s.query.casefold())
         return sum(found)
 
@@ -57,10 +56,10 @@ class StatementCount:
 
 @contextmanager
 def count_statements(dsn: str) -> Generator[StatementCount]:
-    """Count what is executed in this database while the body runs, by whomever.
+    """Count the statements that any session executes in this database while the body runs.
 
-    Needs pg_stat_statements, which the embedded server and the container load; on a server of yours set
-    ``shared_preload_libraries``. A statement counts when it ends, so end what you want to count.
+    Needs pg_stat_statements, which the embedded server and the container load; on your own server set
+    ``shared_preload_libraries``. A statement counts when it ends.
     """
     name = conninfo_to_dict(dsn).get("dbname")
     with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as connection:
@@ -79,7 +78,7 @@ def _need_statistics(connection: psycopg.Connection) -> None:
             "that DURABLE_TEST_DSN names, or unset DURABLE_TEST_DSN to use the embedded one",
             option="DURABLE_TEST_DSN",
         )
-    # Two workers may do it at once, and "if not exists" does not lock: the lock makes the second one wait.
+    # "if not exists" does not lock, so without this lock two workers that do it at once would collide.
     connection.execute("begin; select pg_advisory_xact_lock(hashtextextended('durable statistics', 0))")
     connection.execute("create extension if not exists pg_stat_statements")
     connection.execute("commit")
@@ -110,9 +109,9 @@ class PlanNode:
     relation: str | None
     index: str | None
     rows: float
-    """Rows it gave, over all loops."""
+    """Rows that it returned, over all loops."""
     removed: int
-    """Rows it read and filtered away: the cost that a plan's shape does not show."""
+    """Rows that it read and discarded: a cost that the shape of the plan does not show."""
 
 
 @attrs.frozen
@@ -121,28 +120,28 @@ class Plan:
 
     nodes: tuple[PlanNode, ...]
     buffers: int
-    """Pages touched by the whole statement, in memory or read: flat as the table grows, or the plan is wrong."""
+    """Pages that the statement touched, cached or read. With a good plan they do not grow with the table."""
     text: str
     """The whole plan, for the message of a failed test."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Node kinds, in the plan's order."""
+        """Kinds of the nodes, in the order of the plan."""
         return tuple(node.kind for node in self.nodes)
 
     @property
     def indexes(self) -> frozenset[str]:
-        """Names of all indexes that it reads."""
+        """Names of the indexes that it reads."""
         return frozenset(node.index for node in self.nodes if node.index is not None)
 
     def assert_no_seq_scan(self, *relations: str) -> None:
-        """Fail when it reads one of these tables from end to end; without names: any table."""
+        """Fail if it scans one of these tables sequentially; without names: any table."""
         for node in self.nodes:
             if node.kind.endswith("Seq Scan") and (not relations or node.relation in relations):
                 raise AssertionError(f"sequential scan of {node.relation}:\n{self.text}")
 
     def assert_uses(self, *indexes: str) -> None:
-        """Fail when it does not read all these indexes."""
+        """Fail unless it reads all these indexes."""
         if missing := set(indexes) - self.indexes:
             raise AssertionError(f"index not used: {', '.join(sorted(missing))}:\n{self.text}")
 
@@ -155,10 +154,10 @@ def explain(
     generic: bool = True,
     settings: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Run the statement (parameters ``$1``, ``$2``, …), return how, and roll it back.
+    """Run the statement (parameters ``$1``, ``$2``, …), roll it back, and return its plan.
 
-    `generic` shows the plan that a prepared statement gets in the long run, made without looking at the arguments;
-    False shows the one made for these arguments. `settings` hold for this statement only.
+    `generic=True` shows the generic plan, which a prepared statement gets after some executions; False shows the plan
+    for these arguments. `settings` apply to this statement only.
     """
     mode = "force_generic_plan" if generic else "force_custom_plan"
     prepare = sql.SQL("prepare durable_explain as {}").format(sql.SQL(statement))
@@ -169,7 +168,7 @@ def explain(
     try:
         with connection.transaction(force_rollback=True), connection.cursor() as cursor:
             for name, value in {"plan_cache_mode": mode, **(settings or {})}.items():
-                # Not prepared by psycopg: it would deallocate everything at the rollback.
+                # Not prepared, or psycopg would deallocate everything at the rollback.
                 cursor.execute("select set_config(%s, %s, true)", [name, value], prepare=False)
             cursor.execute(
                 sql.SQL("explain (analyze, buffers, format json) {}").format(execute), prepare=False

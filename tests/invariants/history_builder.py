@@ -1,11 +1,11 @@
-"""Histories made by hand: a small world that does what it is told, right or wrong."""
+"""Builds histories by hand, lawful or not, for the tests of the checkers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import attrs
-from durable_actors.testing.changes import (
+from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
@@ -14,15 +14,15 @@ from durable_actors.testing.changes import (
     SignalState,
     Snapshot,
 )
-from durable_actors.testing.evidence import History
-from durable_actors.testing.history import Effect
-from durable_actors.testing.invariants import check
+from tests.invariants.check import check
+from tests.invariants.effect_log import Effect
+from tests.invariants.history import History
 
 LEASE = 10.0
 
 
-class Tale:
-    """Every call is one event, one second after the last; changes are transactions of their own unless `tx` says."""
+class HistoryBuilder:
+    """Each call is one event, one second after the last. Without `tx`, each change is its own transaction."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -49,7 +49,7 @@ class Tale:
             self.rows[number] = new
         else:
             new = self.rows[number] = attrs.evolve(old, **columns)
-        return self._record(InstanceChange, number, old, new, tx, writer, at)
+        return self._change(InstanceChange, number, old, new, tx, writer, at)
 
     def pick(self, number: int, claim: str, **columns: Any) -> int:
         lease = {"locked_by": "node", "lease_expires_at": self.now + 1 + LEASE}
@@ -69,20 +69,20 @@ class Tale:
 
     def send(self, signal: int, target: int, name: str = "go", *, tx: int | None = None) -> int:
         new = self.inbox[signal] = SignalState(id=signal, target_id=target, name=name)
-        return self._record(SignalChange, target, None, new, tx)
+        return self._change(SignalChange, target, None, new, tx)
 
     def take(self, signal: int, *, tx: int | None = None) -> int:
         old = self.inbox.pop(signal)
-        return self._record(SignalChange, old.target_id, old, None, tx)
+        return self._change(SignalChange, old.target_id, old, None, tx)
 
-    def _record(
+    def _change(
         self, kind: Any, number: int, old: Any, new: Any, tx: int | None, writer: str = "", at: float = 1.0
     ) -> int:
         self.now += at
         if tx is None:
             self.tx += 1
         found = tx or self.tx
-        seen = Snapshot(xmin=found, xmax=found)  # all earlier ones have ended
+        seen = Snapshot(xmin=found, xmax=found)  # all earlier transactions have ended
         self.changes.append(
             kind(
                 len(self.changes) + 1, found, self.now, self.now, self.now, seen, writer, 1, number, old, new
@@ -93,12 +93,12 @@ class Tale:
     # -- the steps
 
     def begin(self, number: int, **more: Any) -> None:
-        self.tell("begin", number, **more)
+        self.effect("begin", number, **more)
 
     def end(self, number: int, **more: Any) -> None:
-        self.tell("end", number, **more)
+        self.effect("end", number, **more)
 
-    def tell(
+    def effect(
         self, kind: str, number: int | None = None, *, pid: int = 1, row: Any = None, **more: Any
     ) -> None:
         self.now += 1
@@ -118,7 +118,7 @@ class Tale:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    # -- told
+    # -- the result
 
     def history(self, **options: Any) -> History:
         known = {"lease": LEASE, "reap_interval": 5.0, "margin": 1.0, "patience": 20.0, "ended": self.now}
@@ -139,9 +139,9 @@ class Tale:
         return "\n".join(map(str, check(self.history(**options))))
 
 
-def run(tale: Tale, number: int = 1, claim: str = "a", **told: Any) -> InstanceState:
-    """Pick it, and run its step to its end; the row as it is then."""
-    tale.pick(number, claim)
-    tale.begin(number)
-    tale.end(number, **told)
-    return tale.rows[number]
+def run(builder: HistoryBuilder, number: int = 1, claim: str = "a", **data: Any) -> InstanceState:
+    """Pick it and run its step to its end. Returns the row at that time."""
+    builder.pick(number, claim)
+    builder.begin(number)
+    builder.end(number, **data)
+    return builder.rows[number]

@@ -1,4 +1,4 @@
-"""The fault proxy does what it says: with plain sockets for the bytes, with Postgres for the commit."""
+"""The fault proxy: bytes with plain sockets, lost requests and replies with Postgres."""
 
 import psycopg
 import pytest
@@ -6,8 +6,8 @@ import trio
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import CommitUnknown, StoreUnavailable
-from durable_actors.testing.faults import FaultProxy, open_proxy
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from tests.support.faults import FaultProxy, open_proxy
 
 ONE = Statement("one", "select 1", read_only=True)
 

@@ -1,8 +1,8 @@
 import psycopg
 import pytest
 from durable_actors.errors import ConfigError
-from durable_actors.testing import sql as testing_sql
-from durable_actors.testing.sql import count_statements, explain
+from tests.support import sql as statements
+from tests.support.sql import count_statements, explain
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_says_what_the_server_lacks(connection):
             return connection.execute("select ''::text")
 
     with pytest.raises(ConfigError, match="shared_preload_libraries"):
-        testing_sql._need_statistics(Bare())
+        statements._need_statistics(Bare())
 
 
 def test_explain_names_nodes_indexes_and_pages(connection):
