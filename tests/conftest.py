@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -68,3 +69,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for part in (slow[number::workers], rest[number * size : (number + 1) * size])
         for item in part
     ]
+
+
+def pytest_collection_finish() -> None:
+    """Collected tests are 300,000 objects, which live to the end: a full garbage collection took 0.4 s to see that."""
+    gc.freeze()

@@ -149,6 +149,7 @@ async def test_a_trigger_that_meets_a_lock_holds_up_only_its_row(durable_dsn, db
     assert sum(f"instance {bad}: Postgres refuses" in each.getMessage() for each in caplog.records) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["signals", "trigger"])
 async def test_a_stop_commits_beside_what_meets_a_lock(durable_dsn, db, what):
     """Nobody is left to wait beside the flusher: what is held up is tried last, and goes back with the drain's end."""
@@ -156,7 +157,7 @@ async def test_a_stop_commits_beside_what_meets_a_lock(durable_dsn, db, what):
     gate = Gate()
     paid, plain = define(gate)
     with open_sessions(durable_dsn, 1) as (other,):
-        async with running(durable_dsn, queues={"default": 50}, drain_timeout=3) as run:
+        async with running(durable_dsn, queues={"default": 50}, drain_timeout=2) as run:
             if what == "signals":
                 [bad] = await parked(run, paid, 1)
             else:

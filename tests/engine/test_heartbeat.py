@@ -39,6 +39,7 @@ async def beats(db, count: int) -> None:
         await db.eventually("select seen_at > %s from durable.nodes", seen, timeout=30)
 
 
+@pytest.mark.slow
 async def test_a_step_outlives_its_lease(durable_dsn, db):
     runs: list = []
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import subprocess
 import textwrap
 
 import attrs
@@ -13,6 +14,7 @@ import trio.testing
 from durable_actors.telemetry import StepStarted
 from tests.engine.kit import QUIET, running
 from tests.support.sql import count_statements
+from tests.warm import warm
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -263,7 +265,14 @@ async def test_asyncio(durable_dsn, tmp_path):
         asyncio.run(main(sys.argv[1]))
         """
     )
-    await trio.run_process([sys.executable, "-W", "error", "-c", script, durable_dsn])
+    program = warm().start(
+        script,
+        [durable_dsn],
+        [subprocess.DEVNULL, subprocess.DEVNULL, 2],
+        env=os.environ,
+        warnings_are_errors=True,
+    )
+    assert await program.wait_ended() == 0
     with psycopg.connect(durable_dsn) as conn:
         assert conn.execute("select fsm, state from durable.gen_durable").fetchall() == [("mail", {"n": 2})]
 

@@ -127,6 +127,7 @@ async def test_an_outage_is_borne_and_told_once(db: Db, caplog: pytest.LogCaptur
     assert len([text for text in told if "1 step with a partition key cancelled" in text]) == 1
 
 
+@pytest.mark.slow
 async def test_silence_ends_the_trust(db: Db):
     """No error, no answer: the server may have freed the locks of a host that it takes for gone."""
     async with open_proxy(db.dsn) as proxy, keep(proxy.dsn, name="a", lease_ttl=1.2) as a:

@@ -112,6 +112,7 @@ async def test_an_open_transaction_holds_up_its_own_target_only(durable_dsn):
         assert await da.result(held, timeout=PATIENCE) == [5]
 
 
+@pytest.mark.slow
 async def test_signals_that_wait_for_a_lock_do_not_use_up_the_connections(durable_dsn):
     """Twelve senders wait for a row that a caller holds; inserts, inboxes and results go on."""
     machine = collector()

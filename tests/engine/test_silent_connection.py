@@ -133,6 +133,7 @@ async def test_a_look_for_locks_that_is_not_answered(durable_dsn):
         assert (await run.ended(first)).status == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_heartbeat_that_is_not_answered(durable_dsn, db, monkeypatch):
     """The leases are renewed by another connection before they end: the step goes on."""

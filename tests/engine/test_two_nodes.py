@@ -102,6 +102,7 @@ def check(dsn: str) -> None:
     assert rows == [("done", 5, 4, {"n": 4})] * COUNT
 
 
+@pytest.mark.slow
 async def test_a_stopped_worker_loses_its_work_and_changes_nothing_when_it_wakes(
     durable_dsn: str, trips: Path
 ):
@@ -124,6 +125,7 @@ async def test_a_stopped_worker_loses_its_work_and_changes_nothing_when_it_wakes
     assert rows == [("done", 5, 4)]
 
 
+@pytest.mark.slow
 async def test_a_killed_postgres_comes_back_and_so_does_the_work(trips: Path):
     directory = throwaway_directory(f"two-nodes-{os.getpid()}-{trips.name}")
     # A throwaway server confirms commits before they are written: killed at once, it would forget all the instances.

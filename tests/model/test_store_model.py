@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import durable_actors as da
 import psycopg
+import pytest
 from durable_actors._engine.committing.transition import plan_children, transition
 from durable_actors._store.children import schedule_children
 from durable_actors._store.claim import release_claims
@@ -343,6 +344,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert 0 < pending <= alive
 
 
+@pytest.mark.slow
 def test_the_store_does_what_the_model_says(durable_dsn: str):
     with (
         psycopg.connect(durable_dsn, autocommit=True) as db,

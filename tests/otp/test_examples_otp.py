@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import trio
+from tests.warm import warm
 from trio.testing import MockClock
 
 PATH = Path(__file__).parent.parent.parent / "examples" / "otp_chat.py"
@@ -38,15 +39,16 @@ def test_the_chat_example(capsys, caplog):
     assert "BadWordError" in caplog.text
 
 
-def test_it_runs_as_a_script():
-    run = subprocess.run([sys.executable, str(PATH)], capture_output=True, text=True, timeout=30, check=True)
-    assert "chat [supervisor] running" in run.stdout
-    assert run.stderr == ""
+def test_it_runs_as_a_script(tmp_path: Path):
+    code, said, errors = warm().run(PATH, cwd=tmp_path, env=os.environ, timeout=30)
+    assert "chat [supervisor] running" in said
+    assert (code, errors) == (0, "")
 
 
-def test_the_documentation_runs():
+def test_the_documentation_runs(tmp_path: Path):
     text = (PATH.parent.parent / "docs" / "explanation" / "supervision.md").read_text("utf-8")
-    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert run.stdout.startswith("1\napp [supervisor] running")
-    assert run.stderr == ""
+    [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "program.py").write_text(program, "utf-8")
+    code, said, errors = warm().run(tmp_path / "program.py", cwd=tmp_path, env=os.environ, timeout=30)
+    assert said.startswith("1\napp [supervisor] running")
+    assert (code, errors) == (0, "")

@@ -131,6 +131,7 @@ def test_client_starts_again_when_its_supervisor_is_killed_while_starting(client
     assert query(user.dsn, "select 1") == 1
 
 
+@pytest.mark.slow
 def test_directory_removed_under_the_server(client, new_dir, query):
     client(new_dir).ready()
     supervisor = embedded.status(new_dir).supervisor

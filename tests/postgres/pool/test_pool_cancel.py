@@ -143,6 +143,7 @@ async def test_closing_the_pool_reaches_everybody(server):
     await server.has(0)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_random_cancellations(server):
     """Every follow-up gets its own answer; no connection, backend or descriptor is lost."""
     chance = random.Random(42)

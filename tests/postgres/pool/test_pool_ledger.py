@@ -91,6 +91,7 @@ class Ledger:
         proxy.heal()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_nobody_is_told_a_lie(server, monkeypatch, seed):
     monkeypatch.setattr(waiting, "CANCEL_TIMEOUT", 0.1)

@@ -243,6 +243,7 @@ async def test_a_rollback_into_a_dead_network_is_bounded(pg_dsn, scratch, impati
         proxy.reset()
 
 
+@pytest.mark.slow
 async def test_cancelled_with_latency_still_settles(pg_dsn, probe, scratch):
     # BEGIN, Parse and COMMIT are on their way for 60 ms: the cancellation comes in the middle of each.
     async with open_proxy(pg_dsn) as proxy:

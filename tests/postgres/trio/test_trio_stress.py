@@ -9,6 +9,7 @@ import weakref
 from contextlib import aclosing
 from pathlib import Path
 
+import pytest
 import trio
 from durable_actors._postgres.trio.connection import TrioConnection
 from psycopg.pq import PipelineStatus, TransactionStatus
@@ -108,6 +109,7 @@ async def work(dsn, rng, counts, operations, opened):
     await conn.close()
 
 
+@pytest.mark.slow
 async def test_random_cancellations(pg_dsn, probe):
     rng = random.Random(20261116)
     counts = dict.fromkeys(("opened", "cancelled", "answered"), 0)
