@@ -42,9 +42,24 @@ with isolated_registry():
 
 
 SPEC = _M.__durable__
-"""What `Db.insert` inserts instances of."""
+"""The machine of the rows that `Db.insert` makes."""
 
 INSERT = "insert into durable.gen_durable ({}) values ({}) returning id"
+QUICK: dict[str, Any] = {"poll_interval": 0.05, "max_poll_interval": 0.05, "node": "test"}
+"""Frequent polls. Leases are long unless a test sets them."""
+QUIET: dict[str, Any] = {"poll_interval": 60, "max_poll_interval": 60, "long_poll": 0, "node": "test"}
+"""No polls while a test runs: only hints and due times start anything."""
+REFUSE = """
+create function refuse() returns trigger language plpgsql as $$
+begin
+    if new.result = '"bad"' and exists (select from rule) then
+        raise exception 'not on a Monday' using errcode = (select code from rule);
+    end if;
+    return new;
+end $$;
+create table rule (code text);
+create trigger refuse before update on durable.gen_durable for each row execute function refuse();
+"""
 
 
 @attrs.frozen
@@ -85,7 +100,7 @@ async def make_node(dsn: str, name: str | None = None, **options: Any) -> AsyncI
 
 
 def events_of(node: Node) -> list[Event]:
-    """What the node tells, from now on."""
+    """The events that the node emits from now on."""
     found: list[Event] = []
     node.telemetry.subscribe(found.append)
     return found
@@ -107,7 +122,7 @@ async def pick(node: Node, limit: int = 100, queue: str = "default") -> list[Cla
 
 
 def claim(key: str | None, number: int = 1, **columns: Any) -> Claim:
-    """A claim that no row knows of: the keeper only needs its key and its id."""
+    """A claim without a row: the keeper needs only its key and its id."""
     values: dict[str, Any] = {field.name: 0 for field in attrs.fields(Claim)}
     values |= {"id": number, "claim_id": f"{key}/{number}", "partition_key": key, "queue": "default"}
     return Claim(**(values | {"fsm": "m", "step": "s", "trusted_until": 1e9} | columns))
@@ -134,14 +149,8 @@ async def keep(dsn: str, name: str | None = None, **options: Any) -> AsyncIterat
         yield Kept(node, keys, tree.stop)
 
 
-QUICK: dict[str, Any] = {"poll_interval": 0.05, "max_poll_interval": 0.05, "node": "test"}
-"""Polls often. The leases are long unless a test says otherwise."""
-QUIET: dict[str, Any] = {"poll_interval": 60, "max_poll_interval": 60, "long_poll": 0, "node": "test"}
-"""Polls never, as far as a test can tell: only hints and due times start anything."""
-
-
 class Recorder:
-    """Remembers every event of an engine, and waits for them."""
+    """An observer that keeps every event of an engine, and waits for events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -153,7 +162,7 @@ class Recorder:
         self._changed = trio.Event()
 
     def all(self, kind: type[E], **fields: object) -> list[E]:
-        """Those that happened already."""
+        """Events of this kind and with these fields that have happened already."""
         return [
             event
             for event in self.events
@@ -162,7 +171,7 @@ class Recorder:
         ]
 
     async def wait(self, kind: type[E], *, count: int = 1, **fields: object) -> E:
-        """Until the `count`-th of these has happened, now or before; return it."""
+        """Wait until the `count`-th such event has happened, now or before; return it."""
         with trio.fail_after(PATIENCE):
             while True:
                 changed = self._changed
@@ -175,7 +184,7 @@ class Recorder:
         return self.all(StepStarted) if number is None else self.all(StepStarted, id=number)
 
     async def final(self, number: int) -> str:
-        """Until an instance has ended here; its status."""
+        """Wait until this engine has ended the instance; return its status."""
         with trio.fail_after(PATIENCE):
             while True:
                 changed = self._changed
@@ -186,7 +195,7 @@ class Recorder:
 
 
 class Run:
-    """An open engine and what it tells."""
+    """An open engine and its events."""
 
     def __init__(self, engine: da.Engine, events: Recorder) -> None:
         self.engine = engine
@@ -198,7 +207,7 @@ class Run:
         return number
 
     async def insert_anyway(self, machine: Any, **options: Any) -> int:
-        """Insert, however often the store has to be asked."""
+        """Insert, and try again while the store is unavailable."""
         with trio.fail_after(PATIENCE):
             while True:
                 try:
@@ -207,7 +216,7 @@ class Run:
                     await trio.sleep(0.01)
 
     async def run(self, machine: Any, **options: Any) -> da.Instance:
-        """Insert one and wait for its end, whatever it is."""
+        """Insert one, wait until it has ended or failed, and return it."""
         return await self.ended(await self.insert(machine, **options))
 
     async def ended(self, number: int) -> da.Instance:
@@ -225,7 +234,7 @@ async def running(dsn: str, **options: Any) -> AsyncIterator[Run]:
 
 
 class Gate:
-    """Holds steps at a point, in tasks and in threads; tells how many have come."""
+    """Holds steps, in tasks and in threads, until it is opened; counts the steps that have arrived."""
 
     def __init__(self) -> None:
         self.entered = 0
@@ -239,7 +248,7 @@ class Gate:
         self._event = trio.Event()
 
     async def wait(self) -> None:
-        """Come, and wait until it is opened."""
+        """Arrive, and wait until the gate is opened."""
         self.arrive()
         await self._open.wait()
 
@@ -294,7 +303,7 @@ def state_of(run: Run, actor: str) -> str:
 
 @contextmanager
 def locked(dsn: str, number: int) -> Iterator[psycopg.Connection]:
-    """Somebody's open transaction holds the row: its outcome cannot be committed."""
+    """Another session's transaction locks the row, so its outcome cannot be committed."""
     with psycopg.connect(dsn) as other:
         other.execute("select 1 from durable.gen_durable where id = %s for update", [number])
         yield other
@@ -317,21 +326,8 @@ class Picks:
         monkeypatch.setattr(feeder, "pick_instances", noted)
 
 
-REFUSE = """
-create function refuse() returns trigger language plpgsql as $$
-begin
-    if new.result = '"bad"' and exists (select from rule) then
-        raise exception 'not on a Monday' using errcode = (select code from rule);
-    end if;
-    return new;
-end $$;
-create table rule (code text);
-create trigger refuse before update on durable.gen_durable for each row execute function refuse();
-"""
-
-
 def refuse_bad(db: Db, code: str) -> None:
-    """A trigger of the user's refuses the result "bad" with this code, until table `rule` is empty."""
+    """A user's trigger refuses the result "bad" with this error code, until table `rule` is empty."""
     db.execute(REFUSE)
     db.execute("insert into rule values (%s)", code)
 
