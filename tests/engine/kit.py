@@ -20,6 +20,8 @@ from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.lanes import lanes
+from durable_actors._engine.maintenance.failure_detector import Suspect
+from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
@@ -60,6 +62,13 @@ end $$;
 create table rule (code text);
 create trigger refuse before update on durable.gen_durable for each row execute function refuse();
 """
+
+
+REAP = """
+update durable.gen_durable set status = 'runnable', attempt = attempt + 1, crashes = crashes + 1, locked_by = null,
+       lease_expires_at = null, claim_id = null, claim_token_hash = null where id = %s
+"""
+"""Take the claim away from an instance, as a reaper does."""
 
 
 @attrs.frozen
@@ -126,6 +135,35 @@ def claim(key: str | None, number: int = 1, **columns: Any) -> Claim:
     values: dict[str, Any] = {field.name: 0 for field in attrs.fields(Claim)}
     values |= {"id": number, "claim_id": f"{key}/{number}", "partition_key": key, "queue": "default"}
     return Claim(**(values | {"fsm": "m", "step": "s", "trusted_until": 1e9} | columns))
+
+
+@attrs.frozen
+class RunningReaper:
+    """A reaper at work."""
+
+    actor: Reaper
+    address: Address[object]
+
+    def look(self) -> None:
+        """Have it look at once."""
+        self.address.cast(None)
+
+    def suspects(self) -> dict[str, Suspect]:
+        return dict(self.actor._watch.suspects)
+
+
+@asynccontextmanager
+async def reap(node: Node) -> AsyncIterator[RunningReaper]:
+    """The node's reaper."""
+    address: Address[object] = Address("reaper", capacity=1)
+    actor = Reaper(node)
+    async with open_tree(Supervisor("test", [ActorChild(address, lambda: actor)], intensity=0)):
+        yield RunningReaper(actor, address)
+
+
+def expire(db: Db, *numbers: int) -> None:
+    query = "update durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = any(%s)"
+    db.execute(query, list(numbers))
 
 
 @attrs.frozen
@@ -278,6 +316,30 @@ def gated(gate: Gate, name: str = "gated", *, runs: list[Any] | None = None, **o
             return da.Done("finished")
 
     return M
+
+
+def simple(name: str = "simple", **options: Any) -> Any:
+    """A machine whose only step ends at once, with `n` of its state."""
+
+    class M(da.Machine[Any], name=name, **options):
+        @da.step
+        async def start(self, ctx: da.Context[Any]) -> da.Outcome:
+            return da.Done(ctx.state.get("n"))
+
+    return M
+
+
+def collector() -> Any:
+    """A machine that waits for the signal `stop`, then ends with the payloads of all other signals."""
+
+    class Collector(da.Machine[dict[str, Any]], name="test.Collector"):
+        @da.step
+        async def start(self, ctx: da.Context[dict[str, Any]]) -> da.Outcome:
+            if ctx.awaited:
+                return da.Done([s.payload async for s in ctx.iter_signals() if s.name != "stop"])
+            return da.Await("stop")
+
+    return Collector
 
 
 async def parked(run: Run, number: int, count: int = 1) -> None:

@@ -13,9 +13,7 @@ from durable_actors._engine.running import prefetch as ahead
 from durable_actors._engine.running.dispatcher import Claimed
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import Picked
-from tests.engine.kit import QUIET, Gate, running
-from tests.engine.test_feeder import held, simple
-from tests.engine.test_refusals import TRIGGER
+from tests.engine.kit import QUIET, Gate, gated, refuse_bad, running, simple
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -150,7 +148,7 @@ async def test_steps_that_wait_a_little_are_never_claimed_ahead(durable_dsn, mon
 async def test_rows_in_prefetch_are_no_sign_of_quick_steps(durable_dsn):
     """All slots are taken, and rows trickle in: nothing of them has run, so no more is claimed than there is room."""
     gate = Gate()
-    slow = held(gate)
+    slow = gated(gate)
     async with running(durable_dsn, queues={"default": da.Queue(2, prefetch=4)}, **QUIET) as run:
         claimed = run.engine._node.feeders["default"].claimed
         for _ in range(2):
@@ -168,7 +166,7 @@ async def test_rows_in_prefetch_are_no_sign_of_quick_steps(durable_dsn):
 async def test_what_has_no_slot_goes_back_when_steps_begin_to_wait(durable_dsn, db, monkeypatch):
     monkeypatch.setattr(ahead, "QUICK", 60.0)
     gate = Gate()
-    slow = held(gate)
+    slow = gated(gate)
     ids = await insert_before(durable_dsn, (simple(), 62), (slow, 20))
     async with running(durable_dsn, queues={"default": 2}) as run:
         await gate.wait_entered(2)
@@ -241,8 +239,8 @@ async def test_a_key_that_is_being_taken_is_not_lost_with_its_row(durable_dsn, d
     asked, taken = trio.Event(), trio.Event()
     tries = 0
     first, second = Gate(), Gate()
-    early, quick = held(first, "early"), simple()
-    held(second, "late")
+    early, quick = gated(first, "early"), simple()
+    gated(second, "late")
     async with running(durable_dsn, queues={"default": 3}, reap_interval=0.5) as run:
         node = run.engine._node
         feeder = node.feeders["default"]
@@ -305,8 +303,7 @@ async def test_refused_outcomes_of_rows_claimed_ahead_are_handled_once(durable_d
             assert number is not None
             await run.ended(number)
         await until(lambda: slots.ahead.rows == 6 and not slots.ending)
-        db.execute(TRIGGER)
-        db.execute("insert into rule values ('P0001')")
+        refuse_bad(db, "P0001")
         monkeypatch.setattr(flusher, "commit_outcomes", late)
         ids = await run.engine.client.insert_many(Bad, [{}] * 14)
         await until(lambda: slots.ending == 14)

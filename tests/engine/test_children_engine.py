@@ -11,8 +11,7 @@ import trio
 from durable_actors._engine.running import step_inputs as surroundings, step_run
 from durable_actors._store.children import read_children
 from durable_actors.telemetry import StepCommitted
-from tests.engine.kit import QUIET, Db, Gate, running
-from tests.engine.test_fences import REAP
+from tests.engine.kit import QUIET, REAP, Db, Gate, running
 from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")

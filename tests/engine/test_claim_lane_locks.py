@@ -5,8 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import pytest
 import trio
-from tests.engine.kit import Db, make_node, pick, running
-from tests.engine.test_reaper import expire, reap
+from tests.engine.kit import Db, expire, make_node, pick, reap, running
 from tests.support.interleave import open_sessions
 
 PARENT = {"status": "awaiting_children", "visit": 2, "await_step": "then", "children_total": 2}

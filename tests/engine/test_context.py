@@ -11,8 +11,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.running.step_run import StepRun
-from tests.engine.kit import Gate, claim, running
-from tests.engine.test_fences import REAP
+from tests.engine.kit import REAP, Gate, claim, running
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")

@@ -12,19 +12,10 @@ from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
 from durable_actors.machine import isolated_registry
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, QueueSaturated, StepStarted
-from tests.engine.kit import QUIET, Gate, gated, running
+from tests.engine.kit import QUIET, Gate, gated, running, simple
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
-
-
-def simple(name: str = "simple", **options):
-    class M(da.Machine, name=name, **options):
-        @da.step
-        async def start(self, ctx):
-            return da.Done(ctx.state.get("n"))
-
-    return M
 
 
 async def idle(run, queue: str = "default") -> None:

@@ -7,14 +7,10 @@ import psycopg
 import pytest
 import trio.testing
 from durable_actors.telemetry import OutcomeStale, StepCommitted
-from tests.engine.kit import Gate, running
+from tests.engine.kit import REAP, Gate, running
 
 pytestmark = pytest.mark.usefixtures("registry")
 
-REAP = """
-update durable.gen_durable set status = 'runnable', attempt = attempt + 1, crashes = crashes + 1, locked_by = null,
-       lease_expires_at = null, claim_id = null, claim_token_hash = null where id = %s
-"""
 ROW = "select to_jsonb(g) from durable.gen_durable g where id = %s"
 KINDS = ["Next", "Retry", "Done", "Stop", "Await", "ScheduleChildren", "error"]
 

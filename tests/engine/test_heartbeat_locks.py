@@ -6,8 +6,7 @@ import durable_actors as da
 import pytest
 from durable_actors._engine.maintenance.heartbeat import Heartbeat, pulse_interval
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
-from tests.engine.kit import Db, Gate, make_node, pick, running
-from tests.engine.test_reaper import reap
+from tests.engine.kit import Db, Gate, make_node, pick, reap, running
 from tests.kit import until
 from tests.support.interleave import open_sessions
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 import pytest
 import trio
 from durable_actors._engine.maintenance import reaper as reaper_module
-from durable_actors._engine.maintenance.failure_detector import Suspect
-from durable_actors._engine.maintenance.reaper import Reaper
-from durable_actors._engine.node import Node
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.lease import OwnerState, read_owners
-from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import ClaimsReaped
-from tests.engine.kit import Db, events_of, keep, make_node, pick
+from tests.engine.kit import Db, events_of, expire, keep, make_node, pick, reap
 from tests.kit import until
 from tests.support.faults import open_proxy
 from tests.support.interleave import open_sessions
@@ -25,35 +19,6 @@ from tests.support.sql import count_statements
 
 COLUMNS = "status, attempt, crashes, claim_id, locked_by, claim_token_hash, lease_expires_at, hold"
 BACK = ("runnable", 1, 1, None, None, None, None, 0)
-
-
-@attrs.frozen
-class Running:
-    """A reaper at work."""
-
-    actor: Reaper
-    address: Address[object]
-
-    def look(self) -> None:
-        """Have it look at once."""
-        self.address.cast(None)
-
-    def suspects(self) -> dict[str, Suspect]:
-        return dict(self.actor._watch.suspects)
-
-
-@asynccontextmanager
-async def reap(node: Node) -> AsyncIterator[Running]:
-    """The node's reaper."""
-    address: Address[object] = Address("reaper", capacity=1)
-    actor = Reaper(node)
-    async with open_tree(Supervisor("test", [ActorChild(address, lambda: actor)], intensity=0)):
-        yield Running(actor, address)
-
-
-def expire(db: Db, *numbers: int) -> None:
-    query = "update durable.gen_durable set lease_expires_at = now() - interval '1 s' where id = any(%s)"
-    db.execute(query, list(numbers))
 
 
 class Looks:

@@ -7,9 +7,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 from durable_actors._store.observe import retry_instance
-from tests.engine.kit import Db, Gate, running
-from tests.engine.test_fences import REAP
-from tests.engine.test_signals import collector
+from tests.engine.kit import REAP, Db, Gate, collector, running
 from tests.kit import until
 from tests.store.kit import connect
 

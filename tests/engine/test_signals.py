@@ -10,26 +10,12 @@ import psycopg
 import pytest
 import trio
 from durable_actors import aio, sync
-from tests.engine.kit import QUIET, Db, Gate, parked, running
-from tests.engine.test_fences import REAP
+from tests.engine.kit import QUIET, REAP, Db, Gate, collector, parked, running
 from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")
 
 State = dict[str, Any]
-
-
-def collector() -> Any:
-    """A machine that waits for `stop`, then tells everything it was sent."""
-
-    class Collector(da.Machine[State], name="test.Collector"):
-        @da.step
-        async def start(self, ctx):
-            if ctx.awaited:
-                return da.Done([s.payload async for s in ctx.iter_signals() if s.name != "stop"])
-            return da.Await("stop")
-
-    return Collector
 
 
 async def test_in_a_trio_transaction(durable_dsn):

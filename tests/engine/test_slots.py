@@ -14,8 +14,7 @@ from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
-from tests.engine.kit import QUICK, Gate, claim, running
-from tests.engine.test_refusals import TRIGGER
+from tests.engine.kit import QUICK, Gate, claim, refuse_bad, running
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -176,8 +175,7 @@ async def test_nor_what_handle_sets_after_a_refusal(durable_dsn, db):
             running = current_step.get()
             seen.append((VAR.get(), None if running is None else running.id))
 
-    db.execute(TRIGGER)
-    db.execute("insert into rule values ('P0001')")
+    refuse_bad(db, "P0001")
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUICK) as run:
         numbers = [await run.insert(M) for _ in range(6)]
         results = [(await run.ended(number)).result for number in numbers]

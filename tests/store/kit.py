@@ -29,9 +29,9 @@ EXPIRE: Final = (
 
 
 @asynccontextmanager
-async def connect(dsn: str, role: str = "claim") -> AsyncIterator[PgConn]:
-    """A connection as the engine's lane of that role has it."""
-    conn = await PgConn.open(dsn, settings=ROLES[role].settings)
+async def connect(dsn: str, role: str = "claim", **settings: str) -> AsyncIterator[PgConn]:
+    """A connection with the settings of the engine's lane for that role; `settings` replace some of them."""
+    conn = await PgConn.open(dsn, settings={**ROLES[role].settings, **settings})
     try:
         yield conn
     finally:

@@ -25,6 +25,8 @@ Act = Callable[[Any], Awaitable[Any]]
 """What one side does, on the connection it is given."""
 
 POLL = 0.002
+PATIENT = Statement("patient", "set lock_timeout = 0")
+"""A side may wait for the other's lock for several turns: longer than the engine's 100 ms on a busy machine."""
 
 
 def deliver(
@@ -106,6 +108,8 @@ async def play(db: psycopg.Connection, order: str, sides: dict[str, tuple[PgConn
         return at_rest or bool(observer.blockers(side.conn.pid))
 
     with trio.fail_after(30):
+        for conn, _ in sides.values():
+            await conn.run(PATIENT)
         async with trio.open_nursery() as nursery:
             for name in sides:
                 nursery.start_soon(act, name)

@@ -95,7 +95,7 @@ async def work(dsn: str, number: int, db: psycopg.Connection, tally: Tally) -> N
     for cursor in cursors.values():
         cursor.learn(QueueShape(tuple(PRIORITIES), None, (), None), known=KNOWN)
     head = PickFrom(PRIORITIES, ["-infinity"] * len(PRIORITIES), [0] * len(PRIORITIES))
-    async with connect(dsn) as conn:
+    async with connect(dsn, lock_timeout="0") as conn:  # 100 ms are not enough on a busy machine
         while tally.inserting or left_over(db):
             queue, limit = chance.choice(QUEUES), chance.randint(1, 12)
             now = trio.current_time()
