@@ -19,8 +19,8 @@ import psycopg.conninfo
 import trio
 from psycopg import pq
 
+from durable_actors._postgres.driver.conninfo import engine_conninfo
 from durable_actors._postgres.driver.failures import RETRYABLE
-from durable_actors._postgres.driver.opening import engine_conninfo
 from durable_actors.errors import SchemaError, StoreUnavailable
 
 logger: Final = logging.getLogger("durable_actors")

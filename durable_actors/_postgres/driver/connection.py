@@ -22,8 +22,14 @@ from psycopg import pq
 from trio.lowlevel import checkpoint_if_cancelled, wait_readable
 
 from durable_actors._postgres.driver import failures, waiting
+from durable_actors._postgres.driver.conninfo import bad_dsn, engine_conninfo
 from durable_actors._postgres.driver.failures import COMMIT, NO_COMMIT
-from durable_actors._postgres.driver.opening import engine_conninfo, set_up
+from durable_actors._postgres.driver.session import (
+    check_shared_session,
+    refused_setting,
+    session_calls,
+    transaction_calls,
+)
 from durable_actors._postgres.driver.statement import (
     Params,
     Prepared,
@@ -86,14 +92,33 @@ class PgConn:
             raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
         except (psycopg.ProgrammingError, UnicodeError) as exc:  # the latter from Python's resolver
             # Not `from exc`: libpq quotes what it stumbled over, which may be the password.
-            raise failures.bad_dsn(dsn, exc) from None
+            raise bad_dsn(dsn, exc) from None
         conn = cls(pgconn, keepalive)
         try:
-            await set_up(conn, settings or {})
+            await conn._set_up(settings or {})
         except BaseException:
             conn.close()
             raise
         return conn
+
+    async def _set_up(self, settings: Mapping[str, str]) -> None:
+        """Set the session up, or note what each transaction must begin with: see `session`.
+
+        One round trip; two behind a pooler.
+        """
+        try:
+            *_, direct = await self.batch(session_calls(settings, self.pid))
+            if direct.rows:  # the process that we connected to has run them: no pooler is in between
+                self.prepared.off = False
+                return
+            preamble = transaction_calls(settings)
+            *_, shared = await self.batch(preamble)
+        except psycopg.Error as exc:
+            raise refused_setting(settings, exc) from exc
+        except StoreUnavailable as exc:
+            raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
+        check_shared_session(shared.rows[0])
+        self.preamble = preamble
 
     @property
     def closed(self) -> bool:
@@ -196,7 +221,7 @@ class PgConn:
             if not failures.is_done(result):
                 self._refuse(result, doing="script")
 
-    def transaction(self, *, begin: str = "BEGIN") -> Transaction:
+    def transaction(self, *, begin: str = "BEGIN") -> Transaction[PgConn]:
         """Open an explicit transaction: committed when the body ends, rolled back when it raises.
 
         `begin` may carry modes. Raises `CommitUnknown` when the COMMIT's fate is unknown.

@@ -9,7 +9,6 @@ Pure. The driver collects what the server said; these functions decide which exc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,7 +16,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
+from durable_actors.errors import CommitUnknown, StoreUnavailable
 
 UNAVAILABLE: Final = frozenset(
     {
@@ -137,13 +136,3 @@ def loss(
         f"the connection was lost while running {doing}, after its commit was sent: "
         f"it may have happened or not: {why}"
     )
-
-
-def bad_dsn(dsn: str, error: Exception) -> ConfigError:
-    """Make the exception for a malformed DSN. libpq quotes what it cannot read: never show a password."""
-    text = str(error).strip()
-    if "password" in dsn or "@" in dsn:
-        text = re.sub(r'".*"', '"…"', text, flags=re.DOTALL)
-    if (found := re.match(r"[\w+]+:/*", dsn)) and found[0] not in {"postgresql://", "postgres://"}:
-        text = f"a URI begins with postgresql://, not with {found[0]}"
-    return ConfigError(f"dsn is not a connection string or URI of Postgres: {text}", option="dsn")

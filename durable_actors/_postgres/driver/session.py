@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
-from durable_actors._postgres.driver.statement import Params, Statement
+import psycopg
+
+from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors.errors import ConfigError, StoreUnavailable
 
 _NOTICE_OUR_DEATH: Final = "client_connection_check_interval"
 """Else a backend goes on with a statement that nobody waits for (Ctrl-C, kill -9, a lost network) until it
@@ -57,6 +60,9 @@ _LEVEL: Final = (
     "else current_setting('transaction_isolation') end"
 )
 
+_BLAMES_SETTING: Final = ("22", "42", "55P02")
+"""SQLSTATEs of a wrong setting: a bad value; an unknown name or a missing privilege; fixed while the server runs."""
+
 _NOT_WINDOWS: Final = "version() !~* 'windows|mingw|visual'"
 
 Call = tuple[Statement, Params]
@@ -96,4 +102,34 @@ def _statements(count: int, local: str, own: bool) -> tuple[Statement, Statement
     return (
         Statement("notice_our_death", notice, read_only=True),
         Statement("set_config", f"select {calls} where {where}", read_only=True),
+    )
+
+
+def refused_setting(settings: Mapping[str, str], error: psycopg.Error) -> ConfigError | StoreUnavailable:
+    """Make the exception for a session that could not be set up.
+
+    `ConfigError` if a setting is wrong, `StoreUnavailable` for what may pass: a role's `statement_timeout`, somebody's
+    `pg_cancel_backend`.
+    """
+    why = f"Postgres refused a session setting of {dict(settings)}: {error}"
+    if (error.sqlstate or "").startswith(_BLAMES_SETTING):
+        return ConfigError(why)
+    return StoreUnavailable(why)
+
+
+def check_shared_session(row: Row) -> None:
+    """Raise `ConfigError` if transactions behind the pooler are not read committed and writable.
+
+    `row` is the last one that `transaction_calls` returned.
+    """
+    level = (row[-1] or b"").decode()
+    if level == "read committed":
+        return
+    name, wanted = "default_transaction_isolation", "'read committed'"
+    if level == "read only":
+        name, wanted = "default_transaction_read_only", "off"
+    raise ConfigError(
+        f"{name} makes transactions {level!r} for this role or database, and behind a pooler it cannot be set per "
+        f"connection. Set it to {wanted} there (ALTER ROLE … SET), or connect directly",
+        option="dsn",
     )

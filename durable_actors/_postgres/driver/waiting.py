@@ -22,9 +22,9 @@ from typing import Final
 import psycopg
 import trio
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from trio.lowlevel import Task, wait_readable, wait_writable
 
+from durable_actors._postgres.driver.conninfo import with_connect_timeout
 from durable_actors.errors import ConfigError
 
 READABLE: Final = 1
@@ -38,11 +38,6 @@ CANCEL_TIMEOUT: Final = 2.0
 
 ASK_AGAIN: Final = 0.05
 """Seconds after which a cancel request that changed nothing is sent again."""
-
-CONNECT_TIMEOUT: Final = 10
-"""Seconds, where the DSN does not say `connect_timeout`. Bounds an abandoned connect, too."""
-SHORTEST_TIMEOUT: Final = 2
-"""libpq takes nothing shorter."""
 
 # libpq's connect is a sequence of short waits: this bounds threads, not load. Shared by all pools of the
 # process so that a reconnect storm does not eat the default limiter, which belongs to the user's `def` steps.
@@ -143,21 +138,6 @@ class _Handover:
                 self._connection.close()
 
 
-def with_timeout(conninfo: str) -> str:
-    """Add a `connect_timeout` where neither DSN nor environment has one.
-
-    It counts for each host in turn, so several share `CONNECT_TIMEOUT`: the pool waits no longer than that, and would
-    never get past a first host that does not answer, which is what a machine that is gone looks like.
-    """
-    defaults = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
-    given = conninfo_to_dict(conninfo)
-    if given.get("connect_timeout") or defaults["connect_timeout"]:
-        return conninfo
-    hosts = given.get("hostaddr") or given.get("host") or (defaults["host"] or b"").decode()
-    each = CONNECT_TIMEOUT // len(str(hosts).split(","))
-    return make_conninfo(conninfo, connect_timeout=max(each, SHORTEST_TIMEOUT))
-
-
 async def open_pgconn(
     conninfo: str, *, opener: type[psycopg.Connection[tuple[object, ...]]] = psycopg.Connection
 ) -> tuple[pq.abc.PGconn, object]:
@@ -173,7 +153,7 @@ async def open_pgconn(
     Raises `psycopg.OperationalError` when no server of the DSN lets us in.
     """
     require_libpq()
-    conninfo = with_timeout(conninfo)
+    conninfo = with_connect_timeout(conninfo)
     handover = _Handover(opener)
     try:
         connection = await trio.to_thread.run_sync(
