@@ -25,15 +25,15 @@ from durable_actors.errors import SchemaError, StoreUnavailable
 
 logger: Final = logging.getLogger("durable_actors")
 
-LOCKED: Final = RETRYABLE | {"57014"}
+BLOCKED_BY_LOCK: Final = RETRYABLE | {"57014"}
 """SQLSTATEs of a statement that a lock has held up; the last one is a `statement_timeout` of the role's."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
 PING_TIMEOUT: Final = 3.0
 """Seconds; a server that is silent for longer does not answer."""
-PROTOCOL: Final = 196608
+PROTOCOL_VERSION: Final = 196608
 """Version 3.0 of the protocol."""
-NOT_NOW: Final = frozenset({b"57P03", b"57P01", b"57P02", b"53300"})
+NOT_ACCEPTING: Final = frozenset({b"57P03", b"57P01", b"57P02", b"53300"})
 """SQLSTATEs of a server that starts, recovers, stops, or has no connection left."""
 
 T = TypeVar("T")
@@ -55,10 +55,10 @@ async def when_ready(attempt: Callable[[], Awaitable[T]], dsns: Iterable[str], *
         try:
             result = await attempt()
         except (StoreUnavailable, psycopg.Error, InRecovery) as exc:
-            if isinstance(exc, psycopg.Error) and exc.sqlstate not in LOCKED:
+            if isinstance(exc, psycopg.Error) and exc.sqlstate not in BLOCKED_BY_LOCK:
                 raise
             again = refused
-            refused = _is_failed_connect(exc) and await _lets_in(dsns)
+            refused = _is_failed_connect(exc) and await _accepts_connections(dsns)
             if again and refused:
                 raise
             left = began + start_timeout - trio.current_time()
@@ -88,15 +88,15 @@ def _is_failed_connect(error: BaseException) -> bool:
     return False
 
 
-async def _lets_in(dsns: Iterable[str]) -> bool:
+async def _accepts_connections(dsns: Iterable[str]) -> bool:
     """Whether the servers of all these take connections. False also where nobody can tell."""
     for dsn in dsns:
         options = _resolved(engine_conninfo(dsn))
         answer: bool | None = None
         with trio.move_on_after(PING_TIMEOUT):
-            for host, port in _places(options):
+            for host, port in _addresses(options):
                 with suppress(OSError, trio.BrokenResourceError):
-                    answer = await _ask(host, port, options)
+                    answer = await _ping(host, port, options)
                 if answer is not None:
                     break  # the first one that answers decides, as for libpq
         if not answer:
@@ -115,7 +115,7 @@ def _resolved(conninfo: str) -> dict[str, str]:
     return found | {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _places(options: Mapping[str, str]) -> list[tuple[str, int]]:
+def _addresses(options: Mapping[str, str]) -> list[tuple[str, int]]:
     """Hosts and ports, as libpq pairs them: one port, or one for each host."""
     hosts = (options.get("hostaddr") or options.get("host") or "").split(",")
     ports = (options.get("port") or "5432").split(",")
@@ -125,7 +125,7 @@ def _places(options: Mapping[str, str]) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, port in pairs if host and port.isascii() and port.isdigit()]
 
 
-async def _ask(host: str, port: int, options: Mapping[str, str]) -> bool | None:
+async def _ping(host: str, port: int, options: Mapping[str, str]) -> bool | None:
     """Begin a session and look at the first answer: does the server take sessions now? None: no Postgres answers."""
     stream = (
         await trio.open_unix_socket(f"{host}/.s.PGSQL.{port}")
@@ -135,10 +135,10 @@ async def _ask(host: str, port: int, options: Mapping[str, str]) -> bool | None:
     async with stream:
         user = options.get("user", "postgres")
         names = ("user", user, "database", options.get("dbname", user), "")
-        message = struct.pack("!i", PROTOCOL) + b"\0".join(name.encode() for name in names) + b"\0"
+        message = struct.pack("!i", PROTOCOL_VERSION) + b"\0".join(name.encode() for name in names) + b"\0"
         await stream.send_all(struct.pack("!i", len(message) + 4) + message)
         answer = bytes(await stream.receive_some(4096))
     if answer[:1] != b"E":
         return bool(answer) or None
     fields = {field[:1]: field[1:] for field in answer[5:].split(b"\0")}
-    return fields.get(b"C") not in NOT_NOW
+    return fields.get(b"C") not in NOT_ACCEPTING

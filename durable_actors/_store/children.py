@@ -16,12 +16,12 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import LOOKS, Insertion, in_chunks, insert_call, tags_literal
+from durable_actors._store.insert import MAX_OCCUPANT_READS, Insertion, in_chunks, insert_call, tags_literal
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
 
-CHUNK: Final = 5000
+ROWS_PER_INSERT: Final = 5000
 """Rows per insert: bounds memory, and keeps each statement under a second."""
 
 _NAMESPACE: Final = uuid.UUID("8b3c6f0e-2d0a-5b57-9a43-6c1f0a7f4e21")
@@ -55,7 +55,7 @@ async def schedule_children(
             return None
         inserted = 0
         barrier = claim.visit + 1
-        for chunk in in_chunks(spawn.plans, rows=CHUNK):
+        for chunk in in_chunks(spawn.plans, rows=ROWS_PER_INSERT):
             insertion = Insertion(chunk)
             while insertion.pending:
                 call = insert_call(insertion.pending, schema, parent_id=claim.id, barrier=barrier)
@@ -136,7 +136,7 @@ async def start_child(
     """
     params = _start_params(claim, plan, uid, as_child=as_child, digest=digest)
     found: Started | None = None
-    for look in range(LOOKS):
+    for look in range(MAX_OCCUPANT_READS):
         rows = (await conn.run(statement("start_child", schema), params)).rows
         if not rows:
             return None

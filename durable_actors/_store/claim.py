@@ -12,7 +12,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.rows import Claim, OrphanedClaim, Picked, Promoted, Seen
+from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, Seen
 from durable_actors._store.sql import statement
 
 OFFERED: Final = 0
@@ -48,7 +48,7 @@ class PickFrom:
 
 async def pick_instances(
     conn: PgConn, owner: Owner, *, queue: str, limit: int, known: bytes, begin: PickFrom, now: float
-) -> Picked:
+) -> PickResult:
     """Claim up to `limit` due instances. `known` is `encode.text_array` of step addresses (`step_address`).
 
     `now` is Trio's clock before this call: the trust in the lease counts from there. Cancelled or
@@ -101,7 +101,7 @@ def _trusted_until(now: float, lease_ttl: float) -> float:
     return (now + lease_ttl) // grid * grid
 
 
-def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) -> Picked:
+def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) -> PickResult:
     """Make values of a pick's rows. Pure."""
     claims: list[Claim] = []
     seen: list[Seen] = []
@@ -150,7 +150,7 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
                 trusted_until,
             )
         )
-    return Picked(claims, seen, positions)
+    return PickResult(claims, seen, positions)
 
 
 _ORDER: Final = itemgetter(1, 2, 0)

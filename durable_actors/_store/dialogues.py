@@ -1,13 +1,13 @@
 """What is asked about one instance in several statements, for every kind of connection. No I/O.
 
-See `foreign.Dialogue`; `held` carries one out on the engine's driver.
+See `foreign.Dialogue`; `run_dialogue` carries one out on the engine's driver.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any, Final as Constant, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -16,7 +16,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.insert import key_as_given
-from durable_actors._store.read import Final, Instance, finals_of, read_instance
+from durable_actors._store.read import Ending, Instance, endings_of, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, Duplicate, InstanceFailed, NoTarget
@@ -24,12 +24,12 @@ from durable_actors.machine import decode_json
 
 T = TypeVar("T")
 
-FIRST_PAUSE: Constant = 0.05
-LONGEST_PAUSE: Constant = 1.0
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
 """Seconds between the looks of `sync.result` and `aio.result`."""
 
 
-async def held(conn: PgConn, dialogue: Dialogue[T]) -> T:
+async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
     """Carry a dialogue out. Each statement commits by itself."""
     try:
         call, params = next(dialogue)
@@ -80,10 +80,10 @@ def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
     return read_instance(rows[0])
 
 
-def ending(schema: str, number: int) -> Dialogue[Final | None]:
+def ending(schema: str, number: int) -> Dialogue[Ending | None]:
     """How an instance ended; None while it has not. Raises `NoTarget`."""
     rows = yield statement("read_finals", schema, read_only=True), [encode.int_array([number])]
-    finals, missing = finals_of(rows, [number])
+    finals, missing = endings_of(rows, [number])
     if missing:
         raise NoTarget(f"there is no instance {number}")
     return finals.get(number)
@@ -112,7 +112,7 @@ def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
         # Somebody changed it between the two statements: what is it now?
 
 
-class Looks:
+class ResultPolling:
     """How long to wait between two looks for a result, and when to give up."""
 
     def __init__(self, timeout: Duration | None) -> None:
@@ -129,7 +129,7 @@ class Looks:
         return min(pause, left)
 
 
-def value_of(final: Final, type: Any) -> Any:  # noqa: A002 - as `result(type=...)`
+def value_of(final: Ending, type: Any) -> Any:  # noqa: A002 - as `result(type=...)`
     """What `result` returns or raises for an instance that has ended. Pure."""
     if final.status == "failed":
         raise InstanceFailed(final.id, final.last_error or "no reason was stored")

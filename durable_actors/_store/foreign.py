@@ -81,7 +81,7 @@ async def execute_async(
         return _rows(cursor.pgresult, conn.info.encoding)
 
 
-def hold(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
+def run_dialogue(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
     """Carry a dialogue out."""
     try:
         call, params = next(dialogue)
@@ -101,7 +101,7 @@ def hold(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -
         return value
 
 
-async def hold_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
+async def run_dialogue_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
     """Carry a dialogue out, on an asynchronous connection."""
     try:
         call, params = next(dialogue)
@@ -121,11 +121,11 @@ async def hold_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], 
         return value
 
 
-# -- looking again and again
+# -- polling again and again
 
 
 @contextmanager
-def looking(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
+def polling(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
     """For reads that are repeated until something has changed: call what this yields after each.
 
     It ends the transaction that the read began, if it began one. Inside a transaction of the caller's that keeps its
@@ -147,7 +147,7 @@ def looking(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
 
 
 @asynccontextmanager
-async def looking_async(conn: psycopg.AsyncConnection[Any]) -> AsyncGenerator[Callable[[], Any]]:
+async def polling_async(conn: psycopg.AsyncConnection[Any]) -> AsyncGenerator[Callable[[], Any]]:
     """The same on an asynchronous connection; await what the function returns."""
     outside = conn.info.transaction_status == TransactionStatus.IDLE
     if not outside:

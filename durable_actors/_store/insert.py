@@ -23,7 +23,7 @@ from durable_actors.machine import (
 MAX_ROWS = 50_000
 """Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
 
-LOOKS = 50
+MAX_OCCUPANT_READS = 50
 """Statements that look for the occupant of a key before `Duplicate` says that it cannot be seen. Under the worst
 contention that we measured a quarter of the looks saw nobody; a row policy or a trigger may hide it for good."""
 
@@ -170,7 +170,7 @@ class Insertion:
             assert plan.unique_key is not None
             # The statement's snapshot does not see its own rows: an equal key earlier in the batch is ours.
             occupant = self._new.get(plan.unique_key, None if row[1] is None else int(row[1]))
-            if occupant is None and self._looks < LOOKS:
+            if occupant is None and self._looks < MAX_OCCUPANT_READS:
                 again.append(place)
             else:
                 self._occupants[place] = occupant

@@ -12,9 +12,8 @@ import msgspec
 from durable_actors._option_checks import Duration, choice, count, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row, Statement
-from durable_actors._store.instant import read_instant
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Status
 from durable_actors._store.signal import key_bytes
@@ -22,7 +21,7 @@ from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError
 from durable_actors.machine import MachineRef, current_registry
 
-WINDOW: Final = 10_000
+ROWS_PER_SCAN: Final = 10_000
 """Rows that one statement of a listing looks at: some 10 ms of index and heap reads."""
 NEWEST: Final = 2**63 - 1
 """Below this id is everything."""
@@ -119,7 +118,7 @@ async def list_instances(
     looked = 0
     below = before
     while True:
-        window = WINDOW if depth is None else min(WINDOW, depth - looked)
+        window = ROWS_PER_SCAN if depth is None else min(ROWS_PER_SCAN, depth - looked)
         wanted = limit - len(found)
         params = [encode.number(below), encode.number(window), encode.number(wanted), *plain]
         rows = (await conn.run(statement("list_instances", schema, read_only=True), params)).rows
@@ -156,7 +155,7 @@ async def _newest_first(
 
 
 @attrs.frozen(kw_only=True)
-class StepInputs:
+class InstanceDetails:
     """What is around an instance, as of now."""
 
     eligible_in: float
@@ -178,17 +177,17 @@ class StepInputs:
     """The due sibling (perhaps itself) that goes next."""
 
 
-async def observe_instance(conn: PgConn, schema: str, number: int) -> StepInputs | None:
+async def observe_instance(conn: PgConn, schema: str, number: int) -> InstanceDetails | None:
     """Read what is around an instance; None when there is no such instance."""
     rows = (
         await conn.run(statement("observe_instance", schema, read_only=True), [encode.number(number)])
     ).rows
-    return _surroundings(rows[0]) if rows else None
+    return _details(rows[0]) if rows else None
 
 
-def _surroundings(row: Row) -> StepInputs:
+def _details(row: Row) -> InstanceDetails:
     eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, first = row
-    return StepInputs(
+    return InstanceDetails(
         eligible_in=float(eligible or 0),
         lease_left=None if lease is None else float(lease),
         deadline_in=None if deadline is None else float(deadline),
@@ -308,9 +307,9 @@ def _node_view(row: Row) -> NodeView:
     return NodeView(
         incarnation=(incarnation or b"").decode(),
         node=None if node is None else node.decode(),
-        started_at=read_instant(started),
-        seen_at=read_instant(seen),
-        stopped_at=read_instant(stopped),
+        started_at=decode_instant(started),
+        seen_at=decode_instant(seen),
+        stopped_at=decode_instant(stopped),
         queues=about.queues,
         machines=about.machines,
         steps=about.steps,

@@ -10,10 +10,9 @@ import attrs
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.insert import key_as_given
-from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Status
 from durable_actors._store.sql import statement
 from durable_actors.machine import decode_or_text
@@ -78,7 +77,7 @@ def read_instance(row: Row) -> Instance:
         value = row[index]
         return None if value is None else decode_or_text(value)
 
-    eligible, inserted, updated = read_instant(row[17]), read_instant(row[19]), read_instant(row[20])
+    eligible, inserted, updated = decode_instant(row[17]), decode_instant(row[19]), decode_instant(row[20])
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
@@ -101,10 +100,10 @@ def read_instance(row: Row) -> Instance:
         parent_id=None if row[15] is None else number(15),
         locked_by=None if row[16] is None else text(16),
         eligible_at=eligible,
-        lease_expires_at=read_instant(row[18]),
+        lease_expires_at=decode_instant(row[18]),
         inserted_at=inserted,
         updated_at=updated,
-        finished_at=read_instant(row[21]),
+        finished_at=decode_instant(row[21]),
         hold=number(22),
         interruptions=number(23),
         error_type=None if row[24] is None else text(24),
@@ -130,7 +129,7 @@ async def find_by_key(conn: PgConn, schema: str, key: bytes) -> int | None:
 
 
 @attrs.frozen
-class Final:
+class Ending:
     """How an instance ended."""
 
     id: int
@@ -139,20 +138,20 @@ class Final:
     last_error: str | None
 
 
-async def read_finals(conn: PgConn, schema: str, ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
+async def read_finals(conn: PgConn, schema: str, ids: Sequence[int]) -> tuple[dict[int, Ending], set[int]]:
     """Of these instances: how those that ended did, and which of them do not exist."""
     result = await conn.run(statement("read_finals", schema, read_only=True), [encode.int_array(ids)])
-    return finals_of(result.rows, ids)
+    return endings_of(result.rows, ids)
 
 
-def finals_of(rows: Sequence[Row], ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
+def endings_of(rows: Sequence[Row], ids: Sequence[int]) -> tuple[dict[int, Ending], set[int]]:
     """Make values of the statement's rows. Pure."""
-    finals: dict[int, Final] = {}
+    finals: dict[int, Ending] = {}
     found: set[int] = set()
     for row in rows:
         number, status = int(row[0] or 0), (row[1] or b"").decode()
         found.add(number)
         if status in {"done", "failed"}:
             error = None if row[3] is None else row[3].decode()
-            finals[number] = Final(number, cast("Status", status), row[2], error)
+            finals[number] = Ending(number, cast("Status", status), row[2], error)
     return finals, set(ids) - found

@@ -151,13 +151,13 @@ class Seen:
     """Held behind a sibling of its key · shelved, its machine or step being unknown here · left for a later look."""
 
     @property
-    def left(self) -> bool:
+    def postponed(self) -> bool:
         """It stays where it is and wants another look; otherwise it was taken out of the pick's way."""
         return self.what == "l"
 
 
 @attrs.frozen
-class Picked:
+class PickResult:
     """What a pick found."""
 
     claims: list[Claim]

@@ -10,9 +10,9 @@ import attrs
 from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.insert import LOOKS, insert_params
-from durable_actors._store.instant import read_instant
+from durable_actors._store.insert import MAX_OCCUPANT_READS, insert_params
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
@@ -20,7 +20,7 @@ from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_js
 
 MAX_NAME: Final = 500
 MAX_PAYLOAD: Final = 1_000_000
-SHOWN: Final = 1000
+PAGE_SIZE: Final = 1000
 """Signals that `ctx.signals` holds at most; `iter_signals` pages through all, children are read in such pages, too."""
 
 
@@ -149,7 +149,7 @@ async def start_with_signal(
         (statement("send_signals", schema), signal_params([delivery])),
     ]
     last: bytes | None = None
-    for _ in range(LOOKS - 1):
+    for _ in range(MAX_OCCUPANT_READS - 1):
         inserted, sent = await conn.batch(calls)
         [outcome] = read_sent(sent.rows)
         [[number, occupant]] = inserted.rows
@@ -169,12 +169,12 @@ def read_signal(row: Row) -> tuple[int, Signal]:
         (name or b"").decode(),
         decode_or_text(payload),  # the inbox must stay readable, whatever SQL has put into it
         None if dedup is None else dedup.decode(),
-        read_instant(at),
+        decode_instant(at),
     )
 
 
 async def read_inboxes(
-    conn: PgConn, schema: str, ids: Sequence[int], *, limit: int = SHOWN
+    conn: PgConn, schema: str, ids: Sequence[int], *, limit: int = PAGE_SIZE
 ) -> dict[int, list[Signal]]:
     """The unread signals of instances, the first `limit` of each, oldest first."""
     params = [encode.int_array(ids), encode.number(limit)]
@@ -187,7 +187,7 @@ async def read_inboxes(
 
 
 async def read_awaited(
-    conn: PgConn, schema: str, number: int, names: Sequence[str], *, limit: int = SHOWN
+    conn: PgConn, schema: str, number: int, names: Sequence[str], *, limit: int = PAGE_SIZE
 ) -> list[Signal]:
     """The unread signals of these names, oldest first: for an inbox of which `read_inboxes` shows only a part."""
     params = [encode.number(number), encode.text_array(names), encode.number(limit)]

@@ -41,15 +41,13 @@ from durable_actors._postgres.driver.statement import (
 from durable_actors._postgres.driver.transaction import Transaction
 from durable_actors.errors import StoreUnavailable
 
-_TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
-
 # As plain integers: to look a member up in its enum costs 100 ns, to compare with it as much again.
 _BAD: Final = int(pq.ConnStatus.BAD)
 _IDLE: Final = int(pq.TransactionStatus.IDLE)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
 _PIPELINE_SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
 _REFUSED: Final = int(pq.ExecStatus.FATAL_ERROR)
-_READS_AT_ONCE: Final = 64  # a megabyte, one millisecond: then other tasks run
+_MAX_READS_PER_WAIT: Final = 64  # a megabyte, one millisecond: then other tasks run
 
 
 class PgConn:
@@ -270,7 +268,7 @@ class PgConn:
         except psycopg.NotSupportedError:
             self.close()  # COPY: the server waits for data, or sends it; only closing ends that
             raise
-        except _TROUBLE as exc:
+        except waiting.CONNECTION_ERRORS as exc:
             if not sent and isinstance(exc, psycopg.Error) and pgconn.status != _BAD:
                 self.close()  # libpq itself refused it, e.g. 70,000 parameters
                 raise
@@ -296,7 +294,7 @@ class PgConn:
                     at_once -= 1
                 else:
                     await wait_readable(fd)
-                    at_once = _READS_AT_ONCE
+                    at_once = _MAX_READS_PER_WAIT
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
@@ -330,7 +328,7 @@ class PgConn:
             with trio.move_on_after(waiting.CANCEL_TIMEOUT, shield=True) as scope:
                 usable = await self._drain(sent=sent)
             self.broken = scope.cancelled_caught  # a deaf server
-        except _TROUBLE:
+        except waiting.CONNECTION_ERRORS:
             self.broken = True
         finally:
             if not usable:
@@ -359,10 +357,10 @@ class PgConn:
         for _ in range(4):  # e.g. the FATAL that came together with the end of file
             if pgconn.status != _BAD or pgconn.is_busy():
                 break
-            last_words = pgconn.get_result()
-            if last_words is None:
+            final = pgconn.get_result()
+            if final is None:
                 break
-            results.append(last_words)
+            results.append(final)
         self._break()
         raise failures.loss(results, cause, expected=expected, doing=doing) from cause
 

@@ -10,7 +10,7 @@ from psycopg import pq
 from psycopg.pq import ExecStatus
 
 from durable_actors._postgres.driver import failures
-from durable_actors._postgres.driver.typed import typed_rows
+from durable_actors._postgres.driver.decode import typed_rows
 
 _COMMAND_OK: Final = int(ExecStatus.COMMAND_OK)
 

@@ -36,8 +36,11 @@ MIN_LIBPQ: Final = 170000
 CANCEL_TIMEOUT: Final = 2.0
 """Seconds, shielded, to get an interrupted connection back; then it is closed instead."""
 
-ASK_AGAIN: Final = 0.05
+CANCEL_RETRY_INTERVAL: Final = 0.05
 """Seconds after which a cancel request that changed nothing is sent again."""
+
+CONNECTION_ERRORS: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
+"""What a conversation with the server can raise, apart from `Cancelled`."""
 
 # libpq's connect is a sequence of short waits: this bounds threads, not load. Shared by all pools of the
 # process so that a reconnect storm does not eat the default limiter, which belongs to the user's `def` steps.
@@ -199,14 +202,14 @@ async def send_cancel(pgconn: pq.abc.PGconn) -> None:
 
 
 async def wait_stopping(pgconn: pq.abc.PGconn) -> None:
-    """Wait for an answer after `send_cancel`, asking the server again every `ASK_AGAIN` seconds.
+    """Wait for an answer after `send_cancel`, asking the server again every `CANCEL_RETRY_INTERVAL` seconds.
 
     A statement that was sent just before the request may reach its backend after it, and an idle backend drops
     the request: seen in one of three tries on a busy machine, and the statement would run on to its end.
     Asking again is harmless: what comes when the statement has ended is dropped, too.
     """
     while True:
-        with trio.move_on_after(ASK_AGAIN):
+        with trio.move_on_after(CANCEL_RETRY_INTERVAL):
             await wait_readable(pgconn.socket)
             return
         try:

@@ -22,8 +22,8 @@ import attrs
 from durable_actors._postgres.embedded.binaries import Binaries, installed_version
 from durable_actors.errors import ConfigError
 
-CANDIDATES = ("postgres", "nobody")
-CACHE = Path("/var/cache/durable_actors")
+UNPRIVILEGED_USERS = ("postgres", "nobody")
+PROGRAM_CACHE = Path("/var/cache/durable_actors")
 
 
 @attrs.frozen
@@ -51,7 +51,7 @@ def server_account(cluster: Path) -> Account:
     """
     if os.geteuid() != 0:
         return Account("the current user")
-    names: list[str] = [*CANDIDATES]
+    names: list[str] = [*UNPRIVILEGED_USERS]
     ours = False
     with contextlib.suppress(FileNotFoundError, KeyError):
         owner = cluster.stat().st_uid
@@ -83,7 +83,7 @@ def check_reachable(path: Path, account: Account) -> None:
     )
 
 
-def readable_binaries(binaries: Binaries, account: Account, *, cache: Path = CACHE) -> Path:
+def readable_binaries(binaries: Binaries, account: Account, *, cache: Path = PROGRAM_CACHE) -> Path:
     """The directory of programs that this user can run: the original one, or a copy made once."""
     if account.uid is None or _runs([str(binaries.bin_dir / "initdb"), "--version"], account):
         return binaries.bin_dir

@@ -8,7 +8,7 @@ Three lock files, all flock(2), which the kernel drops at any death of the holde
 ``supervisor.lock``  exclusive, by the supervisor as long as it lives: held means a supervisor is there.
 
 They are never deleted while the directory lives: a lock on an unlinked name protects nobody.
-Order of taking them: lease, then start.lock, then supervisor.lock.
+LaunchRequest of taking them: lease, then start.lock, then supervisor.lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import attrs
 from durable_actors._postgres.embedded import supervisor
 from durable_actors.errors import ConfigError, StoreUnavailable
 
-POLL = 0.01
+POLL_INTERVAL = 0.01
 
 
 def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -131,7 +131,7 @@ class DataDir:
         os.close(handle)
         return False
 
-    def read_state(self) -> State | None:
+    def read_state(self) -> SupervisorState | None:
         """What the living supervisor wrote last; None when it has not written yet or there is none.
 
         Whoever spawns a supervisor removes the old file first, so under a held ``supervisor.lock`` it is new.
@@ -140,7 +140,7 @@ class DataDir:
             content = json.loads(self.state.read_bytes())
         except FileNotFoundError:
             return None
-        return State(
+        return SupervisorState(
             phase=content["phase"],
             supervisor=content["supervisor"],
             postmaster=content.get("postmaster"),
@@ -151,7 +151,7 @@ class DataDir:
 
 
 @attrs.frozen
-class State:
+class SupervisorState:
     """``state.json``."""
 
     phase: str
@@ -200,7 +200,7 @@ def wait_lock(data: DataDir, path: Path, *, exclusive: bool, deadline: float) ->
             raise StoreUnavailable(
                 f"{path} is still locked by another process (see: durable-actors pg status)"
             )
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
 
 
 @contextlib.contextmanager

@@ -20,11 +20,11 @@ import attrs
 from durable_actors._postgres.embedded import supervisor
 from durable_actors._postgres.embedded.account import check_reachable, readable_binaries, server_account
 from durable_actors._postgres.embedded.binaries import find_binaries
-from durable_actors._postgres.embedded.files import POLL, DataDir, State
+from durable_actors._postgres.embedded.files import POLL_INTERVAL, DataDir, SupervisorState
 from durable_actors.errors import StoreUnavailable
 
 # How long the server outlives its last user: commands that follow each other need not start it again.
-GRACE = 1.0
+GRACE_PERIOD = 1.0
 SPAWN_ATTEMPTS = 3
 SOCKET_NAME = ".s.PGSQL.5432"
 # sun_path holds 108 bytes on Linux, 104 on macOS, with the final zero.
@@ -39,13 +39,13 @@ class Launch:
     settings: Mapping[str, str]
 
 
-def ensure_running(data: DataDir, how: Launch, *, deadline: float) -> State:
+def ensure_running(data: DataDir, how: Launch, *, deadline: float) -> SupervisorState:
     """Return the state of a ready server; start one if there is none."""
     for _ in range(SPAWN_ATTEMPTS):
         fresh = not data.supervised()
         if fresh:
             _spawn_supervisor(data, how, deadline=deadline)
-        state = _await_verdict(data, fresh=fresh, deadline=deadline)
+        state = _wait_until_ready(data, fresh=fresh, deadline=deadline)
         if state is not None and state.phase == "failed":
             raise StoreUnavailable(f"the embedded Postgres in {data.path} did not start: {state.error}")
         if state is not None:
@@ -55,7 +55,7 @@ def ensure_running(data: DataDir, how: Launch, *, deadline: float) -> State:
     )
 
 
-def _await_verdict(data: DataDir, *, fresh: bool, deadline: float) -> State | None:
+def _wait_until_ready(data: DataDir, *, fresh: bool, deadline: float) -> SupervisorState | None:
     """Wait for the supervisor's word: ready, or (of a fresh one) failed; None when it ended.
 
     One that is not fresh starts for a client that was killed meanwhile, restarts a crashed server, is about
@@ -73,7 +73,7 @@ def _await_verdict(data: DataDir, *, fresh: bool, deadline: float) -> State | No
             raise StoreUnavailable(
                 f"the embedded Postgres in {data.path} is not ready in time; see {data.log}"
             )
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
 
 
 def _spawn_supervisor(data: DataDir, how: Launch, *, deadline: float) -> None:
@@ -81,7 +81,7 @@ def _spawn_supervisor(data: DataDir, how: Launch, *, deadline: float) -> None:
     binaries = find_binaries(major=data.cluster_major())
     account = server_account(data.cluster)
     check_reachable(data.path, account)
-    order = supervisor.Order(
+    order = supervisor.LaunchRequest(
         data_dir=str(data.path),
         bin_dir=str(readable_binaries(binaries, account)),
         socket_dir=str(socket_directory(data, account.owner)),
@@ -90,7 +90,7 @@ def _spawn_supervisor(data: DataDir, how: Launch, *, deadline: float) -> None:
         gid=account.gid,
         wrapper=list(account.wrapper),
         throwaway=how.throwaway,
-        grace=GRACE,
+        grace=GRACE_PERIOD,
         start_timeout=max(1.0, deadline - time.monotonic()),
     )
     data.state.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 PID_FILE = "postmaster.pid"
 STATUS_LINE = 7
-HEALTHY = 60.0
+HEALTHY_UPTIME = 60.0
 """Seconds: a server that ran for so long and then crashes is started again without a pause."""
 LONGEST_PAUSE = 5.0
 
@@ -71,7 +71,7 @@ def retire_server(pgdata: Path, *, timeout: float) -> None:
 
 def after_crash(before: int, *, lived: float) -> tuple[int, float]:
     """How often in a row the server has crashed now, and the seconds until it is started again. Pure."""
-    crashes = 1 if lived >= HEALTHY else before + 1
+    crashes = 1 if lived >= HEALTHY_UPTIME else before + 1
     return crashes, 0.0 if crashes == 1 else min(0.05 * 2.0 ** min(crashes - 1, 10), LONGEST_PAUSE)
 
 

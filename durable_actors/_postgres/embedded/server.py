@@ -35,9 +35,9 @@ from psycopg.conninfo import make_conninfo
 
 from durable_actors._postgres.embedded import supervisor
 from durable_actors._postgres.embedded.files import (
-    POLL,
+    POLL_INTERVAL,
     DataDir,
-    State,
+    SupervisorState,
     default_data_dir,
     lock_holders,
     locked,
@@ -50,13 +50,13 @@ from durable_actors.errors import ConfigError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT = 60.0
+DEFAULT_TIMEOUT = 60.0
 
 
 class EmbeddedServer:
     """This process's use of a running server. While it is open the server stays up; `close` it, or die."""
 
-    def __init__(self, data: DataDir, state: State, lease: int, *, launch: Launch) -> None:
+    def __init__(self, data: DataDir, state: SupervisorState, lease: int, *, launch: Launch) -> None:
         self._data = data
         self._state = state
         self._lease: int | None = lease
@@ -81,7 +81,7 @@ class EmbeddedServer:
         """Whether somebody looks after the server. A few system calls that cannot block."""
         return self._data.supervised()
 
-    def ensure(self, *, timeout: float = TIMEOUT) -> None:
+    def ensure(self, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Start the server again if its supervisor was killed.
 
         A crashed postgres needs no help: the supervisor restarts it.
@@ -141,7 +141,7 @@ def start(
     *,
     throwaway: bool = False,
     settings: Mapping[str, str] | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> EmbeddedServer:
     """Start the server of this directory, or join the one that runs. Blocks; in Trio use `open_embedded`.
 
@@ -235,7 +235,9 @@ def status(data_dir: Path | str | None = None) -> EmbeddedStatus:
     )
 
 
-def stop(data_dir: Path | str | None = None, *, force: bool = False, timeout: float = TIMEOUT) -> bool:
+def stop(
+    data_dir: Path | str | None = None, *, force: bool = False, timeout: float = DEFAULT_TIMEOUT
+) -> bool:
     """Stop the server and return whether one ran. Refuses while it is in use unless `force` says so."""
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
     if not data.supervised():
@@ -251,7 +253,7 @@ def stop(data_dir: Path | str | None = None, *, force: bool = False, timeout: fl
     return True
 
 
-def reset(data_dir: Path | str | None = None, *, timeout: float = TIMEOUT) -> None:
+def reset(data_dir: Path | str | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> None:
     """Stop the server and delete its data for good. Refuses while it is in use."""
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
     if not data.path.exists():
@@ -289,7 +291,7 @@ def _lease_of_unused(data: DataDir) -> int:
         stopping = state is not None and state.phase == "stopping"
         if not stopping and time.monotonic() > patience:
             break
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
     users = ", ".join(str(pid) for pid in lock_holders(data.lease)) or "unknown"
     raise ConfigError(
         f"the embedded Postgres in {data.path} is in use (processes: {users}); stop them first, or "
@@ -310,4 +312,4 @@ def _end_supervisor(data: DataDir, *, deadline: float) -> None:
                 os.kill(asked, signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StoreUnavailable(f"the embedded Postgres in {data.path} does not stop; see {data.log}")
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)

@@ -46,14 +46,14 @@ LOG = "server.log"
 CLUSTER = "pgdata"
 NEW_CLUSTER = "pgdata.new"
 
-TICK = 0.2
+WATCH_INTERVAL = 0.2
 START_ATTEMPTS = 3
-LOG_LIMIT = 10_000_000
+MAX_LOG_BYTES = 10_000_000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Order(NamedTuple):
+class LaunchRequest(NamedTuple):
     """What the launcher asks for. Travels as JSON in argv, so that ``ps`` shows which cluster this is."""
 
     data_dir: str
@@ -80,7 +80,7 @@ class StartFailed(Exception):  # noqa: N818 - reads as what happened
 class Supervisor:
     """One run: from taking the lock to the end of the server."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: LaunchRequest) -> None:
         self.order = order
         self.data_dir = Path(order.data_dir)
         self.socket_dir = Path(order.socket_dir)
@@ -140,7 +140,7 @@ class Supervisor:
                 free_since = free_since or time.monotonic()
                 if time.monotonic() - free_since >= self.order.grace and self._flock(self.lease):
                     return  # kept until we exit: who comes now waits for the stop, then starts afresh
-            self._sleep(TICK)
+            self._sleep(WATCH_INTERVAL)
 
     def _directory_is_ours(self) -> bool:
         """False when the name no longer leads to our lock (``rm -rf`` of a directory in use)."""
@@ -281,7 +281,7 @@ class Supervisor:
 
     def _open_log(self) -> IO[bytes]:
         path = self.data_dir / LOG
-        if path.exists() and path.stat().st_size > LOG_LIMIT:
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
         return path.open("ab")
 
@@ -334,7 +334,7 @@ class Supervisor:
 
 def main(argument: str) -> int:
     """Detach from the client, which then need not reap us, and supervise."""
-    order = Order(**json.loads(argument))
+    order = LaunchRequest(**json.loads(argument))
     if os.fork():
         return 0
     os.setsid()

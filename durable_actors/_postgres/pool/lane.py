@@ -74,7 +74,7 @@ class LaneStatistics:
     """Seconds that the most patient caller waited in line for its connection."""
 
 
-class Held:
+class PooledConnection:
     """A connection of the pool, with what decides how long it is kept."""
 
     __slots__ = ("conn", "expires_at", "generation")
@@ -93,26 +93,26 @@ class Waiter:
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task: Final = task
-        self.given: Held | StoreUnavailable | None = None
+        self.given: PooledConnection | StoreUnavailable | None = None
 
 
-class Desk:
+class LaneState:
     """The state of one lane. Every method but `wait_turn` is synchronous."""
 
     def __init__(self, lane: Lane, gate: Gate) -> None:
         self.lane: Final = lane
         self.gate: Final = gate
-        self._idle: list[Held] = []
-        self._lent: set[Held] = set()
+        self._idle: list[PooledConnection] = []
+        self._in_use: set[PooledConnection] = set()
         self._opening = 0
-        self._line: OrderedDict[Waiter, None] = OrderedDict()
+        self._waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._closed = False
-        self.on_line: set[Callable[[], object]] = set()
+        self.on_wait: set[Callable[[], object]] = set()
         """Called when a task begins to wait in line: by whoever holds a connection that it can do without."""
         self._opened = self._discarded = self._failed = self._timeouts = 0
         self._longest_wait = 0.0
 
-    def take_idle(self) -> Held | None:
+    def take_idle(self) -> PooledConnection | None:
         """Lend the connection that was used last, if it is still good."""
         idle = self._idle
         if not idle:
@@ -123,7 +123,7 @@ class Desk:
         while idle:
             held = idle.pop()
             if held.generation == self.gate.generation and held.expires_at > now and held.conn.alive():
-                self._lent.add(held)
+                self._in_use.add(held)
                 return held
             self._discard(held)
         return None
@@ -131,7 +131,7 @@ class Desk:
     @property
     def has_free(self) -> bool:
         """Whether a task could have a connection now, or open one, without being in anybody's way."""
-        return not self._closed and not self._line and (bool(self._idle) or self._has_room())
+        return not self._closed and not self._waiters and (bool(self._idle) or self._has_room())
 
     def take_place(self) -> bool:
         """Take an empty place in order to connect. The caller ends it with `fill` or `vacate`."""
@@ -142,21 +142,21 @@ class Desk:
         self._opening += 1
         return True
 
-    async def wait_turn(self) -> Held | None:
+    async def wait_turn(self) -> PooledConnection | None:
         """Wait in line; return a connection, or None for a place in which to open one.
 
         Cancelled: out of the line, with nothing. Raises `PoolTimeout` at once when the line is too long.
         """
-        if len(self._line) >= self.lane.max_waiting:
-            raise self.timed_out(f"{len(self._line)} callers wait already")
-        for give_way in tuple(self.on_line):
+        if len(self._waiters) >= self.lane.max_waiting:
+            raise self.timed_out(f"{len(self._waiters)} callers wait already")
+        for give_way in tuple(self.on_wait):
             give_way()
         waiter = Waiter(trio.lowlevel.current_task())
-        self._line[waiter] = None
+        self._waiters[waiter] = None
         since = trio.current_time()
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            del self._line[waiter]
+            del self._waiters[waiter]
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -165,13 +165,13 @@ class Desk:
             raise waiter.given
         return waiter.given
 
-    def fill(self, conn: PgConn, *, expires_at: float, generation: int) -> Held:
+    def fill(self, conn: PgConn, *, expires_at: float, generation: int) -> PooledConnection:
         """Lend a new connection to the task that opened it in its place."""
         self._opening -= 1
         self._opened += 1
-        held = Held(conn, expires_at=expires_at, generation=generation)
-        self._lent.add(held)
-        while self._line and self._has_room():  # places that an outage had left empty
+        held = PooledConnection(conn, expires_at=expires_at, generation=generation)
+        self._in_use.add(held)
+        while self._waiters and self._has_room():  # places that an outage had left empty
             self._pass_place()
         return held
 
@@ -186,7 +186,7 @@ class Desk:
         if not isinstance(failure, StoreUnavailable):
             self._pass_place()
         elif not self._opening:
-            if self._lent:
+            if self._in_use:
                 self._pass_place()
             else:
                 self._turn_away(failure)
@@ -195,9 +195,9 @@ class Desk:
         """For the statistics."""
         self._failed += 1
 
-    def give_back(self, held: Held) -> None:
+    def give_back(self, held: PooledConnection) -> None:
         """Take a connection back from the task that held it. Never awaits, never raises."""
-        self._lent.discard(held)
+        self._in_use.discard(held)
         conn = held.conn
         if conn.broken:
             self.gate.suspect(held.generation)
@@ -209,8 +209,8 @@ class Desk:
         ):
             self._discard(held)
             self._pass_place()
-        elif self._line:
-            self._lent.add(held)
+        elif self._waiters:
+            self._in_use.add(held)
             self._wake(held)
         else:
             self._idle.append(held)
@@ -218,7 +218,7 @@ class Desk:
     def close(self) -> None:
         """Close every connection, also those in use, and turn away whoever waits."""
         self._closed = True
-        for held in (*self._idle, *self._lent):
+        for held in (*self._idle, *self._in_use):
             held.conn.close()
         self._idle.clear()
         self._turn_away(StoreUnavailable("the pool was closed"))
@@ -230,8 +230,8 @@ class Desk:
         if self.gate.failures:
             why += f"; {self.gate.last}"
         return PoolTimeout(
-            f"lane {lane.name!r} has no connection for this call: {why} ({len(self._lent)} of {lane.size} in "
-            f"use, {self._opening} connecting, {len(self._line)} waiting); raise {lane.option}, or hold "
+            f"lane {lane.name!r} has no connection for this call: {why} ({len(self._in_use)} of {lane.size} in "
+            f"use, {self._opening} connecting, {len(self._waiters)} waiting); raise {lane.option}, or hold "
             "connections for a shorter time"
         )
 
@@ -241,9 +241,9 @@ class Desk:
             name=self.lane.name,
             size=self.lane.size,
             idle=len(self._idle),
-            in_use=len(self._lent),
+            in_use=len(self._in_use),
             opening=self._opening,
-            waiting=len(self._line),
+            waiting=len(self._waiters),
             opened=self._opened,
             discarded=self._discarded,
             failed_connects=self._failed,
@@ -252,24 +252,24 @@ class Desk:
         )
 
     def _has_room(self) -> bool:
-        return len(self._idle) + len(self._lent) + self._opening < self.lane.size
+        return len(self._idle) + len(self._in_use) + self._opening < self.lane.size
 
-    def _discard(self, held: Held) -> None:
+    def _discard(self, held: PooledConnection) -> None:
         self._discarded += 1
         held.conn.close()
 
     def _pass_place(self) -> None:
-        if self._line:
+        if self._waiters:
             self._opening += 1
             self._wake(None)
 
     def _turn_away(self, failure: StoreUnavailable) -> None:
-        while self._line:
+        while self._waiters:
             news = StoreUnavailable(str(failure))
             news.__cause__ = failure.__cause__
             self._wake(news)
 
-    def _wake(self, given: Held | StoreUnavailable | None) -> None:
-        waiter, _ = self._line.popitem(last=False)
+    def _wake(self, given: PooledConnection | StoreUnavailable | None) -> None:
+        waiter, _ = self._waiters.popitem(last=False)
         waiter.given = given
         trio.lowlevel.reschedule(waiter.task)

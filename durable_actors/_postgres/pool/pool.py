@@ -30,7 +30,7 @@ from trio.lowlevel import checkpoint_if_cancelled
 
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.gate import Gate
-from durable_actors._postgres.pool.lane import Desk, Held, Lane, LaneStatistics
+from durable_actors._postgres.pool.lane import Lane, LaneState, LaneStatistics, PooledConnection
 from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
 
 ACQUIRE_TIMEOUT: Final = 10.0
@@ -39,7 +39,7 @@ MAX_LIFETIME: Final = 1800.0
 
 
 @attrs.frozen
-class PoolStatistics:
+class ConnectionStatistics:
     """The pool at one moment."""
 
     lanes: tuple[LaneStatistics, ...]
@@ -49,34 +49,38 @@ class PoolStatistics:
     """How often the connections were replaced because a server went away or became a standby."""
 
 
-class Lease:
+class AcquireContext:
     """`async with pool.acquire(lane) as conn:`. A class because a generator would cost 2 µs more."""
 
-    __slots__ = ("_desk", "_held", "_on_line", "_pool", "_scope", "_within")
+    __slots__ = ("_held", "_on_wait", "_pool", "_scope", "_state", "_within")
 
     def __init__(
-        self, pool: Pool, desk: Desk, within: float | None, on_line: Callable[[], object] | None
+        self,
+        pool: ConnectionPool,
+        state: LaneState,
+        within: float | None,
+        on_wait: Callable[[], object] | None,
     ) -> None:
         self._pool = pool
-        self._desk = desk
+        self._state = state
         self._within = within
-        self._on_line = on_line
-        self._held: Held | None = None
+        self._on_wait = on_wait
+        self._held: PooledConnection | None = None
         self._scope: trio.CancelScope | None = None
 
     async def __aenter__(self) -> PgConn:
         if self._held is not None:
             raise RuntimeError("this lease is in use; call acquire() for each block")
         await checkpoint_if_cancelled()
-        held = self._desk.take_idle()
+        held = self._state.take_idle()
         if held is None:
-            held = await self._pool.obtain(self._desk)
+            held = await self._pool.obtain(self._state)
         self._held = held
         if self._within is not None:
             self._scope = trio.CancelScope(deadline=trio.current_time() + self._within)
             self._scope.__enter__()
-        if self._on_line is not None:
-            self._desk.on_line.add(self._on_line)
+        if self._on_wait is not None:
+            self._state.on_wait.add(self._on_wait)
         return held.conn
 
     async def __aexit__(
@@ -85,21 +89,21 @@ class Lease:
         held, self._held = self._held, None
         scope, self._scope = self._scope, None
         assert held is not None
-        if self._on_line is not None:
-            self._desk.on_line.discard(self._on_line)
+        if self._on_wait is not None:
+            self._state.on_wait.discard(self._on_wait)
         try:
             if scope is not None:
                 scope.__exit__(kind, error, trace)  # raises the rest of a group that its Cancelled is in
         finally:
-            self._desk.give_back(held)
+            self._state.give_back(held)
         if scope is not None and scope.cancelled_caught:
             raise CommitUnknown(
-                f"lane {self._desk.lane.name!r}: Postgres did not answer within {self._within:g} s: what it was asked "
+                f"lane {self._state.lane.name!r}: Postgres did not answer within {self._within:g} s: what it was asked "
                 "may have been done or not"
             ) from error
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one Postgres, in lanes. Made by `open_pool`."""
 
     def __init__(
@@ -117,43 +121,43 @@ class Pool:
         self._jitter = jitter
         self._closed = False
         self._gates: dict[str, Gate] = {}  # by DSN: another way to the server may be open when one is not
-        self._desks: dict[str, Desk] = {}
+        self._lanes: dict[str, LaneState] = {}
         for lane in lanes:
-            if lane.name in self._desks:
+            if lane.name in self._lanes:
                 raise ConfigError(f"two lanes are named {lane.name!r}", option=lane.option, value=lane.name)
             gate = self._gates.setdefault(lane.dsn or dsn, Gate(jitter))
-            self._desks[lane.name] = Desk(lane, gate)
+            self._lanes[lane.name] = LaneState(lane, gate)
 
     def acquire(
-        self, lane: str, *, within: float | None = None, on_line: Callable[[], object] | None = None
-    ) -> Lease:
+        self, lane: str, *, within: float | None = None, on_wait: Callable[[], object] | None = None
+    ) -> AcquireContext:
         """Lend a connection of the lane for an `async with` block, which may take `within` seconds (else the lane's).
 
-        `on_line` is called, maybe more than once, when somebody has to wait for a connection meanwhile.
+        `on_wait` is called, maybe more than once, when somebody has to wait for a connection meanwhile.
 
         Entering raises `PoolTimeout` when none became free in `acquire_timeout` seconds or too many tasks
         wait already, and `StoreUnavailable` when Postgres cannot be reached: at once at the first failure,
         then after at most `gate.LONGEST_DELAY` plus the time to connect. The caller backs off and repeats.
         """
         try:
-            desk = self._desks[lane]
+            state = self._lanes[lane]
         except KeyError:
-            raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
-        return Lease(self, desk, desk.lane.answer_within if within is None else within, on_line)
+            raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._lanes)}") from None
+        return AcquireContext(self, state, state.lane.answer_within if within is None else within, on_wait)
 
     def has_free(self, lane: str) -> bool:
         """Whether a connection of the lane is to be had now without being in anybody's way."""
-        return self._desks[lane].has_free
+        return self._lanes[lane].has_free
 
     @property
     def closed(self) -> bool:
         """Whether it lends nothing any more."""
         return self._closed
 
-    def statistics(self) -> PoolStatistics:
+    def statistics(self) -> ConnectionStatistics:
         """The pool now."""
-        return PoolStatistics(
-            lanes=tuple(desk.statistics() for desk in self._desks.values()),
+        return ConnectionStatistics(
+            lanes=tuple(state.statistics() for state in self._lanes.values()),
             connect_failures=max((gate.failures for gate in self._gates.values()), default=0),
             generation=sum(gate.generation for gate in self._gates.values()),
         )
@@ -161,53 +165,53 @@ class Pool:
     async def aclose(self) -> None:
         """Close every connection. A task that uses or awaits one gets `StoreUnavailable`. Safe to repeat."""
         self._closed = True
-        for desk in self._desks.values():
-            desk.close()
+        for state in self._lanes.values():
+            state.close()
         await trio.lowlevel.checkpoint()
 
-    async def obtain(self, desk: Desk) -> Held:
-        """Get a connection where none is idle (`Lease` calls this): open one, or wait in line."""
+    async def obtain(self, state: LaneState) -> PooledConnection:
+        """Get a connection where none is idle (`AcquireContext` calls this): open one, or wait in line."""
         has_place = knocked = False
 
         async def attempt() -> PgConn:
             nonlocal knocked
             knocked = True
             try:
-                return await PgConn.open(desk.lane.dsn or self._dsn, settings=desk.lane.settings)
+                return await PgConn.open(state.lane.dsn or self._dsn, settings=state.lane.settings)
             except StoreUnavailable:
-                desk.count_failed_connect()
+                state.count_failed_connect()
                 raise
 
         with trio.move_on_after(self._acquire_timeout):
-            if not desk.take_place():
-                held = await desk.wait_turn()
+            if not state.take_place():
+                held = await state.wait_turn()
                 if held is not None:
                     return held
             has_place = True
-            return await self._open(desk, attempt)
+            return await self._open(state, attempt)
         limit = f"within acquire_timeout={self._acquire_timeout:g} s"
         if not has_place:
-            raise desk.timed_out(f"none became free {limit}")
-        error = StoreUnavailable(f"cannot connect to Postgres {limit}: {desk.gate.last or 'no answer'}")
+            raise state.timed_out(f"none became free {limit}")
+        error = StoreUnavailable(f"cannot connect to Postgres {limit}: {state.gate.last or 'no answer'}")
         if knocked:
-            desk.gate.fail(error)  # a deaf server: without this, every caller would knock at once
+            state.gate.fail(error)  # a deaf server: without this, every caller would knock at once
         raise error
 
-    async def _open(self, desk: Desk, attempt: Callable[[], Awaitable[PgConn]]) -> Held:
+    async def _open(self, state: LaneState, attempt: Callable[[], Awaitable[PgConn]]) -> PooledConnection:
         """Connect in a place that this task has taken."""
         # If the server changes while we connect, we may have reached the old one: good for one lease at most.
-        generation = desk.gate.generation
+        generation = state.gate.generation
         try:
-            conn = await desk.gate.connect(attempt)
+            conn = await state.gate.connect(attempt)
         except BaseException as exc:
-            desk.vacate(exc)
+            state.vacate(exc)
             raise
         if self._closed:
             conn.close()
-            desk.vacate()
+            state.vacate()
             raise StoreUnavailable("the pool was closed while connecting")
         lifetime = self._max_lifetime * (1 - self._jitter() / 10)
-        return desk.fill(conn, expires_at=conn.opened_at + lifetime, generation=generation)
+        return state.fill(conn, expires_at=conn.opened_at + lifetime, generation=generation)
 
 
 @asynccontextmanager
@@ -218,12 +222,14 @@ async def open_pool(
     acquire_timeout: float = ACQUIRE_TIMEOUT,
     max_lifetime: float = MAX_LIFETIME,
     jitter: Callable[[], float] = random.random,
-) -> AsyncGenerator[Pool, None]:
+) -> AsyncGenerator[ConnectionPool, None]:
     """Open a pool for the length of the block. Connects to nothing before a lane is used.
 
     `acquire_timeout` bounds waiting in line and connecting together. `jitter` returns numbers in 0…1.
     """
-    pool = Pool(dsn, lanes, acquire_timeout=acquire_timeout, max_lifetime=max_lifetime, jitter=jitter)
+    pool = ConnectionPool(
+        dsn, lanes, acquire_timeout=acquire_timeout, max_lifetime=max_lifetime, jitter=jitter
+    )
     try:
         yield pool
     finally:

@@ -171,14 +171,14 @@ class TrioConnection(TrioWaiter[Row]):
                 if status in _MAY_COMMIT and self.pgconn.status == ConnStatus.BAD:
                     raise commit_unknown(exc) from exc
                 raise
-        self._tell_commit(committed=status in _MAY_COMMIT)
+        self._run_after_commit(committed=status in _MAY_COMMIT)
         if status == TransactionStatus.INERROR:
             raise failed_transaction()
 
     async def rollback(self) -> None:
         """Roll back the transaction that is open, if one is."""
         await super().rollback()
-        self._tell_commit(committed=False)
+        self._run_after_commit(committed=False)
 
     def after_commit(self, callback: Callable[[], object]) -> None:
         """Call this when the transaction that is open has been committed; at once when none is.
@@ -190,7 +190,7 @@ class TrioConnection(TrioWaiter[Row]):
         else:
             self._after_commit.append(callback)
 
-    def _tell_commit(self, *, committed: bool) -> None:
+    def _run_after_commit(self, *, committed: bool) -> None:
         callbacks, self._after_commit = self._after_commit, []
         if committed:
             for callback in callbacks:
@@ -224,7 +224,7 @@ class TrioConnection(TrioWaiter[Row]):
             raise
         finally:
             if block.outermost:
-                self._tell_commit(committed=committed)
+                self._run_after_commit(committed=committed)
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncGenerator[TrioPipeline, None]:

@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import Row
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
-from durable_actors._postgres.trio.wait import BREATH, TrioWaiter, is_cancelled, log
+from durable_actors._postgres.trio.wait import MAX_TIME_BETWEEN_CHECKPOINTS, TrioWaiter, is_cancelled, log
 
 _CHUNK: Final = 128 * 1024
 """Bytes given to libpq before they must be on their way. Larger pieces can make libpq loop (psycopg #255)."""
@@ -38,19 +38,19 @@ class TrioCursor(AsyncCursor[Row]):
     async def _fetch_pipeline(self) -> None:
         # The first thing in every fetch. The rows are here already, so nothing else would ever yield.
         conn = self._conn
-        if monotonic() - conn._breathed > BREATH:
+        if monotonic() - conn._checkpointed_at > MAX_TIME_BETWEEN_CHECKPOINTS:
             await cancel_shielded_checkpoint()
-            conn._breathed = monotonic()
+            conn._checkpointed_at = monotonic()
             await checkpoint_if_cancelled()
-        if self._owed_by() is None:
+        if self._pending_pipeline() is None:
             return
         async with conn.lock:
             # psycopg does not look again under the lock: another task may have ended the pipeline by now.
-            pipeline = self._owed_by()
+            pipeline = self._pending_pipeline()
             if pipeline is not None:
                 await conn.wait(pipeline._fetch_gen(flush=True))
 
-    def _owed_by(self) -> AsyncPipeline | None:
+    def _pending_pipeline(self) -> AsyncPipeline | None:
         """Return the pipeline that has yet to bring this cursor's result."""
         if self.pgresult is not None or self._execmany_returning is False:
             return None

@@ -13,7 +13,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from durable_actors._postgres.driver.waiting import discard, is_readable
-from durable_actors._postgres.trio.wait import TrioWaiter, is_cancelled, last_words, log
+from durable_actors._postgres.trio.wait import TrioWaiter, hang_up_reason, is_cancelled, log
 from durable_actors.errors import CommitUnknown
 
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
@@ -43,7 +43,7 @@ def check_alive(conn: TrioWaiter[Any]) -> None:
     """
     pgconn = conn.pgconn
     if pgconn.status == ConnStatus.OK and is_readable(pgconn.socket):
-        reason = last_words(pgconn)
+        reason = hang_up_reason(pgconn)
         if reason is not None:
             discard(pgconn)
             raise reason

@@ -38,6 +38,7 @@ from trio.lowlevel import (
 
 from durable_actors._postgres.driver.waiting import (
     CANCEL_TIMEOUT,
+    CONNECTION_ERRORS,
     READABLE,
     FreeLock,
     discard,
@@ -46,20 +47,17 @@ from durable_actors._postgres.driver.waiting import (
     wait_stopping,
 )
 
-BREATH: Final = 0.001
+MAX_TIME_BETWEEN_CHECKPOINTS: Final = 0.001
 """Seconds that a call which never has to wait may keep the event loop to itself."""
 
 CLEANUP_TIMEOUT: Final = 5.0
 """Seconds for a ROLLBACK that no cancellation hurries. Closing the connection does the same, after all."""
 
-TRANSIENT_ERRORS: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
-"""What talking to a server can raise, Cancelled apart."""
-
 _WAIT_R: Final = 1
 _READY_R: Final = 1
 
 # After one of these psycopg forgets its prepared statements. When the answer was drained unseen it has not.
-_FORGETTING: Final = (b"DROP", b"ALTER", b"ROLLBACK", b"DISCARD", b"DEALLOCATE")
+_INVALIDATES_PREPARED: Final = (b"DROP", b"ALTER", b"ROLLBACK", b"DISCARD", b"DEALLOCATE")
 _COPY: Final = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
 
 log: Final = logging.getLogger("durable_actors.postgres")
@@ -76,7 +74,7 @@ class TrioWaiter(AsyncConnection[Row]):
     def _take_over(self) -> None:
         """Replace what `AsyncConnection.__init__` made for asyncio."""
         self.lock = FreeLock()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]
-        self._breathed = 0.0
+        self._checkpointed_at = 0.0
         self._unwinders: set[trio.lowlevel.Task] = set()
         self._stopping = False
 
@@ -109,16 +107,16 @@ class TrioWaiter(AsyncConnection[Row]):
                     # "Writable" (the end of a COPY) is waited for in both directions, too: a server that has no
                     # room for its notices does not read. The generator flushes, and libpq then reads.
                     ready = await wait_either(fd)
-                    if monotonic() - self._breathed > BREATH:
+                    if monotonic() - self._checkpointed_at > MAX_TIME_BETWEEN_CHECKPOINTS:
                         await checkpoint()
-                        self._breathed = monotonic()
+                        self._checkpointed_at = monotonic()
                     state = gen.send(ready)
         except StopIteration as done:
-            if not waited and monotonic() - self._breathed > BREATH:
+            if not waited and monotonic() - self._checkpointed_at > MAX_TIME_BETWEEN_CHECKPOINTS:
                 # Many short answers out of libpq's buffer (COPY, stream) must not starve the other tasks, nor
                 # their own deadline. Shielded: rule 3.
                 await cancel_shielded_checkpoint()
-                self._breathed = monotonic()
+                self._checkpointed_at = monotonic()
             result: RV = done.value
             return result
         except trio.Cancelled:
@@ -165,7 +163,7 @@ class TrioWaiter(AsyncConnection[Row]):
         with trio.CancelScope(shield=True, relative_deadline=CANCEL_TIMEOUT):
             try:
                 return await self._drain()
-            except TRANSIENT_ERRORS as exc:
+            except CONNECTION_ERRORS as exc:
                 log.debug("%s: not settled after a cancellation: %s", self, exc)
         return False
 
@@ -196,7 +194,7 @@ class TrioWaiter(AsyncConnection[Row]):
                     await send_cancel(pgconn)
                 return False
             if result.status == ExecStatus.COMMAND_OK and (result.command_status or b"").startswith(
-                _FORGETTING
+                _INVALIDATES_PREPARED
             ):
                 forgotten = True
 
@@ -284,11 +282,11 @@ class TrioWaiter(AsyncConnection[Row]):
             try:
                 if not self.closed:
                     await send_cancel(self.pgconn)
-            except TRANSIENT_ERRORS as exc:
+            except CONNECTION_ERRORS as exc:
                 log.warning("%s: cancel request failed: %s", self, exc)
 
 
-def last_words(pgconn: pq.abc.PGconn) -> psycopg.Error | None:
+def hang_up_reason(pgconn: pq.abc.PGconn) -> psycopg.Error | None:
     """Return why the server hung up on an idle connection, or None while it is there.
 
     An idle server speaks unasked only to change a parameter, to give a notice, or to say why it ends the

@@ -16,7 +16,7 @@ CLIENT = """
 import sys, psycopg
 import durable_actors as da
 from durable_actors._postgres.embedded import launch as embedded_launch
-embedded_launch.GRACE = 0.3
+embedded_launch.GRACE_PERIOD = 0.3
 psycopg.connect(da.embedded_dsn()).close()
 print(da.embedded_dsn("other"), flush=True)
 for line in sys.stdin:
