@@ -56,10 +56,10 @@ class Transaction(Generic[C]):
                 self._conn.in_transaction = True
                 await self._conn.batch(self._conn.preamble)
         except trio.BusyResourceError:
-            raise  # another task's statement is not ours to roll back
+            raise  # another task is using the connection: its statement is not ours to roll back
         except BaseException:
             self._conn.in_transaction = False
-            await self._rollback()  # cancelled after BEGIN was sent: it may have been done
+            await self._rollback()  # after a cancellation BEGIN may have been done
             raise
         self._conn.in_transaction = True
         return self._conn
@@ -75,7 +75,7 @@ class Transaction(Generic[C]):
         try:
             tag = await conn.command("COMMIT", commits=True)
         except BaseException:
-            await self._rollback()  # a refused or cancelled COMMIT leaves no open transaction behind
+            await self._rollback()  # a refused or cancelled COMMIT must not leave a transaction open
             raise
         if tag != "COMMIT":  # Postgres answers ROLLBACK to the COMMIT of a failed transaction
             raise psycopg.errors.InFailedSqlTransaction(
@@ -84,7 +84,7 @@ class Transaction(Generic[C]):
         return False
 
     async def _rollback(self) -> None:
-        """Leave no transaction behind: roll back within a bounded time, or close. Never raises."""
+        """Roll back within a bounded time, or close the connection. Never raises."""
         conn = self._conn
         if conn.closed or conn.pristine:
             return
