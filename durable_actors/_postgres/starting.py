@@ -1,9 +1,10 @@
-"""Starting while Postgres is not ready: it starts, it recovers, somebody has locked a table for a moment.
+"""Start-up while Postgres is not ready: it is starting or recovering, or a table is locked for a moment.
 
-What may pass is waited for; what an operator must mend is told at once. A failed connect alone does not say which it
-is: libpq gives a text in the server's language and no SQLSTATE. So the server is asked, in three lines of its protocol,
-whether it lets anybody in (`PQping` would do the same, but psycopg holds the GIL while it waits: a silent server would
-stop the whole process). If it does, and refuses us a second time, it is the password, the role or the database's name.
+We wait for conditions that may pass, and report at once what an operator must fix. A failed connect does not say which
+of the two it is: libpq returns a text in the server's language and no SQLSTATE. So we ping the server, with the first
+message of its protocol, to see whether it accepts connections at all (`PQping` would do the same, but psycopg holds the
+GIL while it waits: a silent server would freeze the whole process). If it accepts connections but refuses ours twice,
+the password, the role or the database name is wrong.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from durable_actors.errors import SchemaError, StoreUnavailable
 logger: Final = logging.getLogger("durable_actors")
 
 BLOCKED_BY_LOCK: Final = RETRYABLE | {"57014"}
-"""SQLSTATEs of a statement that a lock has held up; the last one is a `statement_timeout` of the role's."""
+"""SQLSTATEs of a statement that waited too long for a lock; 57014 is the role's `statement_timeout`."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
+"""Seconds between two attempts; the pause doubles."""
 PING_TIMEOUT: Final = 3.0
-"""Seconds; a server that is silent for longer does not answer."""
+"""Seconds after which a server counts as not answering."""
 PROTOCOL_VERSION: Final = 196608
 """Version 3.0 of the protocol."""
 NOT_ACCEPTING: Final = frozenset({b"57P03", b"57P01", b"57P02", b"53300"})
-"""SQLSTATEs of a server that starts, recovers, stops, or has no connection left."""
+"""SQLSTATEs of a server that is starting, recovering or stopping, or has no connection left."""
 
 T = TypeVar("T")
 
 
 class InRecovery(SchemaError):  # noqa: N818 - as its siblings
-    """This server is a standby, or replays its log after a restore."""
+    """This server is a standby, or it is replaying its log after a restore."""
 
 
 async def when_ready(attempt: Callable[[], Awaitable[T]], dsns: Iterable[str], *, start_timeout: float) -> T:
-    """Run `attempt` until it succeeds, for `start_timeout` seconds. It must be harmless to repeat.
+    """Run `attempt` until it succeeds, for at most `start_timeout` seconds. It must be safe to repeat.
 
-    Raises what an operator must mend at once, and `StoreUnavailable` when the time is over. One WARNING tells of the
-    wait. `dsns` are the ways to the server that the attempt uses.
+    Raises errors that an operator must fix at once, and `StoreUnavailable` when the time is over. Logs one WARNING when
+    it begins to wait. `dsns` are the DSNs that `attempt` connects to.
     """
     began = trio.current_time()
     pause, refused, warned = FIRST_PAUSE, False, False
@@ -79,7 +81,7 @@ async def when_ready(attempt: Callable[[], Awaitable[T]], dsns: Iterable[str], *
 
 
 def _is_failed_connect(error: BaseException) -> bool:
-    """Whether libpq got no session at all. What the server refuses later has a SQLSTATE."""
+    """Whether libpq got no session at all. Errors of an existing session have a SQLSTATE."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None:
@@ -89,7 +91,7 @@ def _is_failed_connect(error: BaseException) -> bool:
 
 
 async def _accepts_connections(dsns: Iterable[str]) -> bool:
-    """Whether the servers of all these take connections. False also where nobody can tell."""
+    """Whether the servers of all these DSNs accept connections. False also if that cannot be found out."""
     for dsn in dsns:
         options = _resolved(engine_conninfo(dsn))
         answer: bool | None = None
@@ -98,14 +100,14 @@ async def _accepts_connections(dsns: Iterable[str]) -> bool:
                 with suppress(OSError, trio.BrokenResourceError):
                     answer = await _ping(host, port, options)
                 if answer is not None:
-                    break  # the first one that answers decides, as for libpq
+                    break  # the first host that answers decides, as in libpq
         if not answer:
             return False
     return True
 
 
 def _resolved(conninfo: str) -> dict[str, str]:
-    """The options of a connection, with libpq's own defaults and environment."""
+    """The connection options, with libpq's defaults and environment variables filled in."""
     found = {
         option.keyword.decode(): option.val.decode()
         for option in pq.Conninfo.get_defaults()
@@ -126,7 +128,7 @@ def _addresses(options: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 async def _ping(host: str, port: int, options: Mapping[str, str]) -> bool | None:
-    """Begin a session and look at the first answer: does the server take sessions now? None: no Postgres answers."""
+    """Send a startup message; return whether the server accepts sessions now. None: no Postgres answered."""
     stream = (
         await trio.open_unix_socket(f"{host}/.s.PGSQL.{port}")
         if host.startswith("/")

@@ -1,6 +1,6 @@
-"""What is asked about one instance in several statements, for every kind of connection. No I/O.
+"""Operations on one instance that take several statements, for every kind of connection. Sans-I/O.
 
-See `foreign.Dialogue`; `run_dialogue` carries one out on the engine's driver.
+See `foreign.Dialogue`; `run_dialogue` runs one on the engine's driver.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
-"""Seconds between the looks of `sync.result` and `aio.result`."""
+"""Seconds between the reads of `sync.result` and `aio.result`."""
 
 
 async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
-    """Carry a dialogue out. Each statement commits by itself."""
+    """Run a dialogue. Each statement is a transaction of its own."""
     try:
         call, params = next(dialogue)
         while True:
@@ -46,7 +46,7 @@ async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
 
 
 def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
-    """The id of a target: itself, or who occupies the unique key, else who had it last. Raises `NoTarget`."""
+    """The id of a target: the id itself, or the occupant of the unique key, else its last owner. Raises `NoTarget`."""
     if not isinstance(target, str | bytes):
         return check_id(target)
     key = key_bytes(target) if isinstance(target, str) else target
@@ -57,7 +57,7 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
 
 
 def check_id(target: object) -> int:
-    """Raise `ConfigError` unless it can be an instance's id. Pure."""
+    """Raise `ConfigError` unless it can be an instance id. Pure."""
     if not isinstance(target, int) or isinstance(target, bool):
         hint = " (insert returns None when the unique key is occupied)" if target is None else ""
         raise ConfigError(
@@ -65,13 +65,13 @@ def check_id(target: object) -> int:
             option="target",
             value=target,
         )
-    if not -(2**63) <= target < 2**63:  # sent, it would refuse the read of everybody who waits for a result
+    if not -(2**63) <= target < 2**63:  # it would fail the shared read of all tasks that wait for a result
         raise ConfigError(f"target={shown(target)} is not an instance id", option="target", value=target)
     return target
 
 
 def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
-    """The whole instance. Raises `NoTarget`."""
+    """Read an instance. Raises `NoTarget`."""
     number = yield from resolving(schema, target)
     params = [encode.int_array([number]), b"t"]
     rows = yield statement("read_instances", schema, read_only=True), params
@@ -81,7 +81,7 @@ def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
 
 
 def ending(schema: str, number: int) -> Dialogue[Ending | None]:
-    """How an instance ended; None while it has not. Raises `NoTarget`."""
+    """How an instance ended; None if it has not. Raises `NoTarget`."""
     rows = yield statement("read_finals", schema, read_only=True), [encode.int_array([number])]
     finals, missing = endings_of(rows, [number])
     if missing:
@@ -90,9 +90,9 @@ def ending(schema: str, number: int) -> Dialogue[Ending | None]:
 
 
 def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
-    """Let a failed instance run again; return it as it was.
+    """Let a failed instance run again; return it as it was before.
 
-    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another one occupies its unique key by now.
+    Raises `NoTarget`, `Conflict` if it is not failed, `Duplicate` if another instance occupies its unique key by now.
     """
     number = yield from resolving(schema, target)
     while True:
@@ -109,19 +109,19 @@ def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
             raise Duplicate(key_as_given(key), None if holder == number else holder) from None
         if rows:
             return instance
-        # Somebody changed it between the two statements: what is it now?
+        # It was changed between the two statements: read it again.
 
 
 class ResultPolling:
-    """How long to wait between two looks for a result, and when to give up."""
+    """The pauses between two reads of a result, and the timeout."""
 
     def __init__(self, timeout: Duration | None) -> None:
-        patience = math.inf if timeout is None else duration("timeout", timeout, positive=False)
-        self._until = time.monotonic() + patience
+        limit = math.inf if timeout is None else duration("timeout", timeout, positive=False)
+        self._until = time.monotonic() + limit
         self._pause = FIRST_PAUSE
 
     def pause(self, number: int) -> float:
-        """Seconds until the next look, which is not later than the end. Raises `TimeoutError`."""
+        """Seconds until the next read, at most until the timeout. Raises `TimeoutError` after it."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"instance {number} has not ended in time")

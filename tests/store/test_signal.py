@@ -7,8 +7,8 @@ import pytest
 import trio
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.signal import (
-    MAX_NAME,
-    MAX_PAYLOAD,
+    MAX_NAME_BYTES,
+    MAX_PAYLOAD_BYTES,
     PAGE_SIZE,
     Sent,
     plan_signal,
@@ -330,12 +330,12 @@ async def test_the_lock_is_never_waited_for_in_another_order(db: psycopg.Connect
         (1, 5, None),
         (1, "a\0b", None),
         (1, "\ud800", None),
-        (1, "n" * (MAX_NAME + 1), None),
-        (1, "é" * MAX_NAME, None),
+        (1, "n" * (MAX_NAME_BYTES + 1), None),
+        (1, "é" * MAX_NAME_BYTES, None),
         (1, "n", ""),
         (1, "n", 5),
         (1, "n", "\udfff"),
-        (1, "n", "d" * (MAX_NAME + 1)),
+        (1, "n", "d" * (MAX_NAME_BYTES + 1)),
     ],
 )
 def test_bad_addresses_are_told(target: object, name: object, dedup: object):
@@ -344,7 +344,7 @@ def test_bad_addresses_are_told(target: object, name: object, dedup: object):
 
 
 @pytest.mark.parametrize(
-    "payload", [object(), {"x": float("nan")}, "a\0b", "\ud800", "x" * (MAX_PAYLOAD + 1)]
+    "payload", [object(), {"x": float("nan")}, "a\0b", "\ud800", "x" * (MAX_PAYLOAD_BYTES + 1)]
 )
 def test_bad_payloads_are_told(payload: object):
     with pytest.raises(StateError, match="payload of signal 'paid'"):

@@ -85,7 +85,7 @@ def test_one_lease_however_often_it_is_called(monkeypatch):
         return Server()
 
     monkeypatch.setattr(embedded, "start", start)
-    monkeypatch.setattr(embedded, "_kept", {})
+    monkeypatch.setattr(embedded, "_servers", {})
     monkeypatch.setenv("DURABLE_DATA", "/a")
     threads = [threading.Thread(target=da.embedded_dsn) for _ in range(3)]
     for thread in threads:
