@@ -13,12 +13,12 @@ import trio
 from durable_actors._option_checks import Duration, count, duration, flag, shown
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
-from durable_actors._postgres.pool.patience import with_patience
-from durable_actors._postgres.pool.pool import Pool
+from durable_actors._postgres.pool.lock_retry import retry_while_locked
+from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._results import ResultWatch
 from durable_actors._store.connection_kinds import check_trio
-from durable_actors._store.dialogues import check_id, held, inspecting, resolving, retrying, value_of
+from durable_actors._store.dialogues import check_id, inspecting, resolving, retrying, run_dialogue, value_of
 from durable_actors._store.foreign import execute_async
 from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows
 from durable_actors._store.observe import NEWEST, Filter, list_instances
@@ -106,7 +106,7 @@ class Client:
     use instead; inside a `def` step calls find their way by themselves.
     """
 
-    def __init__(self, name: str, pool: Pool, lane: str, schema: str) -> None:
+    def __init__(self, name: str, pool: ConnectionPool, lane: str, schema: str) -> None:
         self.name = name
         """What `engine=` calls it."""
         self.home: Final = HomeRun()
@@ -253,7 +253,7 @@ class Client:
     @at_home
     async def _run(self, call: Callable[[PgConn], Awaitable[T]]) -> T:
         """Run a statement that may have to wait for a lock of somebody's transaction."""
-        return await with_patience(self._pool, self._lane, call)
+        return await retry_while_locked(self._pool, self._lane, call)
 
     def _notify_woken(self, found: list[Sent]) -> None:
         for sent in found:
@@ -275,18 +275,18 @@ class Client:
         if not isinstance(target, str | bytes):
             return check_id(target)
         async with self._pool.acquire(self._lane) as conn:
-            return await held(conn, resolving(self._schema, target))
+            return await run_dialogue(conn, resolving(self._schema, target))
 
     @at_home
     async def inspect(self, target: int | str | bytes) -> Instance:
         """Read an instance; see `durable_actors.inspect`."""
         async with self._pool.acquire(self._lane) as conn:
-            return await held(conn, inspecting(self._schema, target))
+            return await run_dialogue(conn, inspecting(self._schema, target))
 
     @at_home
     async def retry(self, target: int | str | bytes) -> int:
         """Let a failed instance run again; see `durable_actors.retry`."""
-        instance = await self._run(lambda conn: held(conn, retrying(self._schema, target)))
+        instance = await self._run(lambda conn: run_dialogue(conn, retrying(self._schema, target)))
         self.notify(instance.queue, instance_id=instance.id, priority=instance.priority)
         return instance.id
 

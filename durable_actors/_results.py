@@ -7,22 +7,22 @@ A hint (an instance ended in this very process) makes it look at once; polling i
 from __future__ import annotations
 
 import math
-from typing import Final as Constant
+from typing import Final
 
 import trio
 
-from durable_actors._postgres.pool.pool import Pool
-from durable_actors._store.read import Final, read_finals
+from durable_actors._postgres.pool.pool import ConnectionPool
+from durable_actors._store.read import Ending, read_finals
 from durable_actors.errors import NoTarget, StoreUnavailable
 
-FIRST_LOOK: Constant = 0.01
-SLOWEST_LOOK: Constant = 0.25
-LOOK_SHARE: Constant = 5.0
+FIRST_LOOK: Final = 0.01
+SLOWEST_LOOK: Final = 0.25
+LOOK_SHARE: Final = 5.0
 """A look at everybody may cost one part in so many: with 10,000 waiters it takes some 50 ms of this process."""
-PATIENCE: Constant = 30.0
+PATIENCE: Final = 30.0
 """Seconds that the store may be away before a waiter without a timeout is told."""
 
-ANSWER: Constant = 10.0
+ANSWER: Final = 10.0
 """Seconds for one look; then the connection is taken for dead, and another one asked."""
 
 
@@ -33,7 +33,7 @@ class _Waiter:
         self.number = number
         self.since = trio.current_time()
         self.event = trio.Event()
-        self.final: Final | None = None
+        self.final: Ending | None = None
         self.missing = False
 
     def settled(self) -> bool:
@@ -43,7 +43,7 @@ class _Waiter:
 class ResultWatch:
     """The waiters of one client."""
 
-    def __init__(self, pool: Pool, lane: str, schema: str) -> None:
+    def __init__(self, pool: ConnectionPool, lane: str, schema: str) -> None:
         self._pool = pool
         self._lane = lane
         self._schema = schema
@@ -60,7 +60,7 @@ class ResultWatch:
             self._hinted.add(number)
             self._hint.set()
 
-    async def wait(self, number: int) -> Final:
+    async def wait(self, number: int) -> Ending:
         """Wait until the instance has ended. `NoTarget` when it does not exist. Cancelled: nothing is left behind."""
         waiter = _Waiter(number)
         self._waiters.setdefault(number, set()).add(waiter)

@@ -20,8 +20,8 @@ import psycopg
 from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import Duration, check_schema_name
 from durable_actors._store.connection_kinds import check_aio
-from durable_actors._store.dialogues import Looks, ending, inspecting, resolving, retrying, value_of
-from durable_actors._store.foreign import hold_async, looking_async
+from durable_actors._store.dialogues import ResultPolling, ending, inspecting, resolving, retrying, value_of
+from durable_actors._store.foreign import polling_async, run_dialogue_async
 from durable_actors._store.insert import plan_rows
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import plan_signal
@@ -105,7 +105,7 @@ async def inspect(
 ) -> Instance:
     """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
     check_aio(conn)
-    return await hold_async(conn, inspecting(check_schema_name(schema), target), schema=schema)
+    return await run_dialogue_async(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
 async def retry(
@@ -117,7 +117,7 @@ async def retry(
     now; your transaction goes on if you catch it.
     """
     check_aio(conn)
-    return (await hold_async(conn, retrying(check_schema_name(schema), target), schema=schema)).id
+    return (await run_dialogue_async(conn, retrying(check_schema_name(schema), target), schema=schema)).id
 
 
 async def result(
@@ -136,12 +136,12 @@ async def result(
     """
     check_schema_name(schema)
     check_aio(conn)
-    looks = Looks(timeout)
-    async with looking_async(conn) as looked:
-        number = await hold_async(conn, resolving(schema, target), schema=schema)
+    polls = ResultPolling(timeout)
+    async with polling_async(conn) as looked:
+        number = await run_dialogue_async(conn, resolving(schema, target), schema=schema)
         while True:
-            final = await hold_async(conn, ending(schema, number), schema=schema)
+            final = await run_dialogue_async(conn, ending(schema, number), schema=schema)
             await looked()
             if final is not None:
                 return value_of(final, type)
-            await asyncio.sleep(looks.pause(number))
+            await asyncio.sleep(polls.pause(number))

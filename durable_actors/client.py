@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
 from durable_actors._option_checks import Duration, count, shown
 from durable_actors._postgres.pool.lane import Lane
-from durable_actors._postgres.pool.patience import CALLER, CALLERS
+from durable_actors._postgres.pool.lock_retry import CLIENT_SETTINGS, MAX_WAITING_CALLS
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
@@ -113,7 +113,7 @@ async def open_client(
     count("pool_size", pool_size, least=1, most=1000)
     config = Config(dsn=dsn, schema=schema, name=name, start_timeout=start_timeout)
     async with open_target(config.dsn) as target:
-        lane = Lane("client", pool_size, settings=CALLER, max_waiting=CALLERS)
+        lane = Lane("client", pool_size, settings=CLIENT_SETTINGS, max_waiting=MAX_WAITING_CALLS)
         async with open_pool(target.dsn, lanes=[lane]) as pool:
 
             async def check() -> None:

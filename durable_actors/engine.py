@@ -23,7 +23,7 @@ from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
 from durable_actors._engine.tree import Parts, build_tree
 from durable_actors._postgres.embedded.server import keep_up
-from durable_actors._postgres.pool.pool import Pool, PoolStatistics, open_pool
+from durable_actors._postgres.pool.pool import ConnectionPool, ConnectionStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
 from durable_actors._store.migrate import migrate, require_schema, schema_version
@@ -106,7 +106,7 @@ class Engine:
             raise ConfigError("the engine has not started")
         return self._tree.snapshot(tasks=tasks)
 
-    def connections(self) -> PoolStatistics:
+    def connections(self) -> ConnectionStatistics:
         """Its connections, per lane."""
         return self._node.pool.statistics()
 
@@ -139,7 +139,7 @@ def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
     return config
 
 
-async def _prepare_schema(config: Config, target: Target, pool: Pool, lane: str) -> None:
+async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, lane: str) -> None:
     if config.migrate:
         # On this lane a table that somebody has locked is refused after a moment; a migrator would wait for it.
         async with pool.acquire(lane) as conn:

@@ -28,8 +28,8 @@ import trio
 
 from durable_actors._option_checks import Duration, check_schema_name
 from durable_actors._store.connection_kinds import check_sync
-from durable_actors._store.dialogues import Looks, ending, inspecting, resolving, retrying, value_of
-from durable_actors._store.foreign import execute, hold, looking
+from durable_actors._store.dialogues import ResultPolling, ending, inspecting, resolving, retrying, value_of
+from durable_actors._store.foreign import execute, polling, run_dialogue
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import plan_signal, read_sent, signal_params
@@ -138,7 +138,7 @@ def start_child(ctx: Context[Any], machine: MachineRef, *, key: str, **options: 
 def inspect(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> Instance:
     """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
     check_sync(conn)
-    return hold(conn, inspecting(check_schema_name(schema), target), schema=schema)
+    return run_dialogue(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
 def retry(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> int:
@@ -148,7 +148,7 @@ def retry(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: s
     now; your transaction goes on if you catch it.
     """
     check_sync(conn)
-    return hold(conn, retrying(check_schema_name(schema), target), schema=schema).id
+    return run_dialogue(conn, retrying(check_schema_name(schema), target), schema=schema).id
 
 
 def result(
@@ -167,12 +167,12 @@ def result(
     """
     check_sync(conn)
     check_schema_name(schema)
-    looks = Looks(timeout)
-    with looking(conn) as looked:
-        number = hold(conn, resolving(schema, target), schema=schema)
+    polls = ResultPolling(timeout)
+    with polling(conn) as looked:
+        number = run_dialogue(conn, resolving(schema, target), schema=schema)
         while True:
-            final = hold(conn, ending(schema, number), schema=schema)
+            final = run_dialogue(conn, ending(schema, number), schema=schema)
             looked()
             if final is not None:
                 return value_of(final, type)
-            time.sleep(looks.pause(number))
+            time.sleep(polls.pause(number))

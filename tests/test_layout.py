@@ -135,3 +135,43 @@ def test_notifications_stay_banned(path: Path):
     channels = re.compile("|".join((r"\bLIS" + r"TEN\b", r"\bNOT" + r"IFY\b", "pg_no" + "tify")))
     excused = re.compile("banned|never|no listen", re.IGNORECASE)
     assert not [line for line in lines if channels.search(line) and not excused.search(line)]
+
+
+WITHOUT_IMPORT_CYCLES = ("_postgres", "_store", "cli", "machine", "otp")
+"""Sub-packages whose modules are checked; `_engine` is added when its rooms are done."""
+
+
+def module_file(name: str) -> Path | None:
+    base = ROOT.joinpath(*name.split("."))
+    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file in PACKAGE), None)
+
+
+@cache
+def imports_of(path: Path) -> frozenset[Path]:
+    """The modules of this package that a file imports: also for type checking only, and inside functions."""
+    found: set[Path | None] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {module_file(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            module = node.module or ""
+            # A name of a package may be one of its modules: then that is what is imported.
+            found |= {module_file(f"{module}.{alias.name}") or module_file(module) for alias in node.names}
+    return frozenset(file for file in found if file is not None and file != path)
+
+
+@pytest.mark.parametrize("package", WITHOUT_IMPORT_CYCLES)
+def test_no_module_imports_itself_through_others(package: str):
+    modules = [path for path in PACKAGE if path.is_relative_to(ROOT / "durable_actors" / package)]
+    assert modules
+    cycles: list[str] = []
+    for start in modules:
+        reached, unseen = set[Path](), [start]
+        while unseen:
+            new = imports_of(unseen.pop()) - reached
+            reached |= new
+            unseen += new
+        if start in reached:
+            cycles.append(relative(start))
+    assert not cycles, "these import each other: move what both need, or describe it by a Protocol"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from durable_actors._postgres.pool.lane import Lane
-from durable_actors._postgres.pool.patience import CALLER, CALLERS, PATIENCE
+from durable_actors._postgres.pool.lock_retry import CLIENT_SETTINGS, MAX_WAITING_CALLS, SHORT_LOCK_TIMEOUT
 
 # The planner of a queue table: statistics say "almost no row is executing" or "the table is empty" and are right a
 # minute later. Generic plans with index paths are right always (docs/explanation/performance.md).
@@ -45,7 +45,7 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
         "tcp_keepalives_count": "2",
     }
     # Whoever waits for a lock here holds up the renewal of every lease: see the heartbeat.
-    beats = _PLANS | PATIENCE
+    beats = _PLANS | SHORT_LOCK_TIMEOUT
     heartbeat = Lane("heartbeat", 1, settings=beats, answer_within=max(keepalive / 2, SHORTEST_BEAT))
     found = {
         "session": Lane("session", 1, settings=session, dsn=session_dsn),
@@ -55,14 +55,16 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     # could take them back.
     idle = {"idle_in_transaction_session_timeout": str(max(1, int(keepalive * 500)))}
     # A row that a caller's open transaction has locked must hold up nobody else: see the flusher, and `patience`.
-    both = _PLANS | PATIENCE | idle
-    shared = Lane("shared", 1, settings=both, max_waiting=CALLERS, answer_within=patience)
+    both = _PLANS | SHORT_LOCK_TIMEOUT | idle
+    shared = Lane("shared", 1, settings=both, max_waiting=MAX_WAITING_CALLS, answer_within=patience)
     rest = pool_size - 2
     commit = Lane("commit", 1, settings=both, answer_within=patience)
     found["commit"] = commit if rest > 1 else shared
     # Picks of all queues share it: nothing there may wait for a lock either.
     found["claim"] = Lane("claim", 1, settings=both, answer_within=patience) if rest > 2 else shared
     found["client"] = (
-        Lane("client", rest - 2, settings=CALLER | idle, max_waiting=CALLERS) if rest > 2 else shared
+        Lane("client", rest - 2, settings=CLIENT_SETTINGS | idle, max_waiting=MAX_WAITING_CALLS)
+        if rest > 2
+        else shared
     )
     return found

@@ -15,7 +15,7 @@ from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.store_health import StoreHealth
 from durable_actors._engine.threads import Threads
 from durable_actors._postgres.pool.lane import Lane
-from durable_actors._postgres.pool.pool import Pool
+from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import Owner
 from durable_actors._store.rows import Promoted
 from durable_actors.config import Config
@@ -50,7 +50,7 @@ class Node:
 
     config: Config
     owner: Owner
-    pool: Pool
+    pool: ConnectionPool
     roles: Mapping[str, Lane]
     catalog: MachineCatalog
     telemetry: Telemetry

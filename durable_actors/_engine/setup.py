@@ -17,7 +17,7 @@ from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._postgres.pool.lane import Lane
-from durable_actors._postgres.pool.pool import Pool
+from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import Owner
 from durable_actors._wording import counted
 from durable_actors.config import Config, Queue
@@ -90,7 +90,10 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
 
 
 def make_node(
-    config: Config, pool: Pool, roles: Mapping[str, Lane], specs: Mapping[tuple[str, int], MachineSpec]
+    config: Config,
+    pool: ConnectionPool,
+    roles: Mapping[str, Lane],
+    specs: Mapping[tuple[str, int], MachineSpec],
 ) -> Node:
     """Make what the actors of this engine share. Each start is a new incarnation."""
     token = secrets.token_bytes(32)  # stays here; the database gets its hash

@@ -1,1 +1,1 @@
-"""psycopg driven by Trio; knows no table."""
+"""psycopg on Trio: driver, pool, `TrioConnection`, embedded server. It knows no table."""

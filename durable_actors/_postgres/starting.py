@@ -1,9 +1,10 @@
-"""Starting while Postgres is not ready: it starts, it recovers, somebody has locked a table for a moment.
+"""Start-up while Postgres is not ready: it is starting or recovering, or a table is locked for a moment.
 
-What may pass is waited for; what an operator must mend is told at once. A failed connect alone does not say which it
-is: libpq gives a text in the server's language and no SQLSTATE. So the server is asked, in three lines of its protocol,
-whether it lets anybody in (`PQping` would do the same, but psycopg holds the GIL while it waits: a silent server would
-stop the whole process). If it does, and refuses us a second time, it is the password, the role or the database's name.
+We wait for conditions that may pass, and report at once what an operator must fix. A failed connect does not say which
+of the two it is: libpq returns a text in the server's language and no SQLSTATE. So we ping the server, with the first
+message of its protocol, to see whether it accepts connections at all (`PQping` would do the same, but psycopg holds the
+GIL while it waits: a silent server would freeze the whole process). If it accepts connections but refuses ours twice,
+the password, the role or the database name is wrong.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ import psycopg.conninfo
 import trio
 from psycopg import pq
 
+from durable_actors._postgres.driver.conninfo import engine_conninfo
 from durable_actors._postgres.driver.failures import RETRYABLE
-from durable_actors._postgres.driver.opening import engine_conninfo
 from durable_actors.errors import SchemaError, StoreUnavailable
 
 logger: Final = logging.getLogger("durable_actors")
 
-LOCKED: Final = RETRYABLE | {"57014"}
-"""SQLSTATEs of a statement that a lock has held up; the last one is a `statement_timeout` of the role's."""
+BLOCKED_BY_LOCK: Final = RETRYABLE | {"57014"}
+"""SQLSTATEs of a statement that waited too long for a lock; 57014 is the role's `statement_timeout`."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 1.0
+"""Seconds between two attempts; the pause doubles."""
 PING_TIMEOUT: Final = 3.0
-"""Seconds; a server that is silent for longer does not answer."""
-PROTOCOL: Final = 196608
+"""Seconds after which a server counts as not answering."""
+PROTOCOL_VERSION: Final = 196608
 """Version 3.0 of the protocol."""
-NOT_NOW: Final = frozenset({b"57P03", b"57P01", b"57P02", b"53300"})
-"""SQLSTATEs of a server that starts, recovers, stops, or has no connection left."""
+NOT_ACCEPTING: Final = frozenset({b"57P03", b"57P01", b"57P02", b"53300"})
+"""SQLSTATEs of a server that is starting, recovering or stopping, or has no connection left."""
 
 T = TypeVar("T")
 
 
 class InRecovery(SchemaError):  # noqa: N818 - as its siblings
-    """This server is a standby, or replays its log after a restore."""
+    """This server is a standby, or it is replaying its log after a restore."""
 
 
 async def when_ready(attempt: Callable[[], Awaitable[T]], dsns: Iterable[str], *, start_timeout: float) -> T:
-    """Run `attempt` until it succeeds, for `start_timeout` seconds. It must be harmless to repeat.
+    """Run `attempt` until it succeeds, for at most `start_timeout` seconds. It must be safe to repeat.
 
-    Raises what an operator must mend at once, and `StoreUnavailable` when the time is over. One WARNING tells of the
-    wait. `dsns` are the ways to the server that the attempt uses.
+    Raises errors that an operator must fix at once, and `StoreUnavailable` when the time is over. Logs one WARNING when
+    it begins to wait. `dsns` are the DSNs that `attempt` connects to.
     """
     began = trio.current_time()
     pause, refused, warned = FIRST_PAUSE, False, False
@@ -55,10 +57,10 @@ async def when_ready(attempt: Callable[[], Awaitable[T]], dsns: Iterable[str], *
         try:
             result = await attempt()
         except (StoreUnavailable, psycopg.Error, InRecovery) as exc:
-            if isinstance(exc, psycopg.Error) and exc.sqlstate not in LOCKED:
+            if isinstance(exc, psycopg.Error) and exc.sqlstate not in BLOCKED_BY_LOCK:
                 raise
             again = refused
-            refused = _is_failed_connect(exc) and await _lets_in(dsns)
+            refused = _is_failed_connect(exc) and await _accepts_connections(dsns)
             if again and refused:
                 raise
             left = began + start_timeout - trio.current_time()
@@ -79,7 +81,7 @@ async def when_ready(attempt: Callable[[], Awaitable[T]], dsns: Iterable[str], *
 
 
 def _is_failed_connect(error: BaseException) -> bool:
-    """Whether libpq got no session at all. What the server refuses later has a SQLSTATE."""
+    """Whether libpq got no session at all. Errors of an existing session have a SQLSTATE."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None:
@@ -88,24 +90,24 @@ def _is_failed_connect(error: BaseException) -> bool:
     return False
 
 
-async def _lets_in(dsns: Iterable[str]) -> bool:
-    """Whether the servers of all these take connections. False also where nobody can tell."""
+async def _accepts_connections(dsns: Iterable[str]) -> bool:
+    """Whether the servers of all these DSNs accept connections. False also if that cannot be found out."""
     for dsn in dsns:
         options = _resolved(engine_conninfo(dsn))
         answer: bool | None = None
         with trio.move_on_after(PING_TIMEOUT):
-            for host, port in _places(options):
+            for host, port in _addresses(options):
                 with suppress(OSError, trio.BrokenResourceError):
-                    answer = await _ask(host, port, options)
+                    answer = await _ping(host, port, options)
                 if answer is not None:
-                    break  # the first one that answers decides, as for libpq
+                    break  # the first host that answers decides, as in libpq
         if not answer:
             return False
     return True
 
 
 def _resolved(conninfo: str) -> dict[str, str]:
-    """The options of a connection, with libpq's own defaults and environment."""
+    """The connection options, with libpq's defaults and environment variables filled in."""
     found = {
         option.keyword.decode(): option.val.decode()
         for option in pq.Conninfo.get_defaults()
@@ -115,7 +117,7 @@ def _resolved(conninfo: str) -> dict[str, str]:
     return found | {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _places(options: Mapping[str, str]) -> list[tuple[str, int]]:
+def _addresses(options: Mapping[str, str]) -> list[tuple[str, int]]:
     """Hosts and ports, as libpq pairs them: one port, or one for each host."""
     hosts = (options.get("hostaddr") or options.get("host") or "").split(",")
     ports = (options.get("port") or "5432").split(",")
@@ -125,8 +127,8 @@ def _places(options: Mapping[str, str]) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, port in pairs if host and port.isascii() and port.isdigit()]
 
 
-async def _ask(host: str, port: int, options: Mapping[str, str]) -> bool | None:
-    """Begin a session and look at the first answer: does the server take sessions now? None: no Postgres answers."""
+async def _ping(host: str, port: int, options: Mapping[str, str]) -> bool | None:
+    """Send a startup message; return whether the server accepts sessions now. None: no Postgres answered."""
     stream = (
         await trio.open_unix_socket(f"{host}/.s.PGSQL.{port}")
         if host.startswith("/")
@@ -135,10 +137,10 @@ async def _ask(host: str, port: int, options: Mapping[str, str]) -> bool | None:
     async with stream:
         user = options.get("user", "postgres")
         names = ("user", user, "database", options.get("dbname", user), "")
-        message = struct.pack("!i", PROTOCOL) + b"\0".join(name.encode() for name in names) + b"\0"
+        message = struct.pack("!i", PROTOCOL_VERSION) + b"\0".join(name.encode() for name in names) + b"\0"
         await stream.send_all(struct.pack("!i", len(message) + 4) + message)
         answer = bytes(await stream.receive_some(4096))
     if answer[:1] != b"E":
         return bool(answer) or None
     fields = {field[:1]: field[1:] for field in answer[5:].split(b"\0")}
-    return fields.get(b"C") not in NOT_NOW
+    return fields.get(b"C") not in NOT_ACCEPTING

@@ -1,4 +1,4 @@
-"""From a configured DSN to one that libpq understands; starts the embedded Postgres when asked to."""
+"""From a configured DSN to one that libpq understands; starts the embedded Postgres if that is configured."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ logger: Final = logging.getLogger("durable_actors")
 
 @attrs.frozen
 class Target:
-    """The Postgres to talk to."""
+    """The Postgres to connect to."""
 
     dsn: str
     """For libpq."""
     server: EmbeddedServer | None
-    """The embedded server behind it; who stays for long runs `embedded.keep_up` on it."""
+    """The embedded server, if it is one. A long-running process runs `embedded.server.keep_up` on it."""
 
 
 @asynccontextmanager
 async def open_target(dsn: str, *, level: int = logging.WARNING) -> AsyncGenerator[Target, None]:
     """Yield the database to use. An embedded server stays up at least as long as the body runs.
 
-    That it is the embedded one is logged, with its path: who looks only, and often, may lower the `level`.
+    The use of an embedded server is logged with its path, at `level`: commands that only read pass a lower one.
     """
     if dsn != EMBEDDED:
         yield Target(dsn, None)
@@ -37,7 +37,7 @@ async def open_target(dsn: str, *, level: int = logging.WARNING) -> AsyncGenerat
     async with open_embedded() as server:
         logger.log(
             level,
-            "using the embedded Postgres in %s (set DURABLE_DSN for a server of yours)",
+            "using the embedded Postgres in %s (set DURABLE_DSN to use your own server)",
             server.data_dir,
         )
         yield Target(server.dsn(), server)

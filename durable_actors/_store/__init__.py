@@ -1,1 +1,1 @@
-"""Every SQL statement of the engine, and the migrations."""
+"""Every SQL statement, and the migrations."""

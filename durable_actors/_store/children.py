@@ -1,4 +1,4 @@
-"""Children: spawned together with their parent's park, started singly from inside a step, read by their barrier."""
+"""Children: spawned in the commit that parks their parent, started singly by a running step, read by barrier."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
-from durable_actors._store.insert import LOOKS, Insertion, in_chunks, insert_call, tags_literal
+from durable_actors._store.insert import MAX_OCCUPANT_READS, Insertion, in_chunks, insert_call, tags_literal
 from durable_actors._store.rows import Claim, Committed, Status, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
 
-CHUNK: Final = 5000
-"""Rows per insert: bounds memory, and keeps each statement under a second."""
+ROWS_PER_INSERT: Final = 5000
+"""Rows per insert statement: bounds memory, and keeps each statement under a second."""
 
 _NAMESPACE: Final = uuid.UUID("8b3c6f0e-2d0a-5b57-9a43-6c1f0a7f4e21")
 
 
 @attrs.frozen
 class Spawn:
-    """Children to insert, and how to wait for them."""
+    """Children to insert, and when their parent continues."""
 
     plans: Sequence[InsertPlan]
     then: str
     quorum: int | None
-    """So many must end; None: all."""
+    """How many must end; None: all."""
     wake_on_failure: bool
     timeout: float | None
 
@@ -42,10 +42,10 @@ class Spawn:
 async def schedule_children(
     conn: PgConn, schema: str, transition: Transition, spawn: Spawn, *, accept_late: bool
 ) -> Committed | None:
-    """Insert the children and park the parent on their barrier, in one transaction; None when the claim is stale.
+    """Insert the children and park the parent on their barrier, in one transaction; None if the claim is stale.
 
-    The parent's row is locked first and for the whole transaction: no reaper can take it between the insert and the
-    park, which would leave children that a re-run spawns again.
+    The parent's row is locked first, for the whole transaction. So no reaper can take it between the insert and the
+    park; that would leave children which a re-run spawns again.
     """
     claim = transition.claim
     async with conn.transaction():
@@ -55,7 +55,7 @@ async def schedule_children(
             return None
         inserted = 0
         barrier = claim.visit + 1
-        for chunk in in_chunks(spawn.plans, rows=CHUNK):
+        for chunk in in_chunks(spawn.plans, rows=ROWS_PER_INSERT):
             insertion = Insertion(chunk)
             while insertion.pending:
                 call = insert_call(insertion.pending, schema, parent_id=claim.id, barrier=barrier)
@@ -86,20 +86,21 @@ async def schedule_children(
 def child_uid(
     caller: int, step: str, machine: str, key: str, *, kind: str, initial: str | None = None
 ) -> uuid.UUID:
-    """The identity of what a step starts: equal for every run of the step. Pure.
+    """The identity of an instance that a step starts: equal for every run of the step. Pure.
 
-    `initial` is the step that it begins in, where that is not the machine's own: else identities of the first release
-    would be others, and a step that runs again after the upgrade would start its child twice.
+    `initial` is the step that the instance begins in, if that is not the machine's own. Otherwise it must be None: that
+    keeps the identities of the first release, and a step that is re-run after an upgrade does not start its child
+    twice.
     """
     parts = [kind, caller, step, machine, key]
     return uuid.uuid5(_NAMESPACE, json.dumps(parts if initial is None else [*parts, initial]))
 
 
 def args_digest(plan: InsertPlan, state: bytes) -> bytes:
-    """What a child is started with, in short; `state` is in canonical form. Pure.
+    """A digest of the arguments of a child; `state` is in canonical form. Pure.
 
-    Where and when it runs (queue, priority, schedule, version) and its labels are no part of it: a run after a deploy,
-    or a moment later, may well say otherwise.
+    Where and when the child runs (queue, priority, schedule, version) and its labels are not part of the digest: they
+    may differ in a re-run after a deploy or at a later time.
     """
     key = None if plan.unique_key is None else plan.unique_key.hex()
     return hashlib.sha256(json.dumps([plan.partition_key, key]).encode() + state).digest()
@@ -107,16 +108,16 @@ def args_digest(plan: InsertPlan, state: bytes) -> bytes:
 
 @attrs.frozen
 class Started:
-    """What became of a start from inside a step."""
+    """The result of a start from inside a step."""
 
     id: int | None
-    """None: its unique key is occupied by another."""
+    """None if another instance occupies its unique key."""
     new: bool
-    """False: an earlier run, or a concurrent call, of the same step has started it."""
+    """False if an earlier run or a concurrent call of the same step has started it."""
     occupant: int | None
-    """Who occupies its unique key; None when that cannot be seen."""
+    """The instance that occupies its unique key; None if that is not visible."""
     conflict: bool = False
-    """It was started before, with other arguments."""
+    """Whether it was started before with other arguments."""
 
 
 async def start_child(
@@ -129,14 +130,14 @@ async def start_child(
     as_child: bool,
     digest: bytes | None = None,
 ) -> Started | None:
-    """Insert an instance from inside a step, or find the one that an earlier run inserted; None: the claim is stale.
+    """Insert an instance from inside a step, or find the one that an earlier run inserted; None if the claim is stale.
 
-    With a `digest` of its arguments, one that was started with another digest is told as a conflict.
-    A look that finds neither an id nor an occupant has met a row that was committed after its snapshot: look again.
+    With a `digest` of its arguments, an instance that was started with another digest is reported as a conflict. If the
+    statement returns neither an id nor an occupant, the occupant was committed after its snapshot: it is repeated.
     """
     params = _start_params(claim, plan, uid, as_child=as_child, digest=digest)
     found: Started | None = None
-    for look in range(LOOKS):
+    for attempt in range(MAX_OCCUPANT_READS):
         rows = (await conn.run(statement("start_child", schema), params)).rows
         if not rows:
             return None
@@ -147,8 +148,8 @@ async def start_child(
             None if occupant is None else int(occupant),
             conflict == b"t",
         )
-        # The second look sees a concurrent call of the same identity, which the first may have missed.
-        if found.id is not None or (look > 0 and found.occupant is not None):
+        # The second attempt sees a concurrent call with the same identity, which the first may not see.
+        if found.id is not None or (attempt > 0 and found.occupant is not None):
             break
     return found
 
@@ -180,7 +181,7 @@ def _start_params(
 
 
 async def count_children(conn: PgConn, schema: str, parent: int, barrier: int) -> Counter[MachineStatus]:
-    """How many of a barrier's children have which status."""
+    """Count a barrier's children by status."""
     params = [encode.number(parent), encode.number(barrier)]
     rows = (await conn.run(statement("count_children", schema, read_only=True), params)).rows
     return Counter(

@@ -1,4 +1,4 @@
-"""Claims: taken by the pick, read, and given back."""
+"""Claims: pick, read, release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.rows import Claim, OrphanedClaim, Picked, Promoted, Seen
+from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, Seen
 from durable_actors._store.sql import statement
 
 OFFERED: Final = 0
@@ -23,19 +23,19 @@ SHELVED: Final = 2
 
 @attrs.frozen
 class Owner:
-    """Who claims, in which schema, for how long."""
+    """The claiming node, its schema, and the duration of its leases."""
 
     schema: str
     name: str
     """`locked_by`: node and incarnation."""
     token_hash: bytes
-    """The token itself stays in this process."""
+    """Hash of a token; the token itself stays in this process."""
     lease_ttl: float
 
 
 @attrs.frozen
 class PickFrom:
-    """Where a pick begins: the priorities to look at, a position for each, and single rows."""
+    """Where a pick begins: the priorities to read, a position for each, and single rows."""
 
     priorities: Sequence[int]
     eligible_ats: Sequence[str]
@@ -43,16 +43,16 @@ class PickFrom:
     extras: Sequence[int] = ()
     shelved: Sequence[str] = ()
     by_id: Sequence[int] = ()
-    """Nothing but these rows is to be claimed, as far as they have no key: a shorter statement."""
+    """Claim only these rows, if they have no key: a shorter statement."""
 
 
 async def pick_instances(
     conn: PgConn, owner: Owner, *, queue: str, limit: int, known: bytes, begin: PickFrom, now: float
-) -> Picked:
+) -> PickResult:
     """Claim up to `limit` due instances. `known` is `encode.text_array` of step addresses (`step_address`).
 
-    `now` is Trio's clock before this call: the trust in the lease counts from there. Cancelled or
-    `CommitUnknown`: rows may be claimed that nobody knows of: see `release_orphans`.
+    `now` is the time on Trio's clock before this call: the lease is trusted from there. After a cancellation or
+    `CommitUnknown` there may be claims that no task knows: see `release_orphans`.
     """
     if begin.by_id:
         result = await conn.run(
@@ -87,22 +87,22 @@ async def pick_instances(
     rows = cast("list[tuple[Any, ...]]", result.rows)
     picked = read_pick(rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
     if begin.by_id:
-        picked.positions.clear()  # what lies before these rows was not looked at
+        picked.positions.clear()  # the rows before these were not read
     return picked
 
 
 def _trusted_until(now: float, lease_ttl: float) -> float:
-    """When the trust in a lease ends: never later than the lease, on a grid of 1/256 of it.
+    """When the trust in a lease ends: not later than the lease, rounded down to a multiple of 1/256 of it.
 
-    So the claims of many picks share one end. To move a task's deadline costs Trio 2 to 4 µs, a tenth of a step;
-    a worker that runs one claim after the other keeps the deadline that it has.
+    So the claims of many picks share one deadline. Moving a task's deadline costs Trio 2 to 4 µs, a tenth of a step; a
+    worker that runs one claim after the other keeps its deadline.
     """
     grid = lease_ttl / 256
     return (now + lease_ttl) // grid * grid
 
 
-def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) -> Picked:
-    """Make values of a pick's rows. Pure."""
+def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) -> PickResult:
+    """Read the rows of a pick. Pure."""
     claims: list[Claim] = []
     seen: list[Seen] = []
     positions: dict[int, tuple[str, int]] = {}
@@ -150,12 +150,12 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
                 trusted_until,
             )
         )
-    return Picked(claims, seen, positions)
+    return PickResult(claims, seen, positions)
 
 
 _ORDER: Final = itemgetter(1, 2, 0)
-"""Priority, instant, id: the order of the pick. Instants sort as texts: the session's time zone is UTC, its datestyle
-ISO, and where fractions differ in length `+` is before `.` and before every digit."""
+"""Priority, instant, id: the order of the pick. Instants can be sorted as text: the session's time zone is UTC, its
+datestyle is ISO, and for fractions of different length `+` sorts before `.` and every digit."""
 
 
 async def release_claims(
@@ -167,12 +167,12 @@ async def release_claims(
     interruptions: int = 0,
     hold: int = OFFERED,
 ) -> tuple[set[int], list[Promoted]]:
-    """Give claims back. Returns the ids that were released, and siblings of their keys now offered.
+    """Release claims. Returns the ids that were released, and siblings of their keys that are offered now.
 
-    A claim that is not among the ids was lost already, or its row is locked: then its lease ends it.
-    `interruptions` is 1 for runs that a drain ended, which are no attempts.
-    `hold`: `HELD`, the key is busy elsewhere; the rows keep their place and are offered again by `promote_siblings`.
-    `SHELVED`, this node's code does not have their step (any more); a node that has it finds them.
+    A claim whose id is missing was lost already, or its row is locked: then it ends with its lease.
+    `interruptions` is 1 for runs that a drain ended; they do not count as attempts.
+    `hold`: `HELD` if the key is busy elsewhere; the rows keep their position, and `promote_siblings` offers them again.
+    `SHELVED` if this node's code does not have their step (any more); a node that has it finds them.
     """
     keys = sorted({claim.partition_key for claim in claims if claim.partition_key is not None})
     params = [
@@ -197,19 +197,19 @@ async def promote_siblings(conn: PgConn, schema: str, keys: Sequence[str]) -> li
 
 
 def read_promoted(rows: list[Row]) -> list[Promoted]:
-    """Make values of promoted rows."""
+    """Read promoted rows. Pure."""
     return [Promoted(int(row[0] or 0), (row[1] or b"").decode()) for row in rows]
 
 
 async def probe_locks(conn: PgConn, schema: str, ids: Sequence[int]) -> set[int]:
-    """Which of these instances nobody has locked right now."""
+    """Which of these instances are not locked at the moment."""
     result = await conn.run(statement("probe_locks", schema), [encode.int_array(ids)])
     return {int(row[0] or 0) for row in result.rows}
 
 
 @attrs.frozen
 class ClaimState:
-    """Who owns an instance now."""
+    """The current owner of an instance."""
 
     claim_id: str | None
     visit: int
@@ -218,7 +218,7 @@ class ClaimState:
 
 
 async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, ClaimState]:
-    """Read, without a lock, who owns these instances. A deleted one is missing."""
+    """Read, without locking, who owns these instances. Deleted ones are missing."""
     result = await conn.run(statement("read_claims", schema, read_only=True), [encode.int_array(ids)])
     return {
         int(row[0] or 0): ClaimState(
@@ -233,16 +233,16 @@ async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int
 
 @attrs.frozen
 class QueueShape:
-    """What a feeder looks for."""
+    """What a feeder needs to know about its queue."""
 
     priorities: tuple[int, ...]
-    """With rows on offer, due or not."""
+    """Priorities that have offered rows, due or not."""
     next_due: float | None
-    """Seconds until the soonest future row; None when there is none."""
+    """Seconds until the next future row is due; None if there is none."""
     shelved: tuple[str, ...]
-    """Addresses of the steps at which rows stand that some node could not run."""
+    """Addresses of the steps of shelved rows, which some node could not run."""
     next_deadline: float | None
-    """Seconds until the soonest await or barrier deadline; None when there is none."""
+    """Seconds until the next deadline of an await or barrier; None if there is none."""
 
 
 async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
@@ -260,9 +260,10 @@ async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
 async def wait_for_work(
     conn: PgConn, schema: str, queues: Sequence[str], *, every: float, patience: float
 ) -> dict[str, int]:
-    """Have the server look every so many seconds, for `patience` seconds at most.
+    """Wait on the server until one of the queues has a due row; it checks every `every` seconds.
 
-    Returns the queues that have a due row, each with the most urgent priority that has one.
+    Returns the queues that have a due row, each with the most urgent priority that has one; nothing after `patience`
+    seconds.
     """
     params = [encode.text_array(queues), encode.number(every), encode.number(patience)]
     result = await conn.run(statement("wait_for_work", schema, read_only=True), params)

@@ -1,4 +1,4 @@
-"""Outcomes: many steps' transitions in one fenced statement."""
+"""Outcomes: the transitions of many steps in one fenced statement."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _BY_ID: Final = attrgetter("claim.id")
 
 @attrs.frozen
 class Flushed:
-    """What a group commit did."""
+    """The result of a group commit."""
 
     committed: dict[int, Committed]
-    """By instance. A missing one was stale: nothing of it was written."""
+    """By instance id. A missing one was stale: nothing of it was written."""
     offered: list[Promoted]
-    """Rows that are on offer now: siblings of freed keys, parents whose barrier opened."""
+    """Rows that are offered now: siblings of freed keys, parents whose barrier opened."""
 
 
 async def commit_outcomes(
     conn: PgConn, schema: str, transitions: Sequence[Transition], *, accept_late: bool
 ) -> Flushed:
-    """Commit transitions of distinct instances: all of them, but for those whose claim is no longer current.
+    """Commit transitions of distinct instances, except those whose claim is no longer current.
 
-    One round trip and one transaction; mostly one statement, and what the riders need. Raises `CommitUnknown` when
-    nobody knows: repeat the same call, then see `was_committed`.
+    One round trip and one transaction: usually one statement, plus the riders. After `CommitUnknown`, repeat the same
+    call, then see `was_committed`.
     """
     late = b"t" if accept_late else b"f"
-    # In id order, as signals lock their targets: else a flush and a batch of signals might wait for each other.
+    # In id order, like signals lock their targets: otherwise a flush and a batch of signals could deadlock.
     transitions = sorted(transitions, key=_BY_ID)
     rich = [each for each in transitions if not each.plain]
     plain = [each for each in transitions if each.plain] if rich else transitions
@@ -67,13 +67,13 @@ async def commit_outcomes(
 
 
 def _committed(visit: int, status: Status, state: str | None, inbox: bool) -> Committed:  # noqa: FBT001 - a row
-    if state is None:  # it has left this worker: all that happened to it is in few words
-        return _left(visit, status, inbox)
+    if state is None:  # it no longer runs here: few distinct values, so they are cached
+        return _committed_without_state(visit, status, inbox)
     return Committed(visit, status, state.encode(), inbox)
 
 
 @functools.lru_cache(maxsize=256)
-def _left(visit: int, status: Status, inbox: bool) -> Committed:  # noqa: FBT001 - a row
+def _committed_without_state(visit: int, status: Status, inbox: bool) -> Committed:  # noqa: FBT001 - a row
     return Committed(visit, status, None, inbox)
 
 
@@ -149,7 +149,7 @@ def _riders(
 
 
 def pair_params(pairs: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Pairs of target and signal as two parameters."""
+    """Pairs of target id and signal id as two array parameters."""
     return [
         encode.int_array([target for target, _ in pairs]),
         encode.int_array([signal for _, signal in pairs]),
@@ -157,10 +157,12 @@ def pair_params(pairs: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def was_committed(transition: Transition, now: ClaimState | None) -> Committed | None:
-    """Tell from the row whether a commit of unknown fate, repeated in vain, had happened. Pure.
+    """Decide from the row whether a commit of unknown fate had happened. Pure.
 
-    Completion keeps the claim, reap and release clear it, and no claim id repeats: a row that still shows ours was
-    touched by nobody else. It was committed when the visit advanced, or when it is no longer executing.
+    For a commit that was repeated and then wrote nothing.
+
+    A commit keeps the claim id, reap and release clear it, and claim ids never repeat: a row that still has ours was
+    not changed by anybody else. It was committed if the visit advanced or the row is no longer executing.
     """
     if now is None or now.claim_id != transition.claim.claim_id:
         return None

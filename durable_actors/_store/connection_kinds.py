@@ -1,6 +1,6 @@
-"""Connections that callers hand to us: is it the right kind, and if not, which object is meant. Pure.
+"""Checks of connections that callers pass in; the error names the object to pass instead. Pure.
 
-Other libraries' classes are recognised by the module they come from; nothing of them is imported.
+Classes of other libraries are recognised by the name of their module; the libraries are not imported.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _ADVICE: Final[dict[type, str]] = {
     bytes: "if it is a DSN, open a connection with it first",
     psycopg.Connection: "use durable_actors.sync with it",
     psycopg.AsyncConnection: "use durable_actors.aio with it",
-    Context: "of a step's context there are insert, signal and start_child, in durable_actors.sync, too; "
+    Context: "a step's context has insert, signal and start_child, also for durable_actors.sync; "
     "an async step awaits da.inspect and the others, a def step calls trio.from_thread.run(da.inspect, ...)",
     Job: "the connection comes first, then the machine or job",
 }
 
-# (module, class) → what to hand over instead; an empty class means any of that package.
+# (package, class, what to pass instead); an empty class means any class of that package.
 _HINTS: Final[tuple[tuple[str, str, str], ...]] = (
     ("sqlalchemy", "AsyncSession", "(await (await session.connection()).get_raw_connection()).driver_connection"),
     ("sqlalchemy", "async_scoped_session",
@@ -65,7 +65,7 @@ def check_aio(conn: object) -> None:
 
 
 def check_trio(conn: object) -> None:
-    """Raise `ConfigError` for what cannot be used on Trio: a plain connection, asyncio's, other libraries'."""
+    """Raise `ConfigError` for connections that do not work on Trio: synchronous, asyncio's, other libraries'."""
     kind: type = type(conn)
     if not issubclass(kind, psycopg.AsyncConnection) or kind is psycopg.AsyncConnection:
         raise _wrong(conn, _TRIO)
@@ -80,7 +80,7 @@ def _wrong(conn: object, needed: str) -> ConfigError:
 def _described(conn: object) -> str:
     kind = type(conn)
     if isinstance(conn, str | bytes):
-        return "a text"  # a DSN, as a rule, and its password is not for logs
+        return "a string"  # usually a DSN, and its password must not be logged
     if kind.__module__ == "builtins":
         return shown(conn)
     return f"a {kind.__module__}.{kind.__qualname__}"
@@ -96,7 +96,7 @@ def _hint(conn: object) -> str | None:
     names = [(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__]
     for package, name, instead in _HINTS:
         if any(package == module and name in {"", its} for module, its in names):
-            return f"hand over {instead}"
+            return f"pass {instead}"
     if any(module in _DRIVERS for module, _ in names):
-        return "that is another driver; open one with psycopg.connect or psycopg.AsyncConnection.connect"
+        return "that is another driver; open a connection with psycopg.connect or psycopg.AsyncConnection.connect"
     return None

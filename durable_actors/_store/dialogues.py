@@ -1,13 +1,13 @@
-"""What is asked about one instance in several statements, for every kind of connection. No I/O.
+"""Operations on one instance that take several statements, for every kind of connection. Sans-I/O.
 
-See `foreign.Dialogue`; `held` carries one out on the engine's driver.
+See `foreign.Dialogue`; `run_dialogue` runs one on the engine's driver.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any, Final as Constant, TypeVar
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -16,7 +16,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.insert import key_as_given
-from durable_actors._store.read import Final, Instance, finals_of, read_instance
+from durable_actors._store.read import Ending, Instance, endings_of, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, Duplicate, InstanceFailed, NoTarget
@@ -24,13 +24,13 @@ from durable_actors.machine import decode_json
 
 T = TypeVar("T")
 
-FIRST_PAUSE: Constant = 0.05
-LONGEST_PAUSE: Constant = 1.0
-"""Seconds between the looks of `sync.result` and `aio.result`."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+"""Seconds between the reads of `sync.result` and `aio.result`."""
 
 
-async def held(conn: PgConn, dialogue: Dialogue[T]) -> T:
-    """Carry a dialogue out. Each statement commits by itself."""
+async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
+    """Run a dialogue. Each statement is a transaction of its own."""
     try:
         call, params = next(dialogue)
         while True:
@@ -46,7 +46,7 @@ async def held(conn: PgConn, dialogue: Dialogue[T]) -> T:
 
 
 def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
-    """The id of a target: itself, or who occupies the unique key, else who had it last. Raises `NoTarget`."""
+    """The id of a target: the id itself, or the occupant of the unique key, else its last owner. Raises `NoTarget`."""
     if not isinstance(target, str | bytes):
         return check_id(target)
     key = key_bytes(target) if isinstance(target, str) else target
@@ -57,7 +57,7 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
 
 
 def check_id(target: object) -> int:
-    """Raise `ConfigError` unless it can be an instance's id. Pure."""
+    """Raise `ConfigError` unless it can be an instance id. Pure."""
     if not isinstance(target, int) or isinstance(target, bool):
         hint = " (insert returns None when the unique key is occupied)" if target is None else ""
         raise ConfigError(
@@ -65,13 +65,13 @@ def check_id(target: object) -> int:
             option="target",
             value=target,
         )
-    if not -(2**63) <= target < 2**63:  # sent, it would refuse the read of everybody who waits for a result
+    if not -(2**63) <= target < 2**63:  # it would fail the shared read of all tasks that wait for a result
         raise ConfigError(f"target={shown(target)} is not an instance id", option="target", value=target)
     return target
 
 
 def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
-    """The whole instance. Raises `NoTarget`."""
+    """Read an instance. Raises `NoTarget`."""
     number = yield from resolving(schema, target)
     params = [encode.int_array([number]), b"t"]
     rows = yield statement("read_instances", schema, read_only=True), params
@@ -80,19 +80,19 @@ def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
     return read_instance(rows[0])
 
 
-def ending(schema: str, number: int) -> Dialogue[Final | None]:
-    """How an instance ended; None while it has not. Raises `NoTarget`."""
+def ending(schema: str, number: int) -> Dialogue[Ending | None]:
+    """How an instance ended; None if it has not. Raises `NoTarget`."""
     rows = yield statement("read_finals", schema, read_only=True), [encode.int_array([number])]
-    finals, missing = finals_of(rows, [number])
+    finals, missing = endings_of(rows, [number])
     if missing:
         raise NoTarget(f"there is no instance {number}")
     return finals.get(number)
 
 
 def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
-    """Let a failed instance run again; return it as it was.
+    """Let a failed instance run again; return it as it was before.
 
-    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another one occupies its unique key by now.
+    Raises `NoTarget`, `Conflict` if it is not failed, `Duplicate` if another instance occupies its unique key by now.
     """
     number = yield from resolving(schema, target)
     while True:
@@ -109,19 +109,19 @@ def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
             raise Duplicate(key_as_given(key), None if holder == number else holder) from None
         if rows:
             return instance
-        # Somebody changed it between the two statements: what is it now?
+        # It was changed between the two statements: read it again.
 
 
-class Looks:
-    """How long to wait between two looks for a result, and when to give up."""
+class ResultPolling:
+    """The pauses between two reads of a result, and the timeout."""
 
     def __init__(self, timeout: Duration | None) -> None:
-        patience = math.inf if timeout is None else duration("timeout", timeout, positive=False)
-        self._until = time.monotonic() + patience
+        limit = math.inf if timeout is None else duration("timeout", timeout, positive=False)
+        self._until = time.monotonic() + limit
         self._pause = FIRST_PAUSE
 
     def pause(self, number: int) -> float:
-        """Seconds until the next look, which is not later than the end. Raises `TimeoutError`."""
+        """Seconds until the next read, at most until the timeout. Raises `TimeoutError` after it."""
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"instance {number} has not ended in time")
@@ -129,7 +129,7 @@ class Looks:
         return min(pause, left)
 
 
-def value_of(final: Final, type: Any) -> Any:  # noqa: A002 - as `result(type=...)`
+def value_of(final: Ending, type: Any) -> Any:  # noqa: A002 - as `result(type=...)`
     """What `result` returns or raises for an instance that has ended. Pure."""
     if final.status == "failed":
         raise InstanceFailed(final.id, final.last_error or "no reason was stored")

@@ -1,9 +1,9 @@
-"""Our statements on connections of the caller's: psycopg's, synchronous or not.
+"""Our statements on the caller's connections: psycopg's, synchronous or not.
 
-psycopg's raw cursors take `$1` placeholders and texts, which Postgres casts as the statement says. Arrays with nulls go
-in binary form: as text, a caller's `array_nulls = off` would make the text 'NULL' of each. Results come in
-binary form: how Postgres writes an instant, a bytea or a float as text depends on the caller's settings, and how
-psycopg reads it on loaders that the caller may have registered.
+psycopg's raw cursors take `$1` placeholders and strings, which Postgres casts as the statement says. Arrays with nulls
+are sent in binary format: as text, a caller's `array_nulls = off` would turn each null into the text 'NULL'. Results
+are read in binary format: the text of an instant, a bytea or a float depends on the caller's settings, and psycopg's
+way of reading it on loaders that the caller may have registered.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from durable_actors.errors import DurableError, SchemaError
 T = TypeVar("T")
 
 Dialogue = Generator[tuple[Statement, Params], list[Row], T]
-"""Statements to run, one after the other; the rows of each are sent back. What every kind of connection can carry out.
+"""A generator that yields statements and gets the rows of each sent back. Every kind of connection can run it.
 
-A refusal is thrown in. What writes runs in a savepoint, so a refusal leaves the caller's transaction usable; something
-was read before it, so that the caller's transaction, if there is to be one, has begun."""
+A unique violation is thrown into it. A statement that writes runs in a savepoint, so that an error leaves the caller's
+transaction usable. A dialogue reads before it writes, so that the caller's transaction, if there is one, has begun."""
 
 _MISSING: Final = (
     psycopg.errors.UndefinedTable,
@@ -47,7 +47,7 @@ _ISOLATION: Final = b"select current_setting('transaction_isolation')"
 
 @contextmanager
 def explained(schema: str) -> Generator[None, None, None]:
-    """Say what to do when the tables are not there: nobody has looked before, and the caller's transaction is over."""
+    """Turn errors about missing tables into `SchemaError`: on this connection nothing has checked the schema."""
     try:
         yield
     except _MISSING as exc:
@@ -58,12 +58,12 @@ def explained(schema: str) -> Generator[None, None, None]:
 
 
 def execute(conn: psycopg.Connection[Any], call: Statement, params: Params, *, schema: str) -> list[Row]:
-    """Run a statement in the caller's transaction; its rows in the driver's own form."""
+    """Run a statement in the caller's transaction; returns rows in the format of our driver."""
     with psycopg.RawCursor(conn) as cursor:
         with explained(schema):
             cursor.adapters.register_dumper(_TextArray, _TextArrayDumper)
             cursor.execute(_sql(call.sql), _values(call, params, conn.info.encoding), binary=True)
-            if cursor.pgresult is None:  # in a pipeline it is not there before
+            if cursor.pgresult is None:  # in a pipeline the result has not arrived yet
                 cursor.fetchone()
         return _rows(cursor.pgresult, conn.info.encoding)
 
@@ -71,7 +71,7 @@ def execute(conn: psycopg.Connection[Any], call: Statement, params: Params, *, s
 async def execute_async(
     conn: psycopg.AsyncConnection[Any], call: Statement, params: Params, *, schema: str
 ) -> list[Row]:
-    """The same on an asynchronous connection, of asyncio or Trio."""
+    """As `execute`, on an asynchronous connection of asyncio or Trio."""
     async with psycopg.AsyncRawCursor(conn) as cursor:
         with explained(schema):
             cursor.adapters.register_dumper(_TextArray, _TextArrayDumper)
@@ -81,8 +81,8 @@ async def execute_async(
         return _rows(cursor.pgresult, conn.info.encoding)
 
 
-def hold(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
-    """Carry a dialogue out."""
+def run_dialogue(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
+    """Run a dialogue on the caller's connection."""
     try:
         call, params = next(dialogue)
         while True:
@@ -101,8 +101,8 @@ def hold(conn: psycopg.Connection[Any], dialogue: Dialogue[T], *, schema: str) -
         return value
 
 
-async def hold_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
-    """Carry a dialogue out, on an asynchronous connection."""
+async def run_dialogue_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], *, schema: str) -> T:
+    """As `run_dialogue`, on an asynchronous connection."""
     try:
         call, params = next(dialogue)
         while True:
@@ -121,15 +121,15 @@ async def hold_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialogue[T], 
         return value
 
 
-# -- looking again and again
+# -- reading repeatedly
 
 
 @contextmanager
-def looking(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
-    """For reads that are repeated until something has changed: call what this yields after each.
+def polling(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
+    """For reads that are repeated until something changes. Yields a function to call after each read.
 
-    It ends the transaction that the read began, if it began one. Inside a transaction of the caller's that keeps its
-    first snapshot nothing ever changes: `DurableError`.
+    The function ends the transaction that the read has begun, if it has begun one. Raises `DurableError` inside a
+    transaction of the caller that keeps its first snapshot: there nothing would ever change.
     """
     outside = conn.info.transaction_status == TransactionStatus.IDLE
     if not outside:
@@ -147,8 +147,8 @@ def looking(conn: psycopg.Connection[Any]) -> Generator[Callable[[], None]]:
 
 
 @asynccontextmanager
-async def looking_async(conn: psycopg.AsyncConnection[Any]) -> AsyncGenerator[Callable[[], Any]]:
-    """The same on an asynchronous connection; await what the function returns."""
+async def polling_async(conn: psycopg.AsyncConnection[Any]) -> AsyncGenerator[Callable[[], Any]]:
+    """As `polling`, on an asynchronous connection; await what the function returns."""
     outside = conn.info.transaction_status == TransactionStatus.IDLE
     if not outside:
         async with psycopg.AsyncRawCursor(conn) as cursor:
@@ -168,7 +168,7 @@ def _check_isolation(rows: list[Row]) -> None:
     level = (rows[0][0] or b"").decode()
     if level != "read committed":
         raise DurableError(
-            f"result() would wait for ever in this transaction: it is {level!r} and sees nothing that others commit. "
+            f"result() would wait for ever in this transaction: it is {level!r} and does not see what others commit. "
             "Commit first, or call it on another connection"
         )
 
@@ -177,7 +177,7 @@ def _check_isolation(rows: list[Row]) -> None:
 
 
 class _TextArray:
-    """An array of texts in binary form; the statement casts it."""
+    """A text array in binary format; the statement casts it."""
 
     __slots__ = ("raw",)
 
@@ -200,7 +200,7 @@ class _TextArrayDumper(Dumper):
 
 
 def _values(call: Statement, params: Params, encoding: str) -> list[str | _TextArray | None]:
-    """Parameters as psycopg takes them."""
+    """Parameters as psycopg accepts them."""
     values: list[str | _TextArray | None] = [None if param is None else param.decode() for param in params]
     for index in _arrays(call.sql):
         literal = values[index]
@@ -211,7 +211,7 @@ def _values(call: Statement, params: Params, encoding: str) -> list[str | _TextA
 
 @cache
 def _sql(sql: str) -> bytes:
-    """Without comments: they are not in ASCII, and the connection may have any encoding."""
+    """The statement without comments: they are not ASCII, and the connection may have any encoding."""
     return _COMMENT.sub("", sql).encode()
 
 
@@ -222,7 +222,7 @@ def _arrays(sql: str) -> tuple[int, ...]:
 
 
 def _rows(result: pq.abc.PGresult | None, encoding: str) -> list[Row]:
-    """Binary columns in the driver's own form, which is text with our own session's settings."""
+    """Binary columns in the format of our driver: text, as with our own session settings."""
     if result is None:
         return []
     readers = [_READERS.get(result.ftype(column)) for column in range(result.nfields)]
@@ -254,14 +254,14 @@ def _float(raw: bytes, _encoding: str) -> bytes:
 
 
 def _jsonb(raw: bytes, encoding: str) -> bytes:
-    return raw[1:].decode(encoding).encode()  # after the format's version
+    return raw[1:].decode(encoding).encode()  # the first byte is the version of the format
 
 
 def _instant(raw: bytes, _encoding: str) -> bytes:
     microseconds = int.from_bytes(raw, "big", signed=True)
     try:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat().encode()
-    except OverflowError:  # infinity, or a year that Python does not have
+    except OverflowError:  # infinity, or a year that a datetime cannot hold
         return b"-infinity" if microseconds < 0 else b"infinity"
 
 
@@ -294,4 +294,4 @@ _READERS: Final[dict[int, Callable[[bytes, str], bytes]]] = {
     1184: _instant,
     3802: _jsonb,
 }
-"""By type; anything else (text, enums) is text in the connection's encoding."""
+"""By type oid; every other type (text, enums) is text in the connection's encoding."""

@@ -1,4 +1,4 @@
-"""New instances: many in one statement. The parameters are made by a pure function, for every kind of client."""
+"""New instances: many in one statement. Pure functions make the parameters, for every kind of client."""
 
 from __future__ import annotations
 
@@ -21,51 +21,53 @@ from durable_actors.machine import (
 )
 
 MAX_ROWS = 50_000
-"""Rows per statement; more are refused by the client, which would otherwise hold them all in memory three times."""
+"""Rows per statement. The client refuses more: it would keep all of them in memory three times."""
 
-LOOKS = 50
-"""Statements that look for the occupant of a key before `Duplicate` says that it cannot be seen. Under the worst
-contention that we measured a quarter of the looks saw nobody; a row policy or a trigger may hide it for good."""
+MAX_OCCUPANT_READS = 50
+"""Statements that try to read the occupant of a key before `Duplicate` is raised without it. Under the worst contention
+that we measured, a quarter of the reads did not see it; a row policy or a trigger may hide it permanently."""
 
 MAX_BYTES = 256_000_000
-"""States of one statement. The server closes the connection on a message of 1 GB, and quoting may double the bytes."""
+"""Bytes of states per statement. The server closes the connection at a message of 1 GB, and quoting may double it."""
 
 
 def plan_rows(
     machine: MachineRef, rows: Iterable[InsertOptions], *, on_duplicate: OnDuplicate = "skip"
 ) -> list[InsertPlan]:
-    """What to insert, checked before any SQL. Raises `ConfigError`, `StateError`, `UnknownMachine`.
+    """Check what to insert, before any SQL. Raises `ConfigError`, `StateError`, `UnknownMachine`.
 
-    `on_duplicate` is the default for rows that do not say.
+    `on_duplicate` is the default for rows that do not set it.
     """
     spec = current_registry().find(machine)
     given: object = rows
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         raise ConfigError(
-            f"rows must be several dicts of insert options; it is {shown(rows)}", option="rows", value=rows
+            f"rows must be an iterable of dicts of insert options, not {shown(rows)}",
+            option="rows",
+            value=rows,
         )
     plans = [plan_insert(spec, options, on_duplicate=on_duplicate) for options in rows]
     if len(plans) > MAX_ROWS:
         raise ConfigError(
-            f"insert_many takes up to {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
+            f"insert_many takes at most {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
         )
     size = sum(map(plan_size, plans))
     if size > MAX_BYTES:
         raise ConfigError(
-            f"insert_many takes states and meta of up to {MAX_BYTES} bytes together, these have {size}: "
-            "insert fewer at a time",
+            f"insert_many takes at most {MAX_BYTES} bytes of states and meta at a time, these have {size}: "
+            "insert fewer rows at a time",
             option="rows",
         )
     return plans
 
 
 def plan_size(plan: InsertPlan) -> int:
-    """Bytes of a plan in a statement, about."""
+    """Approximate size of a plan in a statement, in bytes."""
     return len(plan.state) if plan.labels is None else len(plan.state) + plan.labels.size
 
 
 def in_chunks(plans: Sequence[InsertPlan], *, rows: int) -> Iterator[Sequence[InsertPlan]]:
-    """Parts of up to `rows` plans and `MAX_BYTES`. Pure."""
+    """Split into parts of at most `rows` plans and `MAX_BYTES`. Pure."""
     first = size = 0
     for index, plan in enumerate(plans):
         if index > first and (index - first == rows or size + plan_size(plan) > MAX_BYTES):
@@ -128,37 +130,37 @@ def insert_params(
 
 
 def tags_literal(plan: InsertPlan) -> str | None:
-    """The plan's tags as the literal of an array; None for none."""
+    """The plan's tags as an array literal; None if it has none."""
     if plan.labels is None or not plan.labels.tags:
         return None
     return encode.text_array(plan.labels.tags).decode()
 
 
 class Insertion:
-    """Rows that are being inserted: what to send, and what came of it. Sans-I/O, for every kind of connection.
+    """An insert in progress: what to send, and the ids so far. Sans-I/O, for every kind of connection.
 
-    A conflict whose occupant the statement did not see is with a row that was committed after the statement's snapshot.
-    Another statement has a newer one: it sees the occupant, or the occupant is gone and it inserts. So send `pending`
-    until there is none. Each time is a call of its own: whoever repeats a refused one must not repeat earlier rows.
+    If the statement did not see the occupant of a key, that row was committed after the statement's snapshot. Another
+    statement has a newer snapshot: it sees the occupant, or the occupant is gone and it inserts. So send `pending`
+    until it is empty, each time as a separate call: a retry of a refused call must not repeat rows of earlier calls.
     """
 
     def __init__(self, plans: Sequence[InsertPlan]) -> None:
         self.pending: Sequence[InsertPlan] = plans
-        """What the next statement has to insert."""
+        """The plans that the next statement has to insert."""
         self._plans = plans
         self._places: Sequence[int] = range(len(plans))
         self._ids: list[int | None] = [None] * len(plans)
         self._new: dict[bytes, int] = {}
         self._occupants: dict[int, int | None] = {}
-        self._looks = 0
+        self._answers = 0
 
     def answered(self, rows: Sequence[Row]) -> None:
-        """Take the statement's answer."""
+        """Process the statement's answer."""
         numbers = [None if row[0] is None else int(row[0]) for row in rows]
-        if self._looks == 0 and None not in numbers:  # almost always
+        if self._answers == 0 and None not in numbers:  # the usual case
             self._ids, self.pending = numbers, ()
             return
-        self._looks += 1
+        self._answers += 1
         for place, plan, number in zip(self._places, self.pending, numbers, strict=True):
             self._ids[place] = number
             if number is not None and plan.unique_key is not None:
@@ -168,16 +170,16 @@ class Insertion:
             if row[0] is not None or plan.on_duplicate == "skip":
                 continue
             assert plan.unique_key is not None
-            # The statement's snapshot does not see its own rows: an equal key earlier in the batch is ours.
+            # The statement's snapshot does not contain its own rows: the occupant may be an earlier row of this batch.
             occupant = self._new.get(plan.unique_key, None if row[1] is None else int(row[1]))
-            if occupant is None and self._looks < LOOKS:
+            if occupant is None and self._answers < MAX_OCCUPANT_READS:
                 again.append(place)
             else:
                 self._occupants[place] = occupant
         self._places, self.pending = again, [self._plans[place] for place in again]
 
     def ids(self) -> list[int | None]:
-        """In input order: new ids, the existing one for "return", None for "skip". Raises `Duplicate` for "raise"."""
+        """In input order: new ids; the existing id for "return", None for "skip". Raises `Duplicate` for "raise"."""
         for place, occupant in sorted(self._occupants.items()):
             plan = self._plans[place]
             if plan.on_duplicate == "raise" or occupant is None:
@@ -187,10 +189,10 @@ class Insertion:
 
 
 async def insert_instances(conn: PgConn, schema: str, plans: Sequence[InsertPlan]) -> list[int | None]:
-    """Insert instances; ids in input order, None where a key is occupied and the plan says "skip".
+    """Insert instances; returns ids in input order, None if the key is occupied and the plan says "skip".
 
-    A plan with `on_duplicate="return"` gives the existing id instead; with "raise", `Duplicate` is raised for the first
-    one. The others are inserted all the same.
+    With `on_duplicate="return"` the id is the existing one; with "raise", `Duplicate` is raised for the first such
+    plan. The other plans are inserted nevertheless.
     """
     insertion = Insertion(plans)
     while insertion.pending:
@@ -199,7 +201,7 @@ async def insert_instances(conn: PgConn, schema: str, plans: Sequence[InsertPlan
 
 
 def key_as_given(key: bytes) -> str | bytes:
-    """A unique key as people know it: text where it is UTF-8, else bytes."""
+    """A unique key as the user gave it: text if it is UTF-8, else bytes."""
     try:
         return key.decode()
     except UnicodeDecodeError:

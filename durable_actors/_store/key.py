@@ -1,7 +1,7 @@
-"""Session locks: a node's proof of life, and the partition keys of its running steps.
+"""Session locks: a node's sign of life, and the partition keys of its running steps.
 
-They belong to the server process, not to a transaction: they survive a rollback, are counted (a lock taken twice needs
-two unlocks), and end with the connection. So a lost connection always means "not locked", never "unknown".
+Session locks belong to the server process, not to a transaction. They survive a rollback, are counted (a lock taken
+twice needs two unlocks), and end with the connection. So a lost connection always means "not locked", never "unknown".
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class SessionState:
     """The server process behind a connection."""
 
     backend: int
-    """Its pid, as it knows itself. A pooler shows its clients another one, and may change it between transactions."""
+    """Its real pid. A pooler shows another one to its clients, and may change the process between transactions."""
     locked: bool
-    """It has the owner's lock."""
+    """Whether it holds the owner's lock."""
 
 
 async def lock_node(conn: PgConn, schema: str, owner: str) -> SessionState:
-    """Take the owner's lock for this session, unless another one still has it."""
+    """Take the owner's lock for this session, unless another session still holds it."""
     return await _session("lock_node", conn, schema, owner)
 
 
 async def check_session(conn: PgConn, schema: str, owner: str) -> SessionState:
-    """Look whether this session is still the one that has the owner's lock."""
+    """Check whether this session still holds the owner's lock."""
     return await _session("check_session", conn, schema, owner)
 
 
@@ -46,8 +46,8 @@ async def exchange_keys(
 ) -> tuple[set[str], set[str]]:
     """Unlock and lock keys in one round trip.
 
-    Returns the keys of `take` that are ours now, and those of `free` that were not. Cancelled or refused by the server:
-    some may be locked or unlocked, see `read_held_keys`.
+    Returns the keys of `take` that are locked now, and those of `free` that were not locked by us. After a cancellation
+    or an error some may be locked or unlocked: see `read_held_keys`.
     """
     space = schema.encode()
     calls = [

@@ -1,4 +1,4 @@
-"""ActiveClaims: renewed by their holder, taken back by anybody when they are over."""
+"""Leases: the owner renews them; any node takes back a claim whose lease has expired."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from durable_actors._store.sql import statement
 
 
 async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, lease_ttl: float) -> set[str]:
-    """Extend claims; return the ids of those that were. A missing one is unknown, not lost: see `read_claims`."""
+    """Renew leases; return the renewed claim ids. A missing one is not necessarily lost: see `read_claims`."""
     result = await conn.run(
         statement("renew_leases", schema),
         [
@@ -35,19 +35,19 @@ class OwnerState:
     owner: str
     claims: int
     soonest_expiry: float
-    """Seconds until its first lease is over; negative when it is."""
+    """Seconds until its first lease expires; negative if it has expired."""
     latest_expiry: float
-    """When its last lease is over, on the server's clock: it moves when the node claims or renews anything."""
+    """When its last lease expires, on the server's clock. It moves when the node claims or renews anything."""
     alive: bool
-    """A session holds the owner's lock. Without it the node is gone, or its session was cut."""
+    """Whether a session holds the owner's lock. If not, the node is gone or has lost its session."""
     server_up: float
-    """Seconds since the server started: a restart frees every lock and proves nothing."""
+    """Seconds since the server started. A restart releases every lock and proves nothing about nodes."""
     backend: int
-    """The server process that looked."""
+    """Pid of the server process that ran this query."""
 
 
 async def read_owners(conn: PgConn, schema: str) -> list[OwnerState]:
-    """Read who holds claims."""
+    """Read which nodes hold claims."""
     result = await conn.run(statement("read_owners", schema, read_only=True), [schema.encode()])
     return [
         OwnerState(
@@ -70,7 +70,7 @@ class Reaped:
     id: int
     queue: str
     status: str
-    """`runnable`, or `failed` when its step crashed too often."""
+    """`runnable`, or `failed` if its step crashed too often."""
     machine: str
     step: str
     fault: str | None
@@ -85,13 +85,13 @@ async def reap_claims(
     dead: Mapping[str, float] = MappingProxyType({}),
     max_crashes: int | None = None,
 ) -> tuple[list[Reaped], list[Promoted]]:
-    """Take back up to `limit` claims whose lease is over or whose owner is in `dead`; the steps run again.
+    """Take back up to `limit` claims whose lease has expired or whose owner is in `dead`; the steps run again.
 
-    `dead` maps owners to their `latest_expiry` when they were found dead: what was claimed or renewed since is not
-    taken.
+    `dead` maps owners to their `latest_expiry` at the time when they were found dead: claims that were made or renewed
+    since are not taken back.
 
-    Returns them, and rows that are on offer now: siblings of their keys, parents of quarantined children. One
-    transaction: a barrier hears of a child's end together with it.
+    Returns the reaped claims, and rows that are offered now: siblings of their keys, parents of failed children. It is
+    one transaction, so a barrier counts a child in the transaction that ends the child.
     """
     params = [
         encode.number(limit),
@@ -114,10 +114,10 @@ async def crash_claims(
     raised: Raised | None = None,
     max_crashes: int | None = None,
 ) -> tuple[list[Reaped], list[Promoted]]:
-    """Give claims back whose step raised `error`, which is for no `handle`: each is a crash, as if its worker had died.
+    """Release claims whose step raised an `error` that `handle` does not get: each counts as a crash of its worker.
 
-    Returns them, and rows that are on offer now. One that is missing was lost already, or its row or its parent's is
-    locked: then it is ours still.
+    Returns the released claims, and rows that are offered now. A missing one was lost already, or its row or its
+    parent's row is locked: then it is still ours.
     """
     params = [
         encode.int_array([claim.id for claim in claims]),
@@ -134,7 +134,7 @@ async def crash_claims(
 
 
 async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[Reaped], list[Promoted]]:
-    """Offer what the end of these claims lets go: siblings of their keys, parents of those that have failed."""
+    """Offer the rows that the end of these claims makes runnable: siblings of their keys, parents of failed ones."""
     reaped = [
         Reaped(
             id=int(row[0] or 0),
@@ -158,26 +158,27 @@ async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[
 async def release_orphans(
     conn: PgConn, schema: str, *, owner: str, queue: str, known: Sequence[str]
 ) -> tuple[int, list[Promoted]]:
-    """Give back the owner's claims of a queue that are not `known` (claim ids), attempt unchanged: nothing of them ran.
+    """Release the owner's claims of a queue whose claim ids are not in `known`. They never ran: attempts stay.
 
-    Returns how many, and rows that are on offer now: they, and siblings of their keys. Read first and given back by
-    their claims: a statement may be carried out after its connection was given up, when `known` is out of date.
+    Returns how many, and the rows that are offered now: these and siblings of their keys. They are read first and then
+    released by claim id: the server may execute a statement after its connection was given up, when `known` is
+    outdated.
     """
     params = [owner.encode(), queue.encode(), encode.text_array(known)]
-    strays = [
+    orphans = [
         OrphanedClaim(int(row[0] or 0), (row[1] or b"").decode(), None if row[2] is None else row[2].decode())
         for row in (await conn.run(statement("read_orphans", schema, read_only=True), params)).rows
     ]
-    if not strays:
+    if not orphans:
         return 0, []
-    released, siblings = await release_claims(conn, schema, strays, attempts=0)
+    released, siblings = await release_claims(conn, schema, orphans, attempts=0)
     return len(released), [*(Promoted(number, queue) for number in sorted(released)), *siblings]
 
 
 async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:
-    """Find keys whose held rows nothing will release. Returns them, and where to go on (None: at the end).
+    """Find keys whose held rows nothing will release. Returns them, and where to continue (None: at the end).
 
-    Rows that are held behind no key at all (only a hand makes them) are offered again on the way.
+    Also offers rows that are held without any key; only SQL by hand makes such rows.
     """
     params = [after.encode(), encode.number(limit)]
     rows = (await conn.run(statement("sweep_keys", schema, read_only=True), params)).rows

@@ -1,10 +1,11 @@
 """Bring a database's schema up to date: forward only, safe against other migrators, recorded.
 
 Statements   ensure_migrations.sql, read_migrations.sql, record_migration.sql and the files in `migrations/`.
-Lock         an advisory lock per schema, by try and retry. A migrator that waited inside `pg_advisory_lock`
-             would hold a snapshot, and `CREATE INDEX CONCURRENTLY` of the one who works would wait for it.
-Crash        a migration and its record commit together; one that cannot run in a transaction is written so
-             that running it again repairs what a crash left (drop an invalid index first, say).
+Lock         an advisory lock per schema, tried repeatedly. A migrator that waited inside `pg_advisory_lock` would hold
+a
+             snapshot, and `CREATE INDEX CONCURRENTLY` of the active migrator would wait for it.
+Crash        a migration and its record are committed together. A migration that cannot run in a transaction is written
+             so that running it again repairs what a crash left behind (e.g. it drops an invalid index first).
 """
 
 from __future__ import annotations
@@ -28,21 +29,23 @@ from durable_actors.errors import ConfigError, SchemaError
 logger: Final = logging.getLogger("durable_actors.migrate")
 
 MIN_SERVER: Final = 140000
-_RETRY: Final = 0.05
+"""`server_version_num` of the oldest supported Postgres."""
+_LOCK_RETRY_INTERVAL: Final = 0.05
+"""Seconds between two attempts to get the lock."""
 
 
 @attrs.frozen
 class SchemaVersion:
-    """Where a database's schema stands."""
+    """The schema version of a database."""
 
     schema: str
     """The schema's name."""
     current: int
-    """The newest migration that the database records; 0 when there is none."""
+    """The newest migration recorded in the database; 0 if there is none."""
     latest: int
-    """The newest migration that this package ships."""
+    """The newest migration of this package."""
     pending: tuple[Migration, ...]
-    """What `migrate` would apply, in order."""
+    """The migrations that `migrate` would apply, in order."""
 
 
 def plan(
@@ -75,10 +78,10 @@ async def migrate(
     version: int | None = None,
     on_progress: Callable[[Migration], None] | None = None,
 ) -> SchemaVersion:
-    """Create or update the schema; return where it stands. Any number of processes may call it at once.
+    """Create or update the schema; return its version. Any number of processes may call it at the same time.
 
-    `version` stops there instead of at the newest. Cancelled: the migration under way is rolled back, the
-    ones before it are done.
+    `version` is the migration to stop at; default: the newest. Cancelled: the current migration is rolled back, earlier
+    ones are done.
     """
     check_schema_name(schema)
     conn = await PgConn.open(dsn)
@@ -96,7 +99,7 @@ async def migrate_on(
     shipped: Sequence[Migration] | None = None,
     on_progress: Callable[[Migration], None] | None = None,
 ) -> SchemaVersion:
-    """Do `migrate` on a connection that the caller closes right after: its end frees the migrators' lock."""
+    """Run `migrate` on a connection that the caller closes right after: that releases the lock."""
     shipped = migrations() if shipped is None else shipped
     await _require_server(conn)
     found = plan(await _applied(conn, schema), shipped, schema=schema, target=version)
@@ -104,9 +107,9 @@ async def migrate_on(
         return found
     await _lock(conn, schema)
     try:
-        # One transaction: a schema of ours always has the record by which `uninstall` knows it.
+        # One transaction: every schema of ours has the table by which `uninstall` recognises it.
         await conn.batch([(_ensure_schema(schema), ()), (statement("ensure_migrations", schema), ())])
-        # Again, now that nobody else migrates.
+        # Again, now that no other process migrates.
         found = plan(await _applied(conn, schema), shipped, schema=schema, target=version)
         for migration in found.pending:
             if on_progress is not None:
@@ -115,20 +118,20 @@ async def migrate_on(
             logger.info('schema "%s": applied %04d_%s', schema, migration.version, migration.name)
     except psycopg.errors.InsufficientPrivilege as exc:
         raise SchemaError(
-            f'this role may not create schema "{schema}" or what is in it: {exc}. Let a role that may '
+            f'this role may not create schema "{schema}" or objects in it: {exc}. Let a role with that privilege '
             "run the output of `durable-actors migrate --sql`, and start with migrate=False."
         ) from exc
     return plan(await _applied(conn, schema), shipped, schema=schema)
 
 
 async def schema_version(conn: PgConn, *, schema: str) -> SchemaVersion:
-    """Read where the schema stands, changing nothing. Raises `SchemaError` if it is newer than we know."""
+    """Read the schema version, without changing anything. Raises `SchemaError` if it is newer than this package."""
     await _require_server(conn)
     return plan(await _applied(conn, schema), migrations(), schema=schema)
 
 
 async def require_schema(conn: PgConn, *, schema: str) -> None:
-    """Refuse a database whose schema is not exactly what this package needs. Raises `SchemaError`."""
+    """Raise `SchemaError` unless the schema has exactly the version that this package needs."""
     found = await schema_version(conn, schema=schema)
     if found.pending:
         state = f"is at version {found.current}, and version {found.latest} is needed"
@@ -140,12 +143,12 @@ async def require_schema(conn: PgConn, *, schema: str) -> None:
 
 
 def migration_sql(schema: str = "durable") -> str:
-    """Everything `migrate` does on an empty database, as SQL for a role with more rights, or for review."""
+    """Everything that `migrate` does on an empty database, as SQL: for a role with more privileges, or for review."""
     return "\n\n".join(migration_parts(schema)) + "\n"
 
 
 def migration_parts(schema: str = "durable") -> list[str]:
-    """The same in pieces, each to be sent on its own: what runs outside of a transaction is one statement."""
+    """The same in parts, each to be sent separately: outside of a transaction a part is one statement."""
     check_schema_name(schema)
     parts = [_ensure_schema(schema).sql + ";", statement("ensure_migrations", schema).sql.strip() + ";"]
     for migration in migrations():
@@ -161,9 +164,9 @@ def migration_parts(schema: str = "durable") -> list[str]:
 
 
 async def uninstall(dsn: str, *, schema: str = "durable") -> bool:
-    """Drop every object of ours with its data; the schema, too, unless it holds something of the user's.
+    """Drop every object of ours with its data; also the schema, unless it contains objects of the user.
 
-    Returns whether the schema itself is gone. A schema that was never ours is left alone. Waits for a migrator at work.
+    Returns whether the schema itself is gone. A schema that is not ours is left alone. Waits for a running migration.
     Cancelled: all of it was done, or nothing.
     """
     check_schema_name(schema)
@@ -179,16 +182,18 @@ async def uninstall(dsn: str, *, schema: str = "durable") -> bool:
 
 
 async def _lock(conn: PgConn, schema: str) -> None:
-    """Become the only one who migrates this schema, until the connection ends."""
-    if conn.pooled:  # the lock would stay with a session of the pooler's, and the next migrator wait for ever
+    """Take the migration lock of this schema; it is held until the connection ends."""
+    if (
+        conn.pooled
+    ):  # the lock would stay in a session of the pooler, and the next migrator would wait for ever
         raise ConfigError(
-            "this dsn goes through a pooler, and a migration needs a session of its own. Migrate by a direct "
-            "connection to Postgres; an engine takes session_dsn for it",
+            "this dsn goes through a pooler, and a migration needs its own session. Migrate through a direct "
+            "connection to Postgres; an engine uses session_dsn for it",
             option="session_dsn",
         )
     name = [f"durable_actors migrate {schema}".encode()]
     while (await conn.run(_TRY_LOCK, name)).rows[0][0] != b"t":  # noqa: ASYNC110 - see the docstring
-        await trio.sleep(_RETRY)
+        await trio.sleep(_LOCK_RETRY_INTERVAL)
 
 
 async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
@@ -201,7 +206,9 @@ async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
                 await conn.script(sql)
                 await conn.run(record, params)
         else:
-            for single in _STATEMENT_END.split(sql):  # several in one message would be one transaction
+            for single in _STATEMENT_END.split(
+                sql
+            ):  # several statements in one message would be one transaction
                 await conn.script(single)
             await conn.run(record, params)
     except psycopg.Error as exc:
@@ -210,7 +217,7 @@ async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
 
 
 async def _applied(conn: PgConn, schema: str) -> list[int]:
-    """The recorded versions; empty when the table is not there."""
+    """The recorded versions; empty if the table does not exist."""
     if not await _present(conn, schema):
         return []
     rows = (await conn.run(statement("read_migrations", schema, read_only=True))).rows
@@ -228,7 +235,8 @@ async def _require_server(conn: PgConn) -> None:
             f"durable_actors needs Postgres 14 or newer, this server is {(row[1] or b'?').decode()}"
         )
     if row[3] != b"UTF8":
-        # One byte that is not text in it (a row by hand) could not be sent to us: every pick of its queue would fail.
+        # A row with a byte that cannot be converted to UTF-8 could not be sent to us: every pick of its queue would
+        # fail.
         raise SchemaError(
             f"this database's encoding is {(row[3] or b'?').decode()}, durable_actors needs UTF8: "
             "create database … encoding 'UTF8' template template0"
@@ -242,13 +250,13 @@ def _ensure_schema(schema: str) -> Statement:
 
 
 def _drop_schema(schema: str) -> str:
-    """Unless something of the user's is in it. A block, so that one transaction drops it with what is ours."""
+    """Drop the schema unless it contains objects of the user. A DO block: one transaction drops it with our objects."""
     drop = f'drop schema "{check_schema_name(schema)}"'
     return f"do $$ begin {drop}; exception when dependent_objects_still_exist then null; end $$"
 
 
 _STATEMENT_END: Final = re.compile(r";[ ]*$", re.MULTILINE)
-"""Ends a statement of a migration that runs outside of a transaction; such a file has no function bodies."""
+"""The end of a statement in a migration that runs outside of a transaction; such files contain no function bodies."""
 _TRY_LOCK: Final = Statement("try_migrate_lock", "select pg_try_advisory_lock(hashtextextended($1, 0))")
 _PRESENT: Final = Statement(
     "migrations_present",

@@ -1,4 +1,4 @@
-"""Nodes: who works on this schema, for people and for the reaper."""
+"""Nodes that work on this schema, for operators and for the reaper."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from durable_actors._store.sql import statement
 
 
 async def register_node(conn: PgConn, schema: str, *, incarnation: str, node: str, about: object) -> None:
-    """Note that this incarnation has started."""
+    """Record that this incarnation has started."""
     params = [incarnation.encode(), node.encode(), encode.json(about)]
     await conn.run(statement("register_node", schema), params)
 
 
 async def touch_node(conn: PgConn, schema: str, incarnation: str) -> None:
-    """Note that it is still there."""
+    """Record that this incarnation is alive."""
     await conn.run(statement("touch_node", schema), [incarnation.encode()])
 
 
 async def stop_node(conn: PgConn, schema: str, incarnation: str) -> None:
-    """Note that it has stopped in good order."""
+    """Record that this incarnation has stopped cleanly."""
     await conn.run(statement("stop_node", schema), [incarnation.encode()])
 
 
 async def forget_nodes(conn: PgConn, schema: str, *, stopped: float, lost: float, limit: int) -> list[str]:
-    """Forget up to `limit` incarnations that stopped, or were last seen, so many seconds ago. Return which.
+    """Delete up to `limit` incarnations that stopped `stopped` seconds ago or were last seen `lost` seconds ago.
 
-    Those that hold claims, live, or are locked by somebody stay.
+    Keeps those that hold claims, are alive, or whose row is locked. Returns the deleted ones.
     """
     params = [schema.encode(), encode.number(stopped), encode.number(lost), encode.number(limit)]
     result = await conn.run(statement("forget_nodes", schema), params)

@@ -1,4 +1,4 @@
-"""Looking from outside: lists, queues, nodes, and what is around one instance. Nothing of the engine reads these."""
+"""For operators: lists of instances, queues, nodes, details of one instance, retry. The engine does not use them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import msgspec
 from durable_actors._option_checks import Duration, choice, count, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row, Statement
-from durable_actors._store.instant import read_instant
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Status
 from durable_actors._store.signal import key_bytes
@@ -22,34 +21,34 @@ from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError
 from durable_actors.machine import MachineRef, current_registry
 
-WINDOW: Final = 10_000
-"""Rows that one statement of a listing looks at: some 10 ms of index and heap reads."""
+ROWS_PER_SCAN: Final = 10_000
+"""Rows that one statement of a listing reads: about 10 ms of index and heap reads."""
 NEWEST: Final = 2**63 - 1
-"""Below this id is everything."""
+"""The highest id: every instance is at or below it."""
 
 
 @attrs.frozen(kw_only=True)
 class Filter:
-    """Which instances; what is None lets all pass, and several must all hold."""
+    """Which instances to list. None does not filter; several filters must all match."""
 
     status: Status | None = None
-    """Its status now."""
+    """The current status."""
     machine: MachineRef | str | None = None
-    """The machine or job, or its name; all its versions."""
+    """The machine or job, or its name; in all versions."""
     queue: str | None = None
-    """The queue it is in."""
+    """The queue."""
     step: str | None = None
-    """The step it is in, or ended in."""
+    """The current step, or the one in which it ended."""
     error: str | None = None
-    """A part of `last_error`; upper and lower case differ."""
+    """A substring of `last_error`; case-sensitive."""
     tag: str | tuple[str, ...] | None = None
-    """One of its tags; several: it has all of them. There is an index for it."""
+    """A tag, or several that it must all have. Uses an index."""
     unique_key: str | bytes | None = None
-    """It has or had this unique key. There is an index for it."""
+    """A unique key that it has or had. Uses an index."""
     parent: int | None = None
-    """The instance that started it as a child. There is an index for it."""
+    """The id of its parent. Uses an index."""
     older_than: Duration | None = None
-    """Nothing has changed in it for so long: seconds or a timedelta."""
+    """The time since it was last changed: seconds or a timedelta."""
 
     def params(self) -> list[bytes | None]:
         """The last parameters of the listing statements. Raises `ConfigError`."""
@@ -61,20 +60,20 @@ class Filter:
         for option in ("queue", "step", "error"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{option}={shown(value)} must be a text", option=option, value=value)
+                raise ConfigError(f"{option}={shown(value)} must be a string", option=option, value=value)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)
         return [*map(encode.text, texts), self.tags(), encode.number(age)]
 
     def tags(self) -> bytes | None:
-        """The tags as an array. Raises `ConfigError`."""
+        """The tags as an array parameter. Raises `ConfigError`."""
         tags: object = (self.tag,) if isinstance(self.tag, str) else self.tag
         if tags is None or tags == ():
             return None
         if not isinstance(tags, tuple | list) or not all(
             isinstance(each, str) for each in cast("list[object]", tags)
         ):
-            raise ConfigError(f"tag={shown(tags)} must be a text or several", option="tag", value=tags)
+            raise ConfigError(f"tag={shown(tags)} must be a string or several", option="tag", value=tags)
         return encode.text_array(cast("list[str]", tags))
 
 
@@ -84,9 +83,9 @@ class Listing:
 
     instances: tuple[Instance, ...]
     before: int | None
-    """Where to go on; None when there is nothing older."""
+    """Where the next page begins; None if there is nothing older."""
     looked: int
-    """How many rows were looked at."""
+    """How many rows were read."""
 
 
 async def list_instances(
@@ -99,10 +98,10 @@ async def list_instances(
     depth: int | None = 100_000,
     full: bool = True,
 ) -> Listing:
-    """List up to `limit` instances with ids below `before`, newest first, looking at up to `depth` rows.
+    """List up to `limit` instances with ids below `before`, newest first, reading at most `depth` rows.
 
-    Filters other than key, parent and tag are applied to rows as they come: no index has the finished ones by status,
-    and one that had would cost every commit. So a rare status may need several calls, each of bounded cost.
+    Filters other than key, parent and tag are applied row by row: no index contains finished instances by status,
+    because it would make every commit more expensive. So a rare status may need several calls, each of bounded cost.
     """
     if where.unique_key is not None and where.parent is not None:
         raise ConfigError("filter by unique_key or by parent, not by both", option="parent")
@@ -119,7 +118,7 @@ async def list_instances(
     looked = 0
     below = before
     while True:
-        window = WINDOW if depth is None else min(WINDOW, depth - looked)
+        window = ROWS_PER_SCAN if depth is None else min(ROWS_PER_SCAN, depth - looked)
         wanted = limit - len(found)
         params = [encode.number(below), encode.number(window), encode.number(wanted), *plain]
         rows = (await conn.run(statement("list_instances", schema, read_only=True), params)).rows
@@ -135,7 +134,7 @@ async def list_instances(
 
 
 def _indexed(where: Filter, schema: str) -> tuple[Statement, bytes | None] | None:
-    """The statement that has an index for this filter, and its first parameter."""
+    """The statement that uses an index for this filter, and its first parameter; None if no index helps."""
     if where.unique_key is not None:
         key = where.unique_key
         call = statement("list_by_key", schema, read_only=True)
@@ -151,44 +150,44 @@ async def _newest_first(
     conn: PgConn, schema: str, ids: list[int], *, full: bool = True
 ) -> tuple[Instance, ...]:
     rows = await read_by_ids(conn, schema, ids, full=full) if ids else {}
-    # A list is read at a glance, and a traceback may have 16 kB.
+    # Lists do not show tracebacks, which may have 16 kB.
     return tuple(attrs.evolve(rows[number], traceback=None) for number in ids if number in rows)
 
 
 @attrs.frozen(kw_only=True)
-class StepInputs:
-    """What is around an instance, as of now."""
+class InstanceDetails:
+    """What an instance waits for: deadlines, signals, children, siblings of its key."""
 
     eligible_in: float
-    """Seconds until it may run; negative when it is due."""
+    """Seconds until it may run; negative if it is due."""
     lease_left: float | None
     deadline_in: float | None
-    """Seconds until its await or barrier gives up."""
+    """Seconds until the deadline of its await or barrier."""
     awaits: tuple[str, ...]
     await_step: str | None
     children_pending: int
     children_total: int
     unread: Mapping[str, int]
-    """Unread signals by name, of the first 10,000."""
+    """Number of unread signals by name, among the first 10,000."""
     children: Mapping[str, int]
-    """Its children by status, of all its barriers."""
+    """Number of its children by status, of all barriers."""
     key_holder: tuple[int, str] | None
-    """The running sibling of its partition key: id and owner."""
+    """The executing sibling of its partition key: id and owner."""
     first_of_key: int | None
-    """The due sibling (perhaps itself) that goes next."""
+    """The due sibling that runs next, possibly itself."""
 
 
-async def observe_instance(conn: PgConn, schema: str, number: int) -> StepInputs | None:
-    """Read what is around an instance; None when there is no such instance."""
+async def observe_instance(conn: PgConn, schema: str, number: int) -> InstanceDetails | None:
+    """Read the details of an instance; None if it does not exist."""
     rows = (
         await conn.run(statement("observe_instance", schema, read_only=True), [encode.number(number)])
     ).rows
-    return _surroundings(rows[0]) if rows else None
+    return _details(rows[0]) if rows else None
 
 
-def _surroundings(row: Row) -> StepInputs:
+def _details(row: Row) -> InstanceDetails:
     eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, first = row
-    return StepInputs(
+    return InstanceDetails(
         eligible_in=float(eligible or 0),
         lease_left=None if lease is None else float(lease),
         deadline_in=None if deadline is None else float(deadline),
@@ -205,23 +204,23 @@ def _surroundings(row: Row) -> StepInputs:
 
 @attrs.frozen(kw_only=True)
 class QueueWork:
-    """What waits and runs in one queue."""
+    """The work of one queue."""
 
     queue: str
     due: int = 0
     scheduled: int = 0
     """Not due yet."""
     held: int = 0
-    """Behind a sibling of their partition key."""
+    """Waiting for a sibling of their partition key."""
     shelved: int = 0
-    """At steps that some node met and whose machine, version or step it did not know."""
+    """Rows whose machine, version or step is unknown to a node that read them."""
     executing: int = 0
     oldest_due: float | None = None
-    """Seconds for which the oldest due row has waited."""
+    """Seconds that the oldest due row has been waiting."""
 
 
 async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
-    """Read what waits and runs; a queue with neither is missing."""
+    """Read the work of all queues; a queue without any is missing."""
     rows = (await conn.run(statement("read_queues", schema, read_only=True))).rows
     return [
         QueueWork(
@@ -258,14 +257,14 @@ class NodeView:
     queues: Mapping[str, int]
     """The queues it serves, with their concurrency."""
     machines: tuple[str, ...]
-    """What it knows, as `name/version`."""
+    """The machines it knows, as `name/version`."""
     steps: Mapping[str, tuple[str, ...]] | None = None
-    """The steps of each of them; None: an older release, which did not tell."""
+    """The steps of each machine; None for older releases, which do not publish them."""
     pid: int | None
     version: str | None
-    """Of durable_actors."""
+    """Version of durable_actors."""
     alive: bool
-    """A session holds its lock."""
+    """Whether a session holds its lock."""
     claims: int
 
     def knows(self, machine: str, step: str) -> bool:
@@ -274,18 +273,18 @@ class NodeView:
 
     @property
     def state(self) -> str:
-        """One of alive, stopped (in good order), lost (neither: killed, or cut from the server)."""
+        """`alive`, `stopped` (cleanly) or `lost` (killed, or disconnected from the server)."""
         return "alive" if self.alive else "stopped" if self.stopped_at is not None else "lost"
 
 
 async def read_nodes(conn: PgConn, schema: str) -> list[NodeView]:
-    """Read who works or worked here in the last days, oldest first."""
+    """Read the nodes that work here or worked here in the last days, oldest first."""
     rows = (await conn.run(statement("read_nodes", schema, read_only=True), [schema.encode()])).rows
     return [_node_view(row) for row in rows]
 
 
 class _About(msgspec.Struct):
-    """What a node says about itself."""
+    """The JSON that a node publishes about itself."""
 
     queues: dict[str, int] = {}
     machines: tuple[str, ...] = ()
@@ -295,7 +294,7 @@ class _About(msgspec.Struct):
 
 
 def _about(raw: bytes) -> _About:
-    """Nothing, when it is not what a node writes: people must see the other nodes all the same."""
+    """Empty if the JSON is malformed: operators must still see the other nodes."""
     try:
         return msgspec.json.decode(raw, type=_About)
     except (ValueError, RecursionError):
@@ -308,9 +307,9 @@ def _node_view(row: Row) -> NodeView:
     return NodeView(
         incarnation=(incarnation or b"").decode(),
         node=None if node is None else node.decode(),
-        started_at=read_instant(started),
-        seen_at=read_instant(seen),
-        stopped_at=read_instant(stopped),
+        started_at=decode_instant(started),
+        seen_at=decode_instant(seen),
+        stopped_at=decode_instant(stopped),
         queues=about.queues,
         machines=about.machines,
         steps=about.steps,
@@ -323,13 +322,13 @@ def _node_view(row: Row) -> NodeView:
 
 @attrs.frozen
 class Rates:
-    """Counters of the tables; two of them make rates."""
+    """Counters of the tables. Two readings make rates."""
 
     inserts: int
     updates: int
     signals: int
     at: float
-    """Seconds, by the server's clock."""
+    """Seconds on the server's clock."""
 
 
 async def read_rates(conn: PgConn, schema: str) -> Rates:
@@ -339,8 +338,8 @@ async def read_rates(conn: PgConn, schema: str) -> Rates:
 
 
 async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
-    """Let a failed instance run again in its step; False when it is not failed or does not exist.
+    """Let a failed instance run again in its step; False if it is not failed or does not exist.
 
-    Raises psycopg's UniqueViolation when another instance occupies its unique key by now.
+    Raises psycopg's UniqueViolation if another instance occupies its unique key by now.
     """
     return bool((await conn.run(statement("retry_instance", schema), [encode.number(number)])).rows)

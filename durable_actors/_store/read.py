@@ -1,4 +1,4 @@
-"""Reading instances: one, by id or key, for `result` and `inspect`; many, for lists."""
+"""Reading instances: one by id or key, for `result` and `inspect`; many for lists."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import attrs
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.driver.decode import decode_text_array
+from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.insert import key_as_given
-from durable_actors._store.instant import read_instant
 from durable_actors._store.rows import Status
 from durable_actors._store.sql import statement
 from durable_actors.machine import decode_or_text
@@ -33,40 +32,40 @@ class Instance:
     attempt: int
     crashes: int
     interruptions: int = 0
-    """Runs that a drain ended; they are no attempts."""
+    """Runs that a drain ended; they do not count as attempts."""
     visit: int
     state: object
-    """The stored JSON, not decoded to the machine's type; as its text when Python cannot hold it."""
+    """The stored JSON, not decoded to the machine's type; as text if Python cannot represent it."""
     result: object
-    """Of `Done(result)`; None before."""
+    """The result of `Done(result)`; None before that."""
     last_error: str | None
     """Text of the last failure; None after a step that succeeded."""
     error_type: str | None = None
-    """Class of the exception behind it, as `module.Class`; None when there was none."""
+    """Class of the exception behind it, as `module.Class`; None if there was none."""
     traceback: str | None = None
-    """Its traceback, cut in the middle; None in lists."""
+    """Its traceback, shortened in the middle; None in lists."""
     partition_key: str | None
     unique_key: str | bytes | None
-    """As text where it is UTF-8, else as bytes."""
+    """As text if it is UTF-8, else as bytes."""
     tags: tuple[str, ...] = ()
-    """What `insert(tags=...)` gave."""
+    """From `insert(tags=...)`."""
     meta: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    """What `insert(meta=...)` gave."""
+    """From `insert(meta=...)`."""
     parent_id: int | None
     locked_by: str | None
-    """Who runs it now."""
+    """The node and incarnation that runs it now."""
     eligible_at: datetime
     lease_expires_at: datetime | None
     inserted_at: datetime
     updated_at: datetime
     finished_at: datetime | None
     hold: int
-    """Why a runnable row waits: 0 it does not · 1 behind a sibling of its key · 2 shelved: a node met it that does not
-    know its machine, version or step; one that does runs it."""
+    """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
+    does not know its machine, version or step; a node that does will run it."""
 
 
 def read_instance(row: Row) -> Instance:
-    """Make an `Instance` of a row of read_instances.sql. Pure."""
+    """Read a row of read_instances.sql. Pure."""
 
     def text(index: int) -> str:
         return (row[index] or b"").decode()
@@ -78,7 +77,7 @@ def read_instance(row: Row) -> Instance:
         value = row[index]
         return None if value is None else decode_or_text(value)
 
-    eligible, inserted, updated = read_instant(row[17]), read_instant(row[19]), read_instant(row[20])
+    eligible, inserted, updated = decode_instant(row[17]), decode_instant(row[19]), decode_instant(row[20])
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
@@ -101,10 +100,10 @@ def read_instance(row: Row) -> Instance:
         parent_id=None if row[15] is None else number(15),
         locked_by=None if row[16] is None else text(16),
         eligible_at=eligible,
-        lease_expires_at=read_instant(row[18]),
+        lease_expires_at=decode_instant(row[18]),
         inserted_at=inserted,
         updated_at=updated,
-        finished_at=read_instant(row[21]),
+        finished_at=decode_instant(row[21]),
         hold=number(22),
         interruptions=number(23),
         error_type=None if row[24] is None else text(24),
@@ -117,20 +116,20 @@ def read_instance(row: Row) -> Instance:
 async def read_by_ids(
     conn: PgConn, schema: str, ids: Sequence[int], *, full: bool = True
 ) -> dict[int, Instance]:
-    """Read instances; missing ones are left out. Not `full`: without state, result and errors."""
+    """Read instances by id; those that do not exist are missing. If not `full`: without state, result and errors."""
     params = [encode.int_array(ids), b"t" if full else b"f"]
     result = await conn.run(statement("read_instances", schema, read_only=True), params)
     return {instance.id: instance for instance in map(read_instance, result.rows)}
 
 
 async def find_by_key(conn: PgConn, schema: str, key: bytes) -> int | None:
-    """The instance that occupies a unique key, else the newest one that had it; None when none did."""
+    """The instance that occupies a unique key, else the newest one that had it; None if none had it."""
     result = await conn.run(statement("find_by_key", schema, read_only=True), [encode.bytea(key)])
     return int(result.rows[0][0] or 0) if result.rows else None
 
 
 @attrs.frozen
-class Final:
+class Ending:
     """How an instance ended."""
 
     id: int
@@ -139,20 +138,20 @@ class Final:
     last_error: str | None
 
 
-async def read_finals(conn: PgConn, schema: str, ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
-    """Of these instances: how those that ended did, and which of them do not exist."""
+async def read_finals(conn: PgConn, schema: str, ids: Sequence[int]) -> tuple[dict[int, Ending], set[int]]:
+    """The endings of those instances that have ended, and the ids that do not exist."""
     result = await conn.run(statement("read_finals", schema, read_only=True), [encode.int_array(ids)])
-    return finals_of(result.rows, ids)
+    return endings_of(result.rows, ids)
 
 
-def finals_of(rows: Sequence[Row], ids: Sequence[int]) -> tuple[dict[int, Final], set[int]]:
-    """Make values of the statement's rows. Pure."""
-    finals: dict[int, Final] = {}
+def endings_of(rows: Sequence[Row], ids: Sequence[int]) -> tuple[dict[int, Ending], set[int]]:
+    """Read the rows of read_finals.sql. Pure."""
+    endings: dict[int, Ending] = {}
     found: set[int] = set()
     for row in rows:
         number, status = int(row[0] or 0), (row[1] or b"").decode()
         found.add(number)
         if status in {"done", "failed"}:
             error = None if row[3] is None else row[3].decode()
-            finals[number] = Final(number, cast("Status", status), row[2], error)
-    return finals, set(ids) - found
+            endings[number] = Ending(number, cast("Status", status), row[2], error)
+    return endings, set(ids) - found

@@ -1,4 +1,4 @@
-"""What goes between the engine and the store: claims out, transitions in. Plain values."""
+"""The values between the engine and the store: claims come out, transitions go in."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children"
 """The statuses of an instance, as the database spells them."""
 
 
-# Not frozen: a claim is made per step on the hot path, and attrs writes frozen slots at twice the cost.
+# Not frozen: every step of the hot path makes one, and setting frozen slots costs attrs twice as much.
 @attrs.define(eq=False)
 class Claim:
     """Temporary, exclusive ownership of an instance, with the row as it was claimed."""
 
     id: int
     claim_id: str
-    """A uuid that never repeats; with `visit` the fence of every write."""
+    """A uuid that never repeats. Together with `visit` it is the fence of every write."""
     queue: str
     priority: int
     fsm: str
@@ -27,34 +27,34 @@ class Claim:
     crashes: int
     visit: int
     state: bytes
-    """JSON as the database has it."""
+    """JSON as the database stores it."""
     partition_key: str | None
     parent_id: int | None
     awaits: tuple[str, ...] | None
-    """Names of the await that led here; kept until the outcome after it."""
+    """Signal names of the await that led to this step; kept until its outcome."""
     inbox: bool
-    """A signal was sent to it at some time: its inbox is worth a look."""
+    """Whether a signal was ever sent to it. If not, its inbox need not be read."""
     children_total: int
-    """Children of the barrier that led here."""
+    """Children of the barrier that led to this step."""
     round: int
-    """Committed outcomes of this visit; a crash re-run has the same."""
+    """Number of committed outcomes of this visit; the same when a step is re-run after a crash."""
     trusted_until: float
-    """On Trio's clock: the lease's end, counted from before the statement that set it was sent."""
+    """End of the lease on Trio's clock, counted from before the statement that set it was sent."""
 
     def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
-        """The row is in this step now, still under this claim; a signal may have come while the last one ran."""
+        """Continue in the next step under the same claim. A signal may have arrived while the last step ran."""
         self.step, self.visit, self.state, self.inbox = step, visit, state, inbox
         self.attempt = self.crashes = self.round = 0
 
     @property
     def plain(self) -> bool:
-        """Nobody has signalled it, and it waited for nothing: its outcomes take the short way."""
+        """No signal was sent to it and it waited for nothing, so the short commit statement can write its outcomes."""
         return self.awaits is None and not self.inbox and not self.children_total
 
 
 @attrs.frozen
 class OrphanedClaim:
-    """A claim of ours of which nobody here knows: as much of it as is needed to give it back."""
+    """A claim in this node's name that no task of the node knows: the columns needed to release it."""
 
     id: int
     claim_id: str
@@ -63,7 +63,7 @@ class OrphanedClaim:
 
 @attrs.frozen
 class Raised:
-    """The exception behind `last_error`, as texts."""
+    """The exception behind `last_error`, as text."""
 
     type: str
     traceback: str | None
@@ -78,63 +78,63 @@ class Transition:
     step: str
     attempt: int
     advance: int = 0
-    """What is added to the visit: 1 when a step is entered."""
+    """Added to the visit: 1 if a step is entered."""
     keep_claim: bool = False
-    """Stay executing on this claim if no due sibling of the key waits; the store may answer `runnable` instead."""
+    """Stay executing under this claim, unless a due sibling of the key is waiting: then the row becomes `runnable`."""
     state: bytes | None = None
-    """JSON; None keeps what is there."""
+    """JSON; None keeps the stored state."""
     result: bytes | None = None
     delay: float = 0.0
-    """Seconds until it is eligible, from the database's now."""
+    """Seconds until it is eligible, from now on the database's clock."""
     last_error: str | None = None
     raised: Raised | None = None
-    """The exception behind it."""
+    """The exception behind `last_error`."""
     rekey: bool = False
     """Whether `partition_key` is written."""
     partition_key: str | None = None
     awaits: tuple[str, ...] | None = None
-    """Park until a signal of one of these names comes."""
+    """Park until a signal with one of these names arrives."""
     await_step: str | None = None
-    """The step to enter then; None for the same one."""
+    """The step to enter then; None: the same step."""
     timeout: float | None = None
-    """Seconds until it is woken anyway."""
+    """Seconds until it is woken without a signal."""
     keeps_awaits: bool = False
-    """A retry: the await that led here still counts."""
+    """A retry keeps the await that led to the step."""
     consumed: tuple[int, ...] = ()
-    """Ids of signals that this commit takes out of the inbox."""
+    """Ids of signals that this commit removes from the inbox."""
     kept: tuple[int, ...] = ()
-    """Ids of awaited signals that were there when the step began and that it keeps: they do not wake it again."""
+    """Ids of awaited signals that the step saw at its beginning and keeps: they do not wake it again."""
 
     @property
     def plain(self) -> bool:
-        """Whether the short statement can write it."""
+        """Whether the short commit statement can write it."""
         return self.claim.plain and self.awaits is None and not self.consumed and self.raised is None
 
     @property
     def ends(self) -> bool:
-        """Whether the instance is terminal after it."""
+        """Whether it ends the instance."""
         return self.status in {"done", "failed"}
 
 
-@attrs.define  # not frozen, as `Claim`; many tasks may be given the same one, so nobody changes it
+@attrs.define  # not frozen, for the same reason as `Claim`; tasks may share one, so it must not be changed
 class Committed:
-    """The transition is in the database."""
+    """The transition was committed."""
 
     visit: int
-    """The row's visit now."""
+    """The row's visit after the commit."""
     status: Status
-    """The row's status now."""
+    """The row's status after the commit."""
     state: bytes | None = None
-    """The stored state, when the row stays executing: jsonb does not give back the very bytes it was given."""
+    """The stored state, if the row stays executing: jsonb does not preserve the exact bytes."""
     inbox: bool = True
-    """Whether a signal was sent to it (or nobody knows)."""
+    """Whether a signal was ever sent to it; True if unknown."""
     offered: tuple[Promoted, ...] = ()
-    """Siblings of its key that are on offer now, when it scheduled children; else see `commit.Flushed`."""
+    """If it scheduled children: siblings of its key that became runnable. Otherwise see `commit.Flushed`."""
 
 
 @attrs.frozen
 class Promoted:
-    """A row that the pick may claim now; it may lie before the picker's cursor."""
+    """A row that a pick may claim now; it may lie before the cursor of the picks."""
 
     id: int
     queue: str
@@ -142,32 +142,32 @@ class Promoted:
 
 @attrs.frozen
 class Seen:
-    """A row of a pick's window that was not claimed."""
+    """A row that a pick read but did not claim."""
 
     id: int
     priority: int
     eligible_at: str
     what: Literal["h", "s", "l"]
-    """Held behind a sibling of its key · shelved, its machine or step being unknown here · left for a later look."""
+    """Held behind a sibling of its key · shelved, because this node does not know its step · left for a later pick."""
 
     @property
-    def left(self) -> bool:
-        """It stays where it is and wants another look; otherwise it was taken out of the pick's way."""
+    def postponed(self) -> bool:
+        """Whether a later pick has to read it again. Held and shelved rows have left the index of the pick."""
         return self.what == "l"
 
 
 @attrs.frozen
-class Picked:
-    """What a pick found."""
+class PickResult:
+    """The result of a pick."""
 
     claims: list[Claim]
     """Most urgent first."""
     seen: list[Seen]
-    """The other rows of the window."""
+    """The other rows that it read."""
     positions: dict[int, tuple[str, int]]
-    """Per priority the last position (eligible_at, id) in the window: where the next pick may begin."""
+    """Priority → the last position (eligible_at, id) that was read: the next pick may begin there."""
 
     @property
     def window(self) -> int:
-        """How many rows were looked at."""
+        """How many rows were read."""
         return len(self.claims) + len(self.seen)

@@ -1,4 +1,4 @@
-"""Signals: delivered, read, and counted out of inboxes."""
+"""Signals: send them, read inboxes, wake instances whose deadline has passed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import attrs
 from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.insert import LOOKS, insert_params
-from durable_actors._store.instant import read_instant
+from durable_actors._store.insert import MAX_OCCUPANT_READS, insert_params
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_json
 
-MAX_NAME: Final = 500
-MAX_PAYLOAD: Final = 1_000_000
-SHOWN: Final = 1000
-"""Signals that `ctx.signals` holds at most; `iter_signals` pages through all, children are read in such pages, too."""
+MAX_NAME_BYTES: Final = 500
+MAX_PAYLOAD_BYTES: Final = 1_000_000
+PAGE_SIZE: Final = 1000
+"""Maximum length of `ctx.signals`, and page size of `iter_signals` and of reading children."""
 
 
 @attrs.frozen
 class Delivery:
-    """One signal on its way."""
+    """One signal to send."""
 
     target: int | None
-    """By id; None: by key."""
+    """Instance id; None if it is addressed by key."""
     key: bytes | None
     name: str
     payload: bytes
@@ -39,7 +39,7 @@ class Delivery:
 
 @attrs.frozen
 class Sent:
-    """What became of a delivery."""
+    """The result of a delivery."""
 
     target: int | None
     outcome: Literal["sent", "duplicate", "no_target"]
@@ -48,7 +48,7 @@ class Sent:
 
 
 def plan_signal(target: object, name: object, payload: object, dedup_key: object) -> Delivery:
-    """Check a signal before any SQL. Raises `ConfigError` for its address, `StateError` for its payload. Pure."""
+    """Check a signal before any SQL. Raises `ConfigError` for target and name, `StateError` for the payload. Pure."""
     if isinstance(target, bool) or not isinstance(target, int | str | bytes):
         raise ConfigError(
             f"a signal's target is an id or a unique key, not {shown(target)}", option="target", value=target
@@ -57,13 +57,14 @@ def plan_signal(target: object, name: object, payload: object, dedup_key: object
         raise ConfigError(f"target={shown(target)} is not an instance id", option="target", value=target)
     for option, value in (("name", name), ("dedup_key", dedup_key)):
         if not _is_short_text(value) and (value is not None or option == "name"):
-            text = f"{option}={shown(value)} must be a text of 1 to {MAX_NAME} bytes without NUL or lone surrogates"
+            text = f"{option}={shown(value)} must be a string of 1 to {MAX_NAME_BYTES} bytes"
+            text += " without NUL or lone surrogates"
             raise ConfigError(text, option=option, value=value)
     data = encode_json(payload, what=f"payload of signal {name!r}")
-    if len(data) > MAX_PAYLOAD:
+    if len(data) > MAX_PAYLOAD_BYTES:
         raise StateError(
-            f"payload of signal {name!r} has {len(data)} bytes, at most {MAX_PAYLOAD} are taken; "
-            "store it elsewhere and send its address"
+            f"payload of signal {name!r} has {len(data)} bytes, the limit is {MAX_PAYLOAD_BYTES}; "
+            "store it elsewhere and send a reference"
         )
     number = target if isinstance(target, int) else None
     key = key_bytes(target) if isinstance(target, str) else target if isinstance(target, bytes) else None
@@ -71,7 +72,7 @@ def plan_signal(target: object, name: object, payload: object, dedup_key: object
 
 
 def key_bytes(target: str) -> bytes:
-    """A unique key as it is stored."""
+    """A unique key as the database stores it."""
     if not _is_unicode(target):
         raise ConfigError(f"target={shown(target)} contains lone surrogates", option="target", value=target)
     return target.encode()
@@ -81,7 +82,7 @@ def _is_short_text(value: object) -> bool:
     return (
         isinstance(value, str)
         and _is_unicode(value)
-        and 0 < len(value.encode()) <= MAX_NAME
+        and 0 < len(value.encode()) <= MAX_NAME_BYTES
         and "\0" not in value
     )
 
@@ -106,7 +107,7 @@ def signal_params(deliveries: Sequence[Delivery]) -> list[bytes]:
 
 
 def read_sent(rows: Sequence[Row]) -> list[Sent]:
-    """Make values of the statement's rows. Pure."""
+    """Read the rows of send_signals.sql. Pure."""
     return [
         Sent(
             None if row[0] is None else int(row[0]),
@@ -119,7 +120,7 @@ def read_sent(rows: Sequence[Row]) -> list[Sent]:
 
 
 async def send_signals(conn: PgConn, schema: str, deliveries: Sequence[Delivery]) -> list[Sent]:
-    """Deliver signals; outcomes in input order. One statement, atomic."""
+    """Send signals; results in input order. One statement, all or nothing."""
     if not deliveries:
         return []
     return read_sent((await conn.run(statement("send_signals", schema), signal_params(deliveries))).rows)
@@ -128,7 +129,7 @@ async def send_signals(conn: PgConn, schema: str, deliveries: Sequence[Delivery]
 async def signal_from_step(
     conn: PgConn, schema: str, claim: Claim, deliveries: Sequence[Delivery]
 ) -> list[Sent] | None:
-    """Deliver signals of a running step; None when its claim is stale: nothing was written."""
+    """Send signals from a running step; None if its claim is stale: then nothing was written."""
     fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit)]
     params = [*signal_params(deliveries), *fence]
     rows = (await conn.run(statement("signal_from_step", schema), params)).rows
@@ -138,18 +139,18 @@ async def signal_from_step(
 async def start_with_signal(
     conn: PgConn, schema: str, plan: InsertPlan, delivery: Delivery
 ) -> tuple[Sent, bool]:
-    """Start the instance unless its key is occupied, then signal whoever occupies the key; one transaction.
+    """Insert the instance unless its key is occupied, then signal the occupant of the key; one transaction.
 
-    Returns what became of the signal, and whether the instance is new. Repeats when the occupant ended between the two:
-    nothing was written then, and the key is free now, unless its scope holds it beyond the end: then the same occupant
-    is there again.
+    Returns the result of the signal, and whether the instance is new. Repeats both if the occupant ended in between:
+    then nothing was written, and the key is free, unless its scope occupies it beyond the end. In that case the second
+    attempt meets the same occupant again.
     """
     calls = [
         (statement("insert_instances", schema), insert_params([plan])),
         (statement("send_signals", schema), signal_params([delivery])),
     ]
     last: bytes | None = None
-    for _ in range(LOOKS - 1):
+    for _ in range(MAX_OCCUPANT_READS - 1):
         inserted, sent = await conn.batch(calls)
         [outcome] = read_sent(sent.rows)
         [[number, occupant]] = inserted.rows
@@ -161,22 +162,22 @@ async def start_with_signal(
 
 
 def read_signal(row: Row) -> tuple[int, Signal]:
-    """A row of the inbox: its target and the signal."""
+    """Read a row of an inbox: the target's id and the signal. Pure."""
     target, number, name, payload, dedup, at = row
     assert payload is not None
     return int(target or 0), Signal(
         int(number or 0),
         (name or b"").decode(),
-        decode_or_text(payload),  # the inbox must stay readable, whatever SQL has put into it
+        decode_or_text(payload),  # the inbox must stay readable, whatever was written with SQL
         None if dedup is None else dedup.decode(),
-        read_instant(at),
+        decode_instant(at),
     )
 
 
 async def read_inboxes(
-    conn: PgConn, schema: str, ids: Sequence[int], *, limit: int = SHOWN
+    conn: PgConn, schema: str, ids: Sequence[int], *, limit: int = PAGE_SIZE
 ) -> dict[int, list[Signal]]:
-    """The unread signals of instances, the first `limit` of each, oldest first."""
+    """The unread signals of instances: the first `limit` of each, oldest first."""
     params = [encode.int_array(ids), encode.number(limit)]
     rows = (await conn.run(statement("read_inboxes", schema, read_only=True), params)).rows
     found: dict[int, list[Signal]] = {number: [] for number in ids}
@@ -187,16 +188,16 @@ async def read_inboxes(
 
 
 async def read_awaited(
-    conn: PgConn, schema: str, number: int, names: Sequence[str], *, limit: int = SHOWN
+    conn: PgConn, schema: str, number: int, names: Sequence[str], *, limit: int = PAGE_SIZE
 ) -> list[Signal]:
-    """The unread signals of these names, oldest first: for an inbox of which `read_inboxes` shows only a part."""
+    """The unread signals with these names, oldest first: for an inbox that is longer than `read_inboxes` returns."""
     params = [encode.number(number), encode.text_array(names), encode.number(limit)]
     rows = (await conn.run(statement("read_awaited", schema, read_only=True), params)).rows
     return [read_signal(row)[1] for row in rows]
 
 
 async def read_matching(conn: PgConn, schema: str, number: int, names: Sequence[str]) -> list[int]:
-    """The ids of all unread signals of these names."""
+    """The ids of all unread signals with these names."""
     params = [encode.number(number), encode.text_array(names)]
     rows = (await conn.run(statement("read_matching", schema, read_only=True), params)).rows
     return [int(row[0] or 0) for row in rows]

@@ -1,7 +1,7 @@
-"""SQL as files: one statement, one file. Reads them and puts in the configured schema.
+"""SQL files, one statement each: reads them and inserts the configured schema.
 
-The files are written for schema `durable` and qualify every name with it. Another schema replaces that
-qualifier, quoted; nothing else in a statement is ever assembled from strings.
+The files are written for schema `durable` and qualify every name with it. Another schema replaces that qualifier,
+quoted; nothing else in a statement is assembled from strings.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _PACKAGE: Final = "durable_actors._store"
 
 
 def in_schema(sql: str, schema: str) -> str:
-    """Rewrite `durable.name` to the configured schema. Quoted, so that a reserved word is a name, too."""
+    """Rewrite `durable.name` to the configured schema. Quoted, so that it may be a reserved word."""
     return _QUALIFIER.sub(f'"{check_schema_name(schema)}".', sql)
 
 
 @cache
 def statement(name: str, schema: str, *, read_only: bool = False, typed: bool = False) -> Statement:
-    """The statement in `sql/<name>.sql`, for one schema. Cached: a connection prepares it once."""
+    """The statement in `sql/<name>.sql`, for one schema. Cached, so that a connection prepares it once."""
     text = files(_PACKAGE).joinpath("sql", f"{name}.sql").read_text("utf-8")
     return Statement(name, in_schema(text, schema), read_only=read_only, typed=typed)
 
@@ -42,9 +42,9 @@ class Migration:
     name: str
     """From the file name."""
     sql: str
-    """For schema `durable`."""
+    """The text of the file, for schema `durable`."""
     transactional: bool
-    """False for what Postgres refuses in a transaction; the file says `-- transaction: none`."""
+    """False if Postgres refuses it in a transaction; the file then contains `-- transaction: none`."""
 
 
 _FILE: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
@@ -53,7 +53,7 @@ _NOT_TRANSACTIONAL: Final = "-- transaction: none"
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """All migrations shipped with this package, in order."""
+    """All migrations of this package, in order."""
     return tuple(sorted(_read_migrations(), key=lambda migration: migration.version))
 
 

@@ -11,13 +11,13 @@ import trio
 from rich.text import Text
 
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.dialogues import held, inspecting, resolving, retrying
+from durable_actors._store.dialogues import inspecting, resolving, retrying, run_dialogue
 from durable_actors._store.observe import (
     NEWEST,
     Filter,
+    InstanceDetails,
     Listing,
     NodeView,
-    StepInputs,
     list_instances,
     observe_instance,
     read_nodes,
@@ -167,7 +167,7 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
     """Show everything about one instance, by id or unique key, and why it waits."""
     address = read_target(target, as_key=as_key)
 
-    async def run() -> tuple[Instance, StepInputs, list[NodeView]]:
+    async def run() -> tuple[Instance, InstanceDetails, list[NodeView]]:
         async with open_store(dsn, schema) as conn:
             instance = await _find(conn, schema, address)
             around = await observe_instance(conn, schema, instance.id)
@@ -189,10 +189,12 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
 
 
 async def _find(conn: PgConn, schema: str, address: int | str) -> Instance:
-    return await held(conn, inspecting(schema, address if isinstance(address, int) else key_bytes(address)))
+    return await run_dialogue(
+        conn, inspecting(schema, address if isinstance(address, int) else key_bytes(address))
+    )
 
 
-def _facts(instance: Instance, around: StepInputs) -> list[tuple[str, Text]]:
+def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]]:
     """What `show` prints, without what is empty."""
     counts = ", ".join(f"{count} {name}" for name, count in around.children.items())
     inbox = ", ".join(f"{count} × {one_line(name)}" for name, count in around.unread.items())
@@ -329,8 +331,8 @@ async def _retry(conn: PgConn, schema: str, address: int | str) -> Retried:
     target = address if isinstance(address, int) else key_bytes(address)
     number = address if isinstance(address, int) else None
     try:
-        number = await held(conn, resolving(schema, target))
-        await held(conn, retrying(schema, number))
+        number = await run_dialogue(conn, resolving(schema, target))
+        await run_dialogue(conn, retrying(schema, number))
     except (NoTarget, Conflict) as exc:
         return Retried(number, retried=False, reason=str(exc))
     except Duplicate as exc:

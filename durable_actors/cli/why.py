@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from durable_actors._store.observe import NodeView, StepInputs
+from durable_actors._store.observe import InstanceDetails, NodeView
 from durable_actors._store.read import Instance
 from durable_actors.cli.output import seconds
 
@@ -14,7 +14,7 @@ def runs(instance: Instance) -> int:
     return instance.attempt + (instance.status in {"executing", "done", "failed"})
 
 
-def why(instance: Instance, around: StepInputs, nodes: Sequence[NodeView]) -> str:
+def why(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> str:
     """Say what the instance waits for, as far as its row, its siblings and the nodes tell."""
     match instance.status:
         case "done":
@@ -37,11 +37,11 @@ def why(instance: Instance, around: StepInputs, nodes: Sequence[NodeView]) -> st
             return _waiting(instance, around, nodes)
 
 
-def _then(instance: Instance, around: StepInputs) -> str:
+def _then(instance: Instance, around: InstanceDetails) -> str:
     return repr(around.await_step or instance.step)
 
 
-def _until(around: StepInputs) -> str:
+def _until(around: InstanceDetails) -> str:
     if around.deadline_in is None:
         return ""
     if around.deadline_in <= 0:
@@ -49,7 +49,7 @@ def _until(around: StepInputs) -> str:
     return f" until its deadline in {seconds(around.deadline_in)}"
 
 
-def _running(instance: Instance, around: StepInputs, nodes: Sequence[NodeView]) -> str:
+def _running(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> str:
     owner = instance.locked_by or "?"
     left = around.lease_left or 0.0
     state = next((each.state for each in nodes if each.incarnation == owner), "unknown")
@@ -65,7 +65,7 @@ def _running(instance: Instance, around: StepInputs, nodes: Sequence[NodeView]) 
     )
 
 
-def _waiting(instance: Instance, around: StepInputs, nodes: Sequence[NodeView]) -> str:
+def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> str:
     serving = [each for each in nodes if each.alive and instance.queue in each.queues]
     machine = f"{instance.machine}/{instance.version}"
     knowing = [each for each in serving if each.knows(machine, instance.step)]

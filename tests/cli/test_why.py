@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from durable_actors._store.observe import NodeView, StepInputs
+from durable_actors._store.observe import InstanceDetails, NodeView
 from durable_actors._store.read import Instance
 from durable_actors.cli.why import why
 
@@ -42,7 +42,7 @@ def instance(**changes: Any) -> Instance:
     return Instance(**{**values, **changes})
 
 
-def around(**changes: Any) -> StepInputs:
+def around(**changes: Any) -> InstanceDetails:
     values: dict[str, Any] = {
         "eligible_in": -5.0,
         "lease_left": None,
@@ -56,7 +56,7 @@ def around(**changes: Any) -> StepInputs:
         "key_holder": None,
         "first_of_key": None,
     }
-    return StepInputs(**{**values, **changes})
+    return InstanceDetails(**{**values, **changes})
 
 
 def node(name: str = "n:1", **changes: Any) -> NodeView:
@@ -79,7 +79,7 @@ def node(name: str = "n:1", **changes: Any) -> NodeView:
 running = {"status": "executing", "locked_by": "n:1"}
 keyed = {"partition_key": "k", "hold": 1}
 
-CASES: dict[str, tuple[Instance, StepInputs, list[NodeView], str]] = {
+CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     "done": (instance(status="done"), around(), [], "it has ended: done"),
     "failed": (instance(status="failed"), around(), [], "`durable-actors retry 9` runs it again"),
     "runs": (instance(**running), around(lease_left=30.0), [node()], "it runs step 's' on n:1"),

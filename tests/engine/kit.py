@@ -25,7 +25,7 @@ from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
-from durable_actors._store.rows import Claim, Picked
+from durable_actors._store.rows import Claim, PickResult
 from durable_actors.config import Config
 from durable_actors.machine import isolated_registry
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
@@ -379,7 +379,7 @@ class Picks:
         self.claimed: list[list[int]] = []
         real = feeder.pick_instances
 
-        async def noted(*args: Any, **options: Any) -> Picked:
+        async def noted(*args: Any, **options: Any) -> PickResult:
             picked = await real(*args, **options)
             self.by_id.append(list(options["begin"].by_id))
             self.claimed.append([claim.id for claim in picked.claims])

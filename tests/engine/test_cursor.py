@@ -4,7 +4,7 @@ import attrs
 import pytest
 from durable_actors._engine.claiming.cursor import LOOK_AGAIN, RESET_MAX, RESET_MIN, PickCursor
 from durable_actors._store.claim import PickFrom, QueueShape
-from durable_actors._store.rows import Picked, Seen
+from durable_actors._store.rows import PickResult, Seen
 from hypothesis import given, settings, strategies as st
 
 KNOWN = frozenset({"m/1"})
@@ -21,8 +21,8 @@ def begin(cursor: PickCursor, now: float, limit: int = 10) -> PickFrom:
     return cursor.begin(now, limit=limit, known=KNOWN)
 
 
-def picked(positions: dict[int, tuple[str, int]] | None = None, left: list[int] | None = None) -> Picked:
-    return Picked([], [Seen(number, 0, at(1), "l") for number in left or []], positions or {})
+def picked(positions: dict[int, tuple[str, int]] | None = None, left: list[int] | None = None) -> PickResult:
+    return PickResult([], [Seen(number, 0, at(1), "l") for number in left or []], positions or {})
 
 
 def shape(*priorities: int, shelved: tuple[str, ...] = ()) -> QueueShape:

@@ -73,7 +73,7 @@ def test_large_meta_counts(task: Any, monkeypatch: pytest.MonkeyPatch):
     [made] = plan_rows(task, [{"meta": {"k": "x" * 450}}])
     monkeypatch.setattr("durable_actors._store.insert.MAX_BYTES", 1000)
     for options in ({"meta": {"k": "x" * 500}}, {"tags": ["x" * 125]}):
-        with pytest.raises(da.ConfigError, match="states and meta of up to 1000 bytes"):
+        with pytest.raises(da.ConfigError, match="at most 1000 bytes of states and meta"):
             plan_rows(task, [options] * 2)
     assert [len(chunk) for chunk in in_chunks([made] * 5, rows=100)] == [2, 2, 1]
 

@@ -12,7 +12,7 @@ from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import PickFrom
-from durable_actors._store.rows import Picked
+from durable_actors._store.rows import PickResult
 from durable_actors.telemetry import StepCommitted
 from tests.engine.kit import QUIET, Gate, Picks, claim, running
 from tests.kit import until
@@ -76,7 +76,7 @@ def test_so_does_who_is_not_at_rest():
 def test_what_was_not_claimed_is_looked_at_by_the_next_pick():
     cursor = told_of(PLAIN)
     begin(cursor)
-    cursor.missed(Picked([], [], {}))
+    cursor.missed(PickResult([], [], {}))
     assert cursor.next_look(1.0) == 0.0
     cursor.hint(**(PLAIN | {"number": 8}))
     found = begin(cursor)  # rows that are to be looked at come first
@@ -105,7 +105,7 @@ def test_whether_it_has_a_key_is_guessed_from_the_last_one(key: str | None):
     """The short pick claims no keyed row: it would be a round trip for nothing."""
     cursor = told_of(WOKEN)
     begin(cursor, alone=False)
-    cursor.advance(Picked([claim(key, 7)], [], {0: ("2026-01-01 00:00:00+00", 7)}), now=1.0, took=0.1)
+    cursor.advance(PickResult([claim(key, 7)], [], {0: ("2026-01-01 00:00:00+00", 7)}), now=1.0, took=0.1)
     cursor.hint(**WOKEN)
     assert list(begin(cursor).by_id) == ([7] if key is None else [])
 
@@ -113,7 +113,7 @@ def test_whether_it_has_a_key_is_guessed_from_the_last_one(key: str | None):
 def test_one_that_was_not_claimed_is_taken_for_keyed():
     cursor = told_of(WOKEN)
     begin(cursor)
-    cursor.missed(Picked([], [], {}))
+    cursor.missed(PickResult([], [], {}))
     assert list(begin(cursor).extras) == [7]
     cursor.hint(**WOKEN)
     assert (list((found := begin(cursor)).by_id), list(found.extras)) == ([], [7])

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from durable_actors import _results
 from durable_actors._results import PATIENCE, ResultWatch
-from durable_actors._store.read import Final
+from durable_actors._store.read import Ending
 from durable_actors.errors import NoTarget, StoreUnavailable
 from tests.engine.kit import QUIET, Gate, running
 from tests.kit import until
@@ -171,7 +171,7 @@ class Rows:
 
     async def read(self, conn: object, schema: str, numbers: list[int]):
         self.looks.append(numbers)
-        found = {number: Final(number, "done", b"1", None) for number in numbers if number in self.ended}
+        found = {number: Ending(number, "done", b"1", None) for number in numbers if number in self.ended}
         missing = self.missing & set(numbers)
         await self.hold.wait()
         return found, missing

@@ -82,7 +82,7 @@ async def test_what_may_pass_is_waited_for(monkeypatch, caplog, error, status):
         asked.extend(dsns)
         return status == pq.Ping.OK
 
-    monkeypatch.setattr(starting, "_lets_in", lets_in)
+    monkeypatch.setattr(starting, "_accepts_connections", lets_in)
     server = Server(error, 5)
     assert await when_ready(server.attempt, ["x"], start_timeout=60) == "ready"
     assert len(warnings(caplog)) == 1
@@ -107,7 +107,7 @@ async def test_a_server_that_became_ready_between_connect_and_ping_is_asked_agai
         await trio.lowlevel.checkpoint()
         return True
 
-    monkeypatch.setattr(starting, "_lets_in", lets_in)
+    monkeypatch.setattr(starting, "_accepts_connections", lets_in)
     assert await when_ready(Server(failed_connect(), 1).attempt, ["x"], start_timeout=60) == "ready"
     with pytest.raises(da.StoreUnavailable, match="startet"):
         await when_ready(Server(failed_connect(), 2).attempt, ["x"], start_timeout=3600)
@@ -222,7 +222,7 @@ async def test_a_silent_server_does_not_stop_the_process(monkeypatch):
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and says nothing
         port = listeners[0].socket.getsockname()[1]
         nursery.start_soon(count)
-        assert not await starting._lets_in([f"host=127.0.0.1 port={port} user=postgres dbname=x"])
+        assert not await starting._accepts_connections([f"host=127.0.0.1 port={port} user=postgres dbname=x"])
         nursery.cancel_scope.cancel()
     for listener in listeners:
         await listener.aclose()
@@ -230,8 +230,8 @@ async def test_a_silent_server_does_not_stop_the_process(monkeypatch):
 
 
 async def test_a_server_that_lets_in_is_recognised(durable_dsn: str):
-    assert await starting._lets_in([durable_dsn])
-    assert await starting._lets_in([make_conninfo(durable_dsn, user="nobody_at_all")]), (
+    assert await starting._accepts_connections([durable_dsn])
+    assert await starting._accepts_connections([make_conninfo(durable_dsn, user="nobody_at_all")]), (
         "refused for its name, not for the hour"
     )
-    assert not await starting._lets_in(["host=127.0.0.1 port=1"])
+    assert not await starting._accepts_connections(["host=127.0.0.1 port=1"])

@@ -100,7 +100,9 @@ def test_sizes_that_no_message_holds_are_refused(monkeypatch):
     monkeypatch.setattr(inserting, "MAX_BYTES", 5000)
     with pytest.raises(da.StateError, match="it has 1008 bytes of JSON, at most 1000 are taken"):
         plan_rows(job, [{"args": {"v": "x" * 1000}}])
-    with pytest.raises(da.ConfigError, match="states and meta of up to 5000 bytes together, these have 5400"):
+    with pytest.raises(
+        da.ConfigError, match="at most 5000 bytes of states and meta at a time, these have 5400"
+    ):
         plan_rows(job, [{"args": {"v": "x" * 892}}] * 6)
     plans = plan_rows(job, [{"args": {"v": "x" * 892}}] * 5)
     assert [len(chunk) for chunk in in_chunks(plans * 3, rows=4)] == [4, 4, 4, 3]

@@ -236,8 +236,8 @@ class SimConn:
     async def command(self, sql: str, *, commits: bool = False) -> str:
         return await self._converse([], sql, commits=commits)
 
-    def transaction(self, *, begin: str = "BEGIN") -> Transaction:
-        return Transaction(self, begin)  # type: ignore[arg-type]
+    def transaction(self, *, begin: str = "BEGIN") -> Transaction[SimConn]:
+        return Transaction(self, begin)
 
     async def _converse(
         self, calls: list[tuple[Statement, Params]], command: str | None, *, commits: bool

@@ -13,7 +13,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import Owner, PickFrom, pick_instances
-from durable_actors._store.rows import Claim, Picked, Status, Transition
+from durable_actors._store.rows import Claim, PickResult, Status, Transition
 from durable_actors.machine import InsertPlan, step_address
 
 SCHEMA: Final = "durable"
@@ -62,7 +62,7 @@ async def pick(
     limit: int = 1000,
     known: Sequence[str] = ("m/1",),
     begin: PickFrom = HEAD,
-) -> Picked:
+) -> PickResult:
     return await pick_instances(
         conn, owner, queue=queue, limit=limit, known=known_steps(*known), begin=begin, now=trio.current_time()
     )

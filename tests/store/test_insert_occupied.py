@@ -16,7 +16,7 @@ from durable_actors import _client, aio, sync
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Result, Row
 from durable_actors._store.children import start_child
-from durable_actors._store.insert import LOOKS, insert_instances
+from durable_actors._store.insert import MAX_OCCUPANT_READS, insert_instances
 from durable_actors._store.signal import plan_signal, start_with_signal
 from durable_actors.client import open_client
 from durable_actors.errors import Duplicate
@@ -144,7 +144,7 @@ class Script:
 
 async def test_who_sees_nobody_gives_up_with_duplicate():
     """Row security or a trigger of the user's may hide who has the key for good."""
-    blind: list[list[Row]] = [[[None, None]] for _ in range(LOOKS)]
+    blind: list[list[Row]] = [[[None, None]] for _ in range(MAX_OCCUPANT_READS)]
     for how in ("return", "raise"):
         with pytest.raises(Duplicate, match="'k' is occupied by an instance not visible") as caught:
             await insert_instances(Script(list(blind)), SCHEMA, [unique(how)])  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ async def test_a_step_looks_until_it_sees_somebody(db: psycopg.Connection, durab
     for answers, found in (
         ([blind] * 4 + [seen], (None, 7)),
         ([seen, own], (8, 8)),
-        ([blind] * LOOKS, (None, None)),
+        ([blind] * MAX_OCCUPANT_READS, (None, None)),
     ):
         script = Script(list(answers))
         started = await start_child(
@@ -206,7 +206,7 @@ async def test_each_look_of_a_client_is_one_call(
 ):
     """A call that a lock refuses is repeated: two statements in one would insert the plain row twice."""
     runs: list[int] = []
-    original = _client.with_patience
+    original = _client.retry_while_locked
 
     async def counted(pool: Any, lane: str, call: Any, **options: Any) -> Any:
         async def on(conn: PgConn) -> Any:
@@ -221,7 +221,7 @@ async def test_each_look_of_a_client_is_one_call(
             return Result([[row[0], None] for row in real.rows], real.tag)
         return await original(pool, lane, on, **options)
 
-    monkeypatch.setattr(_client, "with_patience", counted)
+    monkeypatch.setattr(_client, "retry_while_locked", counted)
     async with open_client(durable_dsn) as client:
         ids = await client.insert_many(
             task, [{"args": {}}, {"args": {}, "unique_key": "k", "on_duplicate": "return"}]

@@ -13,7 +13,7 @@ from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import SHELVED, PickFrom, promote_siblings, release_claims
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.lease import reap_claims, sweep_keys
-from durable_actors._store.rows import Claim, Picked
+from durable_actors._store.rows import Claim, PickResult
 from tests.store.kit import EXPIRE, SCHEMA, address, connect, insert, outcome, pick, rows
 from tests.support.interleave import wait_backend_blocked
 
@@ -55,7 +55,7 @@ class Gate:
         self.db.execute("select pg_advisory_unlock(%s)", [GATE])
 
 
-def what(picked: Picked) -> dict[int, str]:
+def what(picked: PickResult) -> dict[int, str]:
     """What became of each row of a window."""
     return {claim.id: "c" for claim in picked.claims} | {row.id: row.what for row in picked.seen}
 

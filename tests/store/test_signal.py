@@ -7,9 +7,9 @@ import pytest
 import trio
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.signal import (
-    MAX_NAME,
-    MAX_PAYLOAD,
-    SHOWN,
+    MAX_NAME_BYTES,
+    MAX_PAYLOAD_BYTES,
+    PAGE_SIZE,
     Sent,
     plan_signal,
     read_awaited,
@@ -279,13 +279,13 @@ async def test_large_inboxes_are_paged(db: psycopg.Connection, durable_dsn: str)
     async with connect(durable_dsn) as conn:
         await send_signals(conn, SCHEMA, [deliver(small, payload=b'"s"')])
         found = await read_inboxes(conn, SCHEMA, [big, small])
-        assert [signal.payload for signal in found[big]] == list(range(1, SHOWN + 1))
+        assert [signal.payload for signal in found[big]] == list(range(1, PAGE_SIZE + 1))
         assert [signal.payload for signal in found[small]] == ["s"]
         rare = await read_awaited(conn, SCHEMA, big, ["rare"])
-        assert [signal.payload for signal in rare] == list(range(4, 4 * SHOWN + 1, 4))
+        assert [signal.payload for signal in rare] == list(range(4, 4 * PAGE_SIZE + 1, 4))
         assert len(await read_matching(conn, SCHEMA, big, ["rare"])) == 1250
         page = await read_signals(conn, SCHEMA, big, after=found[big][-1].id, limit=10)
-        assert [signal.payload for signal in page] == list(range(SHOWN + 1, SHOWN + 11))
+        assert [signal.payload for signal in page] == list(range(PAGE_SIZE + 1, PAGE_SIZE + 11))
 
 
 async def test_the_recheck_of_a_large_pack_is_cheap(db: psycopg.Connection, durable_dsn: str):
@@ -330,12 +330,12 @@ async def test_the_lock_is_never_waited_for_in_another_order(db: psycopg.Connect
         (1, 5, None),
         (1, "a\0b", None),
         (1, "\ud800", None),
-        (1, "n" * (MAX_NAME + 1), None),
-        (1, "é" * MAX_NAME, None),
+        (1, "n" * (MAX_NAME_BYTES + 1), None),
+        (1, "é" * MAX_NAME_BYTES, None),
         (1, "n", ""),
         (1, "n", 5),
         (1, "n", "\udfff"),
-        (1, "n", "d" * (MAX_NAME + 1)),
+        (1, "n", "d" * (MAX_NAME_BYTES + 1)),
     ],
 )
 def test_bad_addresses_are_told(target: object, name: object, dedup: object):
@@ -344,7 +344,7 @@ def test_bad_addresses_are_told(target: object, name: object, dedup: object):
 
 
 @pytest.mark.parametrize(
-    "payload", [object(), {"x": float("nan")}, "a\0b", "\ud800", "x" * (MAX_PAYLOAD + 1)]
+    "payload", [object(), {"x": float("nan")}, "a\0b", "\ud800", "x" * (MAX_PAYLOAD_BYTES + 1)]
 )
 def test_bad_payloads_are_told(payload: object):
     with pytest.raises(StateError, match="payload of signal 'paid'"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from durable_actors._store.claim import PickFrom, QueueShape
-from durable_actors._store.rows import Picked
+from durable_actors._store.rows import PickResult
 
 RESET_MIN: Final = 0.1
 RESET_MAX: Final = 2.0
@@ -87,20 +87,20 @@ class PickCursor:
         """The queue has no row on offer: the next pick begins at the head, and misses nothing."""
         self._positions.clear()
 
-    def missed(self, picked: Picked) -> None:
+    def missed(self, picked: PickResult) -> None:
         """After a pick of rows by their ids: the next one looks at those that it did not claim."""
         claimed = {claim.id for claim in picked.claims}
         missed = [number for number in self._looked if number not in claimed]
         self._extras.update((number, 0.0) for number in missed)
         self._keyed = bool(missed)  # as far as anybody knows
 
-    def advance(self, picked: Picked, *, now: float, took: float) -> None:
+    def advance(self, picked: PickResult, *, now: float, took: float) -> None:
         """Learn from a pick that took so many seconds."""
         for priority, position in picked.positions.items():
             self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
         if picked.claims:
             self._keyed = picked.claims[-1].partition_key is not None
-        left = {row.id for row in picked.seen if row.left}
+        left = {row.id for row in picked.seen if row.postponed}
         for number in self._looked:
             if number not in left:
                 self._pauses.pop(number, None)

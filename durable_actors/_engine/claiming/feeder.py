@@ -34,7 +34,7 @@ from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
-from durable_actors._store.rows import Picked
+from durable_actors._store.rows import PickResult
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason
@@ -245,13 +245,13 @@ class Feeder(Actor[object]):
         self._saturated = full
 
 
-def _pick_event(queue: str, picked: Picked, *, wanted: int, seconds: float) -> PickedEvent:
+def _pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -> PickedEvent:
     return PickedEvent(
         queue=queue,
         wanted=wanted,
         claimed=len(picked.claims),
         held=sum(row.what == "h" for row in picked.seen),
         shelved=sum(row.what == "s" for row in picked.seen),
-        left=sum(row.left for row in picked.seen),
+        left=sum(row.postponed for row in picked.seen),
         seconds=seconds,
     )

@@ -114,7 +114,7 @@ class LongPoll(Actor[object]):
         try:
             with trio.CancelScope() as self._statement:
                 async with node.pool.acquire(
-                    node.lane("client"), within=PATIENCE + ANSWER, on_line=self._give_way
+                    node.lane("client"), within=PATIENCE + ANSWER, on_wait=self._give_way
                 ) as conn:
                     if conn.pooled:  # it would keep one of the pooler's few server processes to itself
                         self._not_before = math.inf

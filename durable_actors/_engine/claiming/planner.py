@@ -33,7 +33,7 @@ import attrs
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._store.claim import PickFrom, QueueShape
-from durable_actors._store.rows import Picked
+from durable_actors._store.rows import PickResult
 
 MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred save nothing more."""
@@ -91,7 +91,7 @@ EXPIRE: Final = Expire()
 RELEASE_ORPHANS: Final = ReleaseOrphans()
 REFRESH_BEFORE_PICK: Final = RefreshStats(after_pick=False)
 REFRESH_AFTER_PICK: Final = RefreshStats(after_pick=True)
-NOTHING_PICKED: Final = Picked([], [], {})
+NOTHING_PICKED: Final = PickResult([], [], {})
 
 
 def poll_pause(limits: QueueLimits, *, empty_polls: int) -> float:
@@ -212,7 +212,7 @@ class ClaimPlanner:
         self._one_by_id = False
         self._known: frozenset[str] = frozenset()
         self._expired = self._refreshed = self._by_id = False
-        self._picked: Picked | None = None
+        self._picked: PickResult | None = None
         self._refresh_wanted = False
         self._stats_began = 0
 
@@ -279,7 +279,7 @@ class ClaimPlanner:
             return REFRESH_AFTER_PICK
         return self._sleep(now, self._picked, watched=watched)
 
-    def _sleep(self, now: float, picked: Picked, *, watched: bool) -> Sleep:
+    def _sleep(self, now: float, picked: PickResult, *, watched: bool) -> Sleep:
         if picked.claims:
             self._found_work = True
         if picked.window >= self._wanted or self._pick_again:
@@ -332,7 +332,7 @@ class ClaimPlanner:
         self._by_id = bool(begin.by_id)
         return begin
 
-    def picked(self, picked: Picked, now: float, *, seconds: float) -> None:
+    def picked(self, picked: PickResult, now: float, *, seconds: float) -> None:
         """The pick has answered, after so many seconds."""
         self._picked = picked
         short = picked.window < self._wanted

@@ -15,7 +15,7 @@ import trio
 
 from durable_actors._engine.node import Node, logger
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.pool.pool import Lease
+from durable_actors._postgres.pool.pool import AcquireContext
 from durable_actors._store.key import check_session, exchange_keys, lock_node, read_held_keys
 from durable_actors.errors import ConfigError, StoreUnavailable
 
@@ -47,9 +47,9 @@ class Exchanged:
 class KeySession:
     """A session, from its first lock until it is closed. One task at a time uses it."""
 
-    def __init__(self, node: Node, lease: Lease, conn: PgConn) -> None:
+    def __init__(self, node: Node, lease: AcquireContext, conn: PgConn) -> None:
         self._node = node
-        self._lease: Lease | None = lease
+        self._lease: AcquireContext | None = lease
         self._conn = conn
         self._backend = 0
         self._locked = False  # it has the node's own lock

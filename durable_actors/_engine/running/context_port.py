@@ -21,13 +21,20 @@ import trio
 from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.committing.verdicts import blames_data
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.pool.patience import with_patience
-from durable_actors._postgres.pool.pool import Pool
+from durable_actors._postgres.pool.lock_retry import retry_while_locked
+from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.children import Started, args_digest, child_uid, read_children, start_child
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.read import find_by_key, read_by_ids
 from durable_actors._store.rows import Claim
-from durable_actors._store.signal import SHOWN, Delivery, Sent, plan_signal, read_signals, signal_from_step
+from durable_actors._store.signal import (
+    PAGE_SIZE,
+    Delivery,
+    Sent,
+    plan_signal,
+    read_signals,
+    signal_from_step,
+)
 from durable_actors._trio_run import HomeRun, at_home
 from durable_actors.errors import (
     CommitUnknown,
@@ -64,7 +71,13 @@ class EnginePort:
     """One object per engine, shared by all contexts."""
 
     def __init__(
-        self, pool: Pool, lane: str, schema: str, claims: ActiveClaims, *, patience: float | None = None
+        self,
+        pool: ConnectionPool,
+        lane: str,
+        schema: str,
+        claims: ActiveClaims,
+        *,
+        patience: float | None = None,
     ) -> None:
         self._pool = pool
         self._lane = lane
@@ -172,11 +185,11 @@ class EnginePort:
         """The whole inbox, oldest first, in pages."""
         after = 0
         while True:
-            read = partial(read_signals, schema=self._schema, number=ctx.id, after=after, limit=SHOWN)
+            read = partial(read_signals, schema=self._schema, number=ctx.id, after=after, limit=PAGE_SIZE)
             page = await self._bear(ctx, read)
             for signal in page:
                 yield signal
-            if len(page) < SHOWN:
+            if len(page) < PAGE_SIZE:
                 return
             after = page[-1].id
 
@@ -190,12 +203,12 @@ class EnginePort:
                 parent=ctx.id,
                 barrier=ctx.visit,
                 after=after,
-                limit=SHOWN,
+                limit=PAGE_SIZE,
             )
             page = await self._bear(ctx, read)
             for child in page:
                 yield child
-            if len(page) < SHOWN:
+            if len(page) < PAGE_SIZE:
                 return
             after = page[-1].id
 
@@ -233,7 +246,7 @@ class EnginePort:
         told = False
         while True:
             try:
-                return await with_patience(self._pool, self._lane, call, within=self._patience)
+                return await retry_while_locked(self._pool, self._lane, call, within=self._patience)
             except StoreUnavailable:
                 pass  # the actors tell of it
             except psycopg.Error as exc:

@@ -13,10 +13,10 @@ from functools import partial
 import attrs
 
 from durable_actors._engine.running.batched import Batched
-from durable_actors._postgres.pool.pool import Pool
+from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.children import count_children, read_children
 from durable_actors._store.rows import Claim
-from durable_actors._store.signal import SHOWN, read_awaited, read_inboxes, read_matching
+from durable_actors._store.signal import PAGE_SIZE, read_awaited, read_inboxes, read_matching
 from durable_actors.machine import MOST_CHILDREN, ChildView, Signal, Status
 
 
@@ -27,14 +27,14 @@ class StepInputs:
     signals: tuple[Signal, ...] = ()
     awaited: tuple[Signal, ...] = ()
     more_signals: bool = False
-    """The inbox has more than `SHOWN`."""
+    """The inbox has more than `PAGE_SIZE`."""
     children: tuple[ChildView, ...] | None = ()
     """None: too many to be read, and counted instead."""
     children_counts: Mapping[Status, int] | None = None
     """By status; None: to be counted from `children`."""
     unseen: tuple[int, ...] = ()
-    """Ids of further awaited signals, beyond the first `SHOWN`: they were there when the step began, so parking again
-    must not wake for them; nothing consumes them, for nobody has seen them."""
+    """Ids of further awaited signals, beyond the first `PAGE_SIZE`: they were there when the step began, so parking
+    again must not wake for them; nothing consumes them, for nobody has seen them."""
 
 
 NO_INPUTS = StepInputs()
@@ -44,7 +44,13 @@ class InputLoader:
     """Reads surroundings for the step tasks of one engine."""
 
     def __init__(
-        self, pool: Pool, lane: str, schema: str, *, beside: str | None = None, patience: float | None = None
+        self,
+        pool: ConnectionPool,
+        lane: str,
+        schema: str,
+        *,
+        beside: str | None = None,
+        patience: float | None = None,
     ) -> None:
         """Read on `lane`, or `beside` it, where an answer is waited for `patience` seconds at most."""
         self._pool = pool
@@ -65,8 +71,8 @@ class InputLoader:
         # must not take itself for timed out.
         if claim.inbox or claim.awaits is not None:
             found = await (self._beside if claim.awaits is None else self._inboxes).get(claim.id)
-            more = len(found) > SHOWN
-            signals = tuple(found[:SHOWN])
+            more = len(found) > PAGE_SIZE
+            signals = tuple(found[:PAGE_SIZE])
         if claim.awaits is not None:
             names = claim.awaits
             awaited = tuple(signal for signal in signals if signal.name in names)
@@ -90,10 +96,10 @@ class InputLoader:
             after = found[-1].id if found else 0
             async with self._pool.acquire(self._lane) as conn:
                 page = await read_children(
-                    conn, self._schema, claim.id, claim.visit, after=after, limit=SHOWN
+                    conn, self._schema, claim.id, claim.visit, after=after, limit=PAGE_SIZE
                 )
             found += page
-            if len(page) < SHOWN:
+            if len(page) < PAGE_SIZE:
                 return tuple(found)
 
     async def _count(self, claim: Claim) -> Mapping[Status, int]:
@@ -105,5 +111,5 @@ class InputLoader:
         within = None if lane == self._lane else self._patience
         async with self._pool.acquire(lane, within=within) as conn:
             return await read_inboxes(
-                conn, self._schema, ids, limit=SHOWN + 1
+                conn, self._schema, ids, limit=PAGE_SIZE + 1
             )  # one more tells that there are

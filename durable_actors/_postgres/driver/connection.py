@@ -1,13 +1,13 @@
 """The engine's driver: prepared statements on a libpq connection, one round trip each, on Trio.
 
-No cursors, no type adaptation, no asyncio, no thread for queries. Parameters go in as text (`encode`),
-columns come out as bytes. One task at a time uses a connection; the pool sees to that.
+No cursors, no type adaptation, no asyncio, no thread for queries. Parameters go in as text (`encode`), columns come out
+as bytes. One task at a time uses a connection; the pool guarantees that.
 
     [row] = (await conn.run(CLAIM, [b"default", b"10"])).rows
     claimed, parked = await conn.batch([(CLAIM, [...]), (PARK, [...])])     # one round trip, one transaction
 
-Cancelled at any await: the statement is cancelled on the server and the connection drained within a bounded,
-shielded time, else it is closed. A cancelled statement may have been done.
+Cancelled at any await: the driver cancels the statement on the server and reads the rest of the answer, shielded,
+within a bounded time; if that fails, it closes the connection. A cancelled statement may have been done.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from psycopg import pq
 from trio.lowlevel import checkpoint_if_cancelled, wait_readable
 
 from durable_actors._postgres.driver import failures, waiting
+from durable_actors._postgres.driver.conninfo import bad_dsn, engine_conninfo
 from durable_actors._postgres.driver.failures import COMMIT, NO_COMMIT
-from durable_actors._postgres.driver.opening import engine_conninfo, set_up
+from durable_actors._postgres.driver.session import (
+    check_shared_session,
+    refused_setting,
+    session_calls,
+    transaction_calls,
+)
 from durable_actors._postgres.driver.statement import (
     Params,
     Prepared,
@@ -35,15 +41,13 @@ from durable_actors._postgres.driver.statement import (
 from durable_actors._postgres.driver.transaction import Transaction
 from durable_actors.errors import StoreUnavailable
 
-_TROUBLE: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
-
-# As plain integers: to look a member up in its enum costs 100 ns, to compare with it as much again.
+# Plain integers: looking up an enum member costs 100 ns, comparing with it another 100 ns.
 _BAD: Final = int(pq.ConnStatus.BAD)
 _IDLE: Final = int(pq.TransactionStatus.IDLE)
 _PIPELINE_OFF: Final = int(pq.PipelineStatus.OFF)
 _PIPELINE_SYNC: Final = int(pq.ExecStatus.PIPELINE_SYNC)
 _REFUSED: Final = int(pq.ExecStatus.FATAL_ERROR)
-_READS_AT_ONCE: Final = 64  # a megabyte, one millisecond: then other tasks run
+_MAX_READS_PER_WAIT: Final = 64  # 16 kB each, so a megabyte, about 1 ms: then other tasks run
 
 
 class PgConn:
@@ -65,19 +69,19 @@ class PgConn:
         self.in_transaction = False
         """Inside `transaction()`: a statement's completion does not commit."""
         self.broken = False
-        """The server went away, fell silent or is the wrong one now: others of its age may be so, too."""
+        """The server went away, fell silent or is a standby now. Connections opened before may be affected, too."""
         self.opened_at: Final = trio.current_time()
-        """When it was connected, on Trio's clock."""
+        """When it was opened, on Trio's clock."""
         self.pid: Final = pgconn.backend_pid
-        """The server process, or what a pooler says instead."""
+        """Pid of the server process; behind a pooler a number that the pooler makes up."""
         self.preamble: list[tuple[Statement, Params]] = []
-        """Behind a pooler: what every transaction begins with."""
+        """Behind a pooler: the statements that every transaction begins with."""
 
     @classmethod
     async def open(cls, dsn: str, *, settings: Mapping[str, str] | None = None) -> PgConn:
         """Connect. `settings` are session settings (`{"jit": "off"}`).
 
-        Raises `StoreUnavailable` when no server lets us in, `ConfigError` for a malformed DSN or a refused
+        Raises `StoreUnavailable` if no server accepts the connection, `ConfigError` for a malformed DSN or a wrong
         setting. Cancelled: nothing is left open.
         """
         try:
@@ -85,29 +89,48 @@ class PgConn:
         except psycopg.OperationalError as exc:
             raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
         except (psycopg.ProgrammingError, UnicodeError) as exc:  # the latter from Python's resolver
-            # Not `from exc`: libpq quotes what it stumbled over, which may be the password.
-            raise failures.bad_dsn(dsn, exc) from None
+            # Not `from exc`: libpq quotes the part that it cannot read, which may be the password.
+            raise bad_dsn(dsn, exc) from None
         conn = cls(pgconn, keepalive)
         try:
-            await set_up(conn, settings or {})
+            await conn._set_up(settings or {})
         except BaseException:
             conn.close()
             raise
         return conn
 
+    async def _set_up(self, settings: Mapping[str, str]) -> None:
+        """Set the session up, or note what each transaction must begin with: see `session`.
+
+        One round trip; two behind a pooler.
+        """
+        try:
+            *_, direct = await self.batch(session_calls(settings, self.pid))
+            if direct.rows:  # the process that we connected to has run them: no pooler is in between
+                self.prepared.off = False
+                return
+            preamble = transaction_calls(settings)
+            *_, shared = await self.batch(preamble)
+        except psycopg.Error as exc:
+            raise refused_setting(settings, exc) from exc
+        except StoreUnavailable as exc:
+            raise StoreUnavailable(f"cannot connect to Postgres: {exc}") from exc
+        check_shared_session(shared.rows[0])
+        self.preamble = preamble
+
     @property
     def closed(self) -> bool:
-        """Closed by us or found broken; a server that vanished silently is only noticed in use."""
+        """Closed by us or found broken. A server that vanished silently is only noticed when the connection is used."""
         return self._pgconn.status == _BAD
 
     @property
     def pooled(self) -> bool:
-        """There is a pooler before the server: the next transaction may be another process's, see `opening`."""
+        """Whether a pooler is in between: each transaction may run in another server process. See `session`."""
         return bool(self.preamble)
 
     @property
     def pristine(self) -> bool:
-        """Fit for the next user: open, idle, no transaction, no pipeline, nothing half-read."""
+        """Whether the next task can use it: open, idle, no transaction, no pipeline, no half-read answer."""
         pgconn = self._pgconn
         return (
             not self._busy
@@ -117,7 +140,7 @@ class PgConn:
         )
 
     def alive(self) -> bool:
-        """Tell whether an idle connection still has its server, without a round trip; close it if not.
+        """Whether an idle connection still has its server, without a round trip. Closes it if not.
 
         A terminated backend or a stopped server leaves bytes or an end of file on the socket.
         """
@@ -127,8 +150,8 @@ class PgConn:
             return True
         try:
             self._pgconn.consume_input()
-            # Only a notice or a parameter change may come unasked, and libpq has read it now. An end of
-            # file shows as readable again at once.
+            # Unasked, the server sends only notices and parameter changes, and libpq has read them now. An end of
+            # file makes the socket readable again at once.
             gone = bool(self._poller.poll(0))
         except psycopg.OperationalError:
             gone = True
@@ -141,7 +164,7 @@ class PgConn:
         waiting.discard(self._pgconn)
 
     async def run(self, statement: Statement, params: Params = ()) -> Result:
-        """Run one statement in one round trip. Outside `transaction()` it commits by itself.
+        """Run one statement in one round trip. Outside `transaction()` it is a transaction of its own.
 
         Raises `psycopg.Error` (refused, not done), `StoreUnavailable` (not done) or `CommitUnknown`.
         """
@@ -151,7 +174,7 @@ class PgConn:
         expected = NO_COMMIT if statement.read_only or self.in_transaction else 1
         send = self._pgconn.send_query_prepared
         results = await self._converse(expected, statement.name, send, name, params)
-        result = results[-1]  # a second one is the refusal to commit, e.g. by a deferred constraint
+        result = results[-1]  # a second one is an error at the commit, e.g. of a deferred constraint
         if result.status == _REFUSED:
             if not self._forgets([statement], result):
                 self._refuse(result, doing=statement.name)
@@ -161,7 +184,7 @@ class PgConn:
     async def batch(self, calls: Iterable[tuple[Statement, Params]]) -> list[Result]:
         """Run several statements in one round trip and, outside `transaction()`, in one transaction.
 
-        All or nothing: the first refusal rolls the whole batch back and is raised with the statement's name.
+        All or nothing: the first error rolls the whole batch back and is raised with the statement's name.
         """
         calls = list(calls)
         if not calls:
@@ -175,7 +198,7 @@ class PgConn:
         results = await self._converse(
             len(messages) if commits else NO_COMMIT, doing, send_pipeline, self._pgconn, messages
         )
-        if len(results) > len(messages):  # every statement was done, but not the commit
+        if len(results) > len(messages):  # every statement succeeded, the commit did not
             self._refuse(results[-1], doing=f"the commit of {doing}")
         executed = self.prepared.learn(messages, results)
         for (statement, _), result in zip(calls, executed, strict=True):
@@ -189,17 +212,17 @@ class PgConn:
     async def script(self, sql: str) -> None:
         """Run any number of statements, without parameters, as one simple query (migrations).
 
-        Postgres makes one transaction of it unless it holds BEGIN/COMMIT or what cannot run in one.
+        Postgres runs it as one transaction, unless it contains BEGIN, COMMIT or a command that cannot run in one.
         """
         results = await self._converse(COMMIT, "script", self._pgconn.send_query, sql.encode())
         for result in results:
             if not failures.is_done(result):
                 self._refuse(result, doing="script")
 
-    def transaction(self, *, begin: str = "BEGIN") -> Transaction:
+    def transaction(self, *, begin: str = "BEGIN") -> Transaction[PgConn]:
         """Open an explicit transaction: committed when the body ends, rolled back when it raises.
 
-        `begin` may carry modes. Raises `CommitUnknown` when the COMMIT's fate is unknown.
+        `begin` may contain transaction modes. Raises `CommitUnknown` if the connection is lost during COMMIT.
         """
         return Transaction(self, begin)
 
@@ -217,9 +240,9 @@ class PgConn:
     async def _converse(
         self, expected: int, doing: str, send: Callable[..., None], *args: object
     ) -> list[pq.abc.PGresult]:
-        """Send, wait, and read to the end. On return the connection is ready for the next statement.
+        """Send, wait, and read the whole answer. On return the connection is ready for the next statement.
 
-        `expected` says what a lost connection means, see `failures.loss`.
+        `expected` decides what a lost connection means, see `failures.loss`.
         """
         pgconn = self._pgconn
         if pgconn.status == _BAD:
@@ -227,7 +250,7 @@ class PgConn:
         if self._busy:
             raise trio.BusyResourceError("another task is using this connection")
         await checkpoint_if_cancelled()
-        # libpq hides that a write failed. A server known to be gone before we send is "not done" (1 µs).
+        # libpq hides that a write failed. If the server is gone before we send, the statement was not done (1 µs).
         if expected != NO_COMMIT and not self.alive():
             raise StoreUnavailable(f"the server closed the connection before {doing} was sent")
         results: list[pq.abc.PGresult] = []
@@ -243,16 +266,16 @@ class PgConn:
             await self._salvage(sent=sent)
             raise
         except psycopg.NotSupportedError:
-            self.close()  # COPY: the server waits for data, or sends it; only closing ends that
+            self.close()  # COPY: the server waits for data or sends it, and only closing ends that
             raise
-        except _TROUBLE as exc:
+        except waiting.CONNECTION_ERRORS as exc:
             if not sent and isinstance(exc, psycopg.Error) and pgconn.status != _BAD:
-                self.close()  # libpq itself refused it, e.g. 70,000 parameters
+                self.close()  # libpq itself refused to send it, e.g. 70,000 parameters
                 raise
-            # Unless all of it was sent, the Sync at its end was not, and the server cannot have committed.
+            # If not all of it was sent, neither was the Sync at its end, and the server cannot have committed.
             self._lost(results, exc, expected=expected if sent else NO_COMMIT, doing=doing)
         except BaseException:
-            # A parameter of the wrong type, or KeyboardInterrupt: nobody knows what was sent.
+            # A parameter of the wrong type, or KeyboardInterrupt: it is unknown what was sent.
             self.close()
             raise
         finally:
@@ -260,18 +283,19 @@ class PgConn:
         return results
 
     async def _read(self, results: list[pq.abc.PGresult]) -> None:
-        """Read results until the server is ready for the next query (until the Sync's echo in a pipeline)."""
+        """Read results until the server is ready for the next query (in a pipeline: until the answer to the Sync)."""
         pgconn, fd, poll = self._pgconn, self._fd, self._poller.poll
         pipeline = pgconn.pipeline_status != _PIPELINE_OFF
         at_once = 0
         while True:
             while pgconn.is_busy():
-                # libpq reads 16 kB at a time, and a turn of Trio's loop may take as long as 200 steps do.
+                # libpq reads 16 kB at a time, and one pass of Trio's loop may run 200 steps of jobs before the next
+                # read.
                 if at_once and poll(0):
                     at_once -= 1
                 else:
                     await wait_readable(fd)
-                    at_once = _READS_AT_ONCE
+                    at_once = _MAX_READS_PER_WAIT
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
@@ -283,15 +307,15 @@ class PgConn:
                 pgconn.exit_pipeline_mode()
                 return
             elif failures.is_copy(result):
-                raise psycopg.NotSupportedError("COPY is not for this driver; use TrioConnection")
+                raise psycopg.NotSupportedError("this driver does not support COPY; use TrioConnection")
             else:
                 results.append(result)
 
     async def _flush(self) -> None:
-        """Send what the socket did not take at once. Reads meanwhile, else both sides may wait for ever."""
+        """Send what the socket did not take at once. Reads meanwhile; otherwise both sides could wait for ever."""
         while True:
             ready = await waiting.wait_either(self._fd)
-            # A server that takes it as fast as we send would never let us wait: other tasks want to run.
+            # If the server reads as fast as we send, the wait above never blocks: let other tasks run.
             await trio.lowlevel.checkpoint()
             if ready & waiting.READABLE:
                 self._pgconn.consume_input()
@@ -299,20 +323,23 @@ class PgConn:
                 return
 
     async def _salvage(self, *, sent: bool) -> None:
-        """Get an interrupted connection back within a bounded time, or close it. Never raises."""
+        """Make an interrupted connection usable again within a bounded time, or close it. Never raises."""
         usable = False
         try:
             with trio.move_on_after(waiting.CANCEL_TIMEOUT, shield=True) as scope:
                 usable = await self._drain(sent=sent)
-            self.broken = scope.cancelled_caught  # a deaf server
-        except _TROUBLE:
+            self.broken = scope.cancelled_caught  # the server is silent
+        except waiting.CONNECTION_ERRORS:
             self.broken = True
         finally:
             if not usable:
                 self.close()
 
     async def _drain(self, *, sent: bool) -> bool:
-        """Have the server stop, and read what is left; False when half a message is out: that cannot heal."""
+        """Stop the statement and read the rest of its answer.
+
+        False if only half a message was sent: the connection cannot be used any more.
+        """
         pgconn = self._pgconn
         if not sent:  # an earlier statement of the pipeline may be running
             await waiting.send_cancel(pgconn)
@@ -320,7 +347,7 @@ class PgConn:
         pgconn.consume_input()
         if pgconn.is_busy():
             await waiting.send_cancel(pgconn)
-        while pgconn.is_busy():  # the request may have overtaken the statement: ask again
+        while pgconn.is_busy():  # the cancel request may have overtaken the statement: repeat it
             await waiting.wait_stopping(pgconn)
             pgconn.consume_input()
         await self._read([])
@@ -329,22 +356,22 @@ class PgConn:
     def _lost(
         self, results: list[pq.abc.PGresult], cause: BaseException, *, expected: int, doing: str
     ) -> NoReturn:
-        """Close, and raise what the caller must know: not done, or unknown."""
+        """Close, and raise the error that says whether the statements were not done, or may have been."""
         pgconn = self._pgconn
-        for _ in range(4):  # e.g. the FATAL that came together with the end of file
+        for _ in range(4):  # e.g. the FATAL error that arrived together with the end of file
             if pgconn.status != _BAD or pgconn.is_busy():
                 break
-            last_words = pgconn.get_result()
-            if last_words is None:
+            final = pgconn.get_result()
+            if final is None:
                 break
-            results.append(last_words)
+            results.append(final)
         self._break()
         raise failures.loss(results, cause, expected=expected, doing=doing) from cause
 
     # ------------------------------------------------------------------ after the conversation
 
     def _forgets(self, known: list[Statement], result: pq.abc.PGresult) -> bool:
-        """Forget stale statements; tell whether to run them again, which a broken transaction forbids."""
+        """Forget stale prepared statements; return whether to run them again (no: a failed transaction)."""
         return self.prepared.forget(known, result) and not self.in_transaction
 
     def _refuse(self, result: pq.abc.PGresult, *, doing: str) -> NoReturn:

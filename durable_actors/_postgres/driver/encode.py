@@ -41,12 +41,12 @@ def text_array(values: Iterable[str | None]) -> bytes:
 
 
 def uuid_array(values: Iterable[str]) -> bytes:
-    """`{...,...}` of uuids as the server writes them: nothing to quote."""
+    """`{...,...}` of uuids in the server's own format: nothing needs quotes."""
     return ("{" + ",".join(values) + "}").encode()
 
 
 def json_array(values: Iterable[bytes | None]) -> bytes:
-    """An array literal of ready-made JSON documents (see `json`), for a text[] or jsonb[] parameter."""
+    """An array literal of encoded JSON documents (see `json`), for a text[] or jsonb[] parameter."""
     return (
         b"{"
         + b",".join(
@@ -60,19 +60,19 @@ def json_array(values: Iterable[bytes | None]) -> bytes:
 
 
 def bytea_array(values: Iterable[bytes | None]) -> bytes:
-    """Hex form, quoted, the backslash escaped once more for the array."""
+    """Hex format, quoted; the backslash is escaped once more for the array."""
     return (
         "{" + ",".join(["NULL" if v is None else '"\\\\x' + v.hex() + '"' for v in values]) + "}"
     ).encode()
 
 
 def bytea(value: bytes | None) -> bytes | None:
-    """One bytea in hex form."""
+    """One bytea in hex format."""
     return None if value is None else b"\\x" + value.hex().encode()
 
 
 def text(value: str | None) -> bytes | None:
-    """One text value. Raises StateError for a NUL (libpq would cut the text there, without a word) or a surrogate."""
+    """One text value. Raises StateError for a NUL (libpq would silently cut the text there) or a lone surrogate."""
     if value is None:
         return None
     if "\0" in value:

@@ -1,15 +1,14 @@
-"""What an error of Postgres or of the connection means: not done, or unknown.
+"""Which exception an error of Postgres or of the connection becomes. Pure.
 
-Pure. The driver collects what the server said; these functions decide which exception the caller sees:
+The driver collects the results; these functions decide what the caller gets:
 
 * the server refused the statement (severity ERROR): a `psycopg.errors` class, nothing was done;
 * the server or the network went away: `StoreUnavailable`, nothing was done;
-* it went away when the commit may already have happened: `CommitUnknown`.
+* the connection was lost when the commit may already have happened: `CommitUnknown`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,7 +16,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq import DiagnosticField, ExecStatus
 
-from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
+from durable_actors.errors import CommitUnknown, StoreUnavailable
 
 UNAVAILABLE: Final = frozenset(
     {
@@ -32,36 +31,36 @@ UNAVAILABLE: Final = frozenset(
         "53100",  # disk_full
     }
 )
-"""SQLSTATEs (beside class 08) that say the server cannot serve now; the statement was not done."""
+"""SQLSTATEs (besides class 08) of a server that cannot serve at the moment; the statement was not done."""
 
 RECONNECT: Final = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25006"})
-"""After these the connection is of no use, even if the server has not closed it."""
+"""After these the connection is unusable, even if the server has not closed it."""
 
 RETRYABLE: Final = frozenset({"40001", "40P01", "55P03"})
 """Serialization failure, deadlock, lock not available: nothing was done, the same call may succeed."""
 
 NO_COMMIT: Final = 0
-"""For `loss`: what was sent does not commit anything."""
+"""For `loss`: the message does not commit anything."""
 COMMIT: Final = -1
-"""For `loss`: what was sent commits before it answers."""
+"""For `loss`: the server commits before it answers."""
 
 _DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.TUPLES_OK), int(ExecStatus.EMPTY_QUERY)})
 _COPY: Final = frozenset({int(ExecStatus.COPY_IN), int(ExecStatus.COPY_OUT), int(ExecStatus.COPY_BOTH)})
 
 
 def sqlstate(result: pq.abc.PGresult) -> str | None:
-    """The five-character code; None when libpq, not the server, made the error up."""
+    """The five-character code; None if the error comes from libpq, not from the server."""
     field = result.error_field(DiagnosticField.SQLSTATE)
     return field.decode() if field else None
 
 
 def is_done(result: pq.abc.PGresult) -> bool:
-    """Tell whether the server completed this statement (it may not have committed it yet)."""
+    """Whether the server completed this statement (it may not have committed it yet)."""
     return result.status in _DONE
 
 
 def is_copy(result: pq.abc.PGresult) -> bool:
-    """Tell whether the statement was a COPY, which the engine's driver does not speak."""
+    """Whether the statement was a COPY, which the engine's driver does not support."""
     return result.status in _COPY
 
 
@@ -87,7 +86,7 @@ def _text(result: pq.abc.PGresult) -> str:
 def _is_unavailable(code: str | None) -> bool:
     if code is None:
         return False
-    # 08P01 is our own mistake (e.g. too few parameters): trying again would not help.
+    # 08P01 is our own mistake (e.g. too few parameters): a retry would not help.
     return code in UNAVAILABLE or (code.startswith("08") and code != "08P01")
 
 
@@ -99,10 +98,10 @@ def _error_class(code: str) -> type[psycopg.Error]:
 
 
 def is_stale_plan(result: pq.abc.PGresult) -> bool:
-    """Tell whether preparing the statement again would help: it is gone, or a migration changed its type.
+    """Whether preparing the statement again would help: it is gone, or a migration changed its result type.
 
-    Texts are in the server's language: the function that raised it tells a stale plan from other things that Postgres
-    does not support, where preparing again helps nobody.
+    Error texts are in the server's language, so the name of the function that raised the error distinguishes a stale
+    plan from other unsupported features (0A000), for which preparing again would not help.
     """
     code = sqlstate(result)
     if code == "0A000":
@@ -113,22 +112,22 @@ def is_stale_plan(result: pq.abc.PGresult) -> bool:
 def loss(
     results: Sequence[pq.abc.PGresult], cause: BaseException, *, expected: int, doing: str
 ) -> StoreUnavailable:
-    """Make the exception for a connection that was lost in mid-conversation.
+    """Make the exception for a connection that was lost after a message was sent.
 
-    `expected` tells what was sent: NO_COMMIT; COMMIT; or else a positive number, how many results a complete
-    answer has, where the Sync at the end commits.
+    `expected` is NO_COMMIT, COMMIT, or a positive number: the number of results of a complete answer, if the Sync at
+    the end of the message commits.
 
-    Why a refusal (an error with a SQLSTATE) may prove "not done": with the extended protocol the server
-    writes the completion of every statement before the Sync commits them, so when fewer than `expected`
-    arrived before the refusal, it never got so far. COMMIT itself, however, and a simple query (`script`)
-    complete after they have committed, and so do the few commands that cannot run in a transaction block
-    (VACUUM, CREATE INDEX CONCURRENTLY, a CALL that commits): there, silence and FATAL prove nothing.
+    An error with a SQLSTATE can prove "not done": in the extended protocol the server sends the completion of every
+    statement before the Sync commits them, so if fewer than `expected` completions arrived before the error, the
+    server did not get to the commit. COMMIT itself and a simple query (`script`) complete after they have committed,
+    and so do the few commands that cannot run in a transaction block (VACUUM, CREATE INDEX CONCURRENTLY, a CALL that
+    commits): there neither silence nor FATAL proves anything.
     """
     refusals = [result for result in results if not is_done(result) and sqlstate(result) is not None]
     why = " ".join(str(cause).split())
     if refusals:
         why = f"the server said {_text(refusals[-1])!r} ({sqlstate(refusals[-1])})"
-    # Class 08 is not the backend's word: PgBouncer says so when it lost the server, whatever that had done.
+    # Class 08 does not come from the backend: PgBouncer sends it when it lost the server, which may have committed.
     proof = any(not str(sqlstate(result)).startswith("08") for result in refusals)
     done = sum(is_done(result) for result in results)
     if expected == NO_COMMIT or (expected > 0 and proof and done < expected):
@@ -137,13 +136,3 @@ def loss(
         f"the connection was lost while running {doing}, after its commit was sent: "
         f"it may have happened or not: {why}"
     )
-
-
-def bad_dsn(dsn: str, error: Exception) -> ConfigError:
-    """Make the exception for a malformed DSN. libpq quotes what it cannot read: never show a password."""
-    text = str(error).strip()
-    if "password" in dsn or "@" in dsn:
-        text = re.sub(r'".*"', '"…"', text, flags=re.DOTALL)
-    if (found := re.match(r"[\w+]+:/*", dsn)) and found[0] not in {"postgresql://", "postgres://"}:
-        text = f"a URI begins with postgresql://, not with {found[0]}"
-    return ConfigError(f"dsn is not a connection string or URI of Postgres: {text}", option="dsn")

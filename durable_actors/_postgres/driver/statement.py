@@ -10,7 +10,7 @@ from psycopg import pq
 from psycopg.pq import ExecStatus
 
 from durable_actors._postgres.driver import failures
-from durable_actors._postgres.driver.typed import typed_rows
+from durable_actors._postgres.driver.decode import typed_rows
 
 _COMMAND_OK: Final = int(ExecStatus.COMMAND_OK)
 
@@ -25,45 +25,46 @@ class Statement:
     """One SQL statement. Each connection prepares it when it first runs it."""
 
     name: str
-    """Shows in `pg_prepared_statements`, in error notes and in statistics."""
+    """Appears in `pg_prepared_statements`, in error notes and in statistics."""
     sql: str
-    """One statement with `$1`, `$2`, … parameters, each cast where its type is not evident."""
+    """One statement with parameters `$1`, `$2`, …, each with a cast if its type is not evident."""
     read_only: bool = False
-    """A lost connection then means "not done" rather than "unknown"."""
+    """If the connection is lost, the error says "not done" instead of "unknown"."""
     typed: bool = False
-    """Its rows are tuples of Python values (`typed`), not lists of bytes: pays from some dozen rows on."""
+    """Its rows are tuples of Python values (`decode.typed_rows`) instead of lists of bytes: faster from some dozen rows
+    on."""
 
 
 @attrs.define(eq=False)  # not frozen: that costs 0.6 µs per statement
 class Result:
-    """What one statement returned."""
+    """The answer to one statement."""
 
     rows: list[Row]
-    """Columns as the server sent them, in text format; None for NULL. Of a typed statement: see there."""
+    """Columns in text format, None for NULL; for a typed statement tuples of Python values."""
     tag: str
     """The command tag, e.g. `UPDATE 3`."""
 
 
 Message = tuple[Statement, bytes, Params | None]
-"""One message of a pipeline: statement, its name on the connection, parameters (None: prepare it). Without a name it is
-parsed, run and forgotten."""
+"""One message of a pipeline: statement, its name on the connection, parameters (None: prepare it). With an empty name
+the statement is parsed, run and forgotten."""
 
 
 class Prepared:
-    """The statements that one connection has prepared, under which names."""
+    """The statements that one connection has prepared, and their names."""
 
     __slots__ = ("_serial", "names", "off")
 
     def __init__(self) -> None:
         self.names: Final[dict[Statement, bytes]] = {}
-        """The prepared ones, with their names on the server."""
+        """Prepared statement → its name on the server."""
         self.off = True
-        """Prepare nothing: the next transaction may be another server process's, where a name means nothing, or
-        worse, the statement of somebody else."""
+        """Prepare nothing: the next transaction may run in another server process, where the name is unknown or, worse,
+        belongs to somebody else's statement."""
         self._serial = 0
 
     def plan(self, calls: Sequence[tuple[Statement, Params]]) -> list[Message]:
-        """What to send for these calls: a Parse before the first use of a statement, then its execution."""
+        """The messages for these calls: a Parse before the first use of a statement, then its execution."""
         if self.off:
             return [(statement, b"", params) for statement, params in calls]
         messages: list[Message] = []
@@ -71,7 +72,7 @@ class Prepared:
         for statement, params in calls:
             name = self.names.get(statement) or fresh.get(statement)
             if name is None:
-                # Never a name twice: a cancelled Parse may have left one behind on the server.
+                # No name is used twice: a cancelled Parse may have left one behind on the server.
                 self._serial += 1
                 name = fresh[statement] = f"{statement.name}_{self._serial}".encode()
                 messages.append((statement, name, None))
@@ -79,9 +80,9 @@ class Prepared:
         return messages
 
     def learn(self, messages: list[Message], results: list[pq.abc.PGresult]) -> list[pq.abc.PGresult]:
-        """Note which statements are prepared now; return the results of the executions alone.
+        """Record which statements are prepared now; return only the results of the executions.
 
-        A refused Parse stands for its execution, whose own result says no more than "aborted".
+        If a Parse was refused, its result replaces that of the execution, which only says "aborted".
         """
         executed: list[pq.abc.PGresult] = []
         refused: pq.abc.PGresult | None = None
@@ -96,9 +97,9 @@ class Prepared:
         return executed
 
     def forget(self, known: Sequence[Statement], result: pq.abc.PGresult) -> bool:
-        """Forget statements that the server lost or cannot use any more; tell whether to run them again.
+        """Forget statements that the server lost or cannot use any more; return whether to run them again.
 
-        Only those that were `known` before: a statement that fails right after its Parse fails for good.
+        Only those that were `known` before: a statement that fails right after its Parse would fail again.
         """
         if not known or not failures.is_stale_plan(result):
             return False

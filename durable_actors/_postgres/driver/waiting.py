@@ -1,14 +1,14 @@
-"""How a task waits for libpq on Trio, asks the server to stop, and gives a connection up.
+"""libpq on Trio: connect, wait for a socket, cancel a statement, close.
 
-Five primitives, used by `connection.PgConn` (the engine's driver) and by `trio_connection.TrioConnection`:
+Five primitives, used by `driver.connection.PgConn` and by `trio.connection.TrioConnection`:
 
 `wait_either`   wait until a socket is readable or writable, whichever comes first
 `open_pgconn`   connect in a worker thread
-`send_cancel`   ask the server to stop what a connection is doing, and wait until it was told
-`wait_stopping` wait for the answer to that, asking again
-`discard`       close a connection now, waking whoever waits for its socket
+`send_cancel`   send a cancel request and wait until the server has received it
+`wait_stopping` wait for the answer of a cancelled statement, repeating the request
+`discard`       close a connection now and wake the tasks that wait for its socket
 
-Only the public `psycopg.pq` interface, `psycopg.Connection.connect` and Trio's low level are used here.
+They use only the public `psycopg.pq` interface, `psycopg.Connection.connect` and `trio.lowlevel`.
 """
 
 from __future__ import annotations
@@ -22,41 +22,39 @@ from typing import Final
 import psycopg
 import trio
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from trio.lowlevel import Task, wait_readable, wait_writable
 
+from durable_actors._postgres.driver.conninfo import with_connect_timeout
 from durable_actors.errors import ConfigError
 
 READABLE: Final = 1
 WRITABLE: Final = 2
 
 MIN_LIBPQ: Final = 170000
-"""Older libpq sends a cancel request with the GIL held: a deaf server freezes the whole process."""
+"""Older versions send a cancel request with the GIL held: a silent server would freeze the whole process."""
 
 CANCEL_TIMEOUT: Final = 2.0
-"""Seconds, shielded, to get an interrupted connection back; then it is closed instead."""
+"""Seconds, shielded, to make an interrupted connection usable again; after that it is closed."""
 
-ASK_AGAIN: Final = 0.05
-"""Seconds after which a cancel request that changed nothing is sent again."""
+CANCEL_RETRY_INTERVAL: Final = 0.05
+"""Seconds after which a cancel request that had no effect is repeated."""
 
-CONNECT_TIMEOUT: Final = 10
-"""Seconds, where the DSN does not say `connect_timeout`. Bounds an abandoned connect, too."""
-SHORTEST_TIMEOUT: Final = 2
-"""libpq takes nothing shorter."""
+CONNECTION_ERRORS: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
+"""What a conversation with the server can raise, apart from `Cancelled`."""
 
-# libpq's connect is a sequence of short waits: this bounds threads, not load. Shared by all pools of the
-# process so that a reconnect storm does not eat the default limiter, which belongs to the user's `def` steps.
+# libpq's connect is a sequence of short waits: this bounds threads, not load. All pools of the process share it, so
+# that a reconnect storm does not use up Trio's default limiter, which the user's `def` steps need.
 _CONNECT_LIMIT: Final = 8
 _connect_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("durable_actors_connect")
 
 
 def require_libpq(version: int | None = None) -> None:
-    """Refuse a libpq that cannot cancel without blocking. Called once, when the first connection opens."""
+    """Raise `ConfigError` for a libpq that cannot send a cancel request without blocking."""
     found = pq.version() if version is None else version
     if found < MIN_LIBPQ:
         raise ConfigError(
             f"durable_actors needs libpq 17 or newer, this process has {found // 10000}: "
-            "an older one freezes the process while it cancels a query on a deaf server. "
+            "an older one freezes the process while it cancels a query on a server that does not answer. "
             "Install the wheel that bundles it: pip install 'psycopg[binary]'",
             option="libpq",
             value=found,
@@ -66,10 +64,10 @@ def require_libpq(version: int | None = None) -> None:
 async def wait_either(fd: int) -> int:
     """Wait until `fd` is readable or writable; return the mask of READABLE and WRITABLE.
 
-    Trio waits for one direction at a time. The common case, ready at once, is a single poll(2) and no
-    checkpoint; otherwise two tasks wait (33 µs, which nobody notices once the socket's buffer is full).
-    A nested epoll would be cheaper, but `discard` could not wake it: the waiter would hang for ever.
-    Cancelled: nothing changed, nothing is left registered.
+    Trio waits for one direction at a time. In the common case the socket is ready: one poll(2), no checkpoint.
+    Otherwise two tasks wait (33 µs, which does not matter once the socket's buffer is full). A nested epoll would be
+    cheaper, but `discard` could not wake it: the task would hang for ever.
+    Cancelled: nothing has changed, nothing stays registered.
     """
     ready = _poll(fd, select.POLLIN | select.POLLOUT)
     if ready:
@@ -89,7 +87,7 @@ async def wait_either(fd: int) -> int:
             nursery.start_soon(wait, wait_readable)
             nursery.start_soon(wait, wait_writable)
     except BaseExceptionGroup as group:
-        # Only Cancelled, or Ctrl-C, can be in it; and a group is not what `except Cancelled` catches.
+        # It holds only Cancelled or KeyboardInterrupt, and `except Cancelled` does not catch a group.
         raise _first_of(group) from None
     if trouble is not None:
         raise trouble
@@ -115,12 +113,12 @@ def _poll(fd: int, events: int) -> int:
 
 
 def is_readable(fd: int) -> bool:
-    """Tell whether bytes, or an end of file, wait on the socket. No system call beyond one poll(2)."""
+    """Whether bytes or an end of file can be read from the socket. Costs one poll(2)."""
     return bool(_poll(fd, select.POLLIN) & READABLE)
 
 
 class _Handover:
-    """A connection on its way from the connecting thread to the task; nobody leaks it if the task is gone."""
+    """Passes a connection from the connecting thread to the task, and closes it if the task is gone."""
 
     def __init__(self, opener: type[psycopg.Connection[tuple[object, ...]]]) -> None:
         self._opener = opener
@@ -143,37 +141,22 @@ class _Handover:
                 self._connection.close()
 
 
-def with_timeout(conninfo: str) -> str:
-    """Add a `connect_timeout` where neither DSN nor environment has one.
-
-    It counts for each host in turn, so several share `CONNECT_TIMEOUT`: the pool waits no longer than that, and would
-    never get past a first host that does not answer, which is what a machine that is gone looks like.
-    """
-    defaults = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
-    given = conninfo_to_dict(conninfo)
-    if given.get("connect_timeout") or defaults["connect_timeout"]:
-        return conninfo
-    hosts = given.get("hostaddr") or given.get("host") or (defaults["host"] or b"").decode()
-    each = CONNECT_TIMEOUT // len(str(hosts).split(","))
-    return make_conninfo(conninfo, connect_timeout=max(each, SHORTEST_TIMEOUT))
-
-
 async def open_pgconn(
     conninfo: str, *, opener: type[psycopg.Connection[tuple[object, ...]]] = psycopg.Connection
 ) -> tuple[pq.abc.PGconn, object]:
-    """Connect in a worker thread; return the libpq connection, non-blocking, and what keeps it alive.
+    """Connect in a worker thread; return the libpq connection, non-blocking, and the object that keeps it alive.
 
-    The thread runs psycopg's own synchronous connect: names are resolved, timeouts and multi-host DSNs with
-    `target_session_attrs` handled, and the waiting is done in select(2). `PQconnectdb` would be shorter, but
-    psycopg calls it with the GIL held: a deaf server would freeze the process for `connect_timeout`
-    (seen: 2.0 s). SCRAM costs about 4 ms of CPU, which therefore is not spent in the event loop's thread.
+    The thread runs psycopg's own synchronous connect, which resolves names, handles timeouts and multi-host DSNs with
+    `target_session_attrs`, and waits in select(2). `PQconnectdb` would be shorter, but psycopg calls it with the GIL
+    held: a silent server would freeze the process for `connect_timeout` (observed: 2.0 s). SCRAM costs about 4 ms of
+    CPU, which this way is not spent in the event loop's thread.
 
-    `opener` warns when it is collected with the connection open; a subclass may leave that to somebody else.
-    Cancelled: the thread goes on until it is connected or `connect_timeout` is over, then closes what it got.
-    Raises `psycopg.OperationalError` when no server of the DSN lets us in.
+    `opener` warns if it is garbage-collected while the connection is open; a subclass may suppress that.
+    Cancelled: the thread continues until it is connected or `connect_timeout` is over, then closes the connection.
+    Raises `psycopg.OperationalError` if no server of the DSN accepts the connection.
     """
     require_libpq()
-    conninfo = with_timeout(conninfo)
+    conninfo = with_connect_timeout(conninfo)
     handover = _Handover(opener)
     try:
         connection = await trio.to_thread.run_sync(
@@ -196,10 +179,10 @@ def _limiter() -> trio.CapacityLimiter:
 
 
 async def send_cancel(pgconn: pq.abc.PGconn) -> None:
-    """Ask the server to cancel what `pgconn` runs, and wait until the server closed the cancel connection.
+    """Send a cancel request for what `pgconn` runs, and wait until the server has closed the cancel connection.
 
-    The server closes it after it has signalled the backend, so the signal cannot hit a later query of ours.
-    (Through PgBouncer that order is not given.) Raises `psycopg.Error` or OSError if it is not delivered.
+    The server closes it after it has signalled the backend, so the signal cannot hit a later query of ours (PgBouncer
+    does not guarantee that order). Raises `psycopg.Error` or OSError if the request could not be delivered.
     """
     cancel = pgconn.cancel_conn()
     try:
@@ -219,30 +202,30 @@ async def send_cancel(pgconn: pq.abc.PGconn) -> None:
 
 
 async def wait_stopping(pgconn: pq.abc.PGconn) -> None:
-    """Wait for an answer after `send_cancel`, asking the server again every `ASK_AGAIN` seconds.
+    """Wait for an answer after `send_cancel`, repeating the request every `CANCEL_RETRY_INTERVAL` seconds.
 
-    A statement that was sent just before the request may reach its backend after it, and an idle backend drops
-    the request: seen in one of three tries on a busy machine, and the statement would run on to its end.
-    Asking again is harmless: what comes when the statement has ended is dropped, too.
+    A statement that was sent just before the request may reach its backend after it, and an idle backend ignores the
+    request: observed in one of three attempts on a busy machine. The statement would then run to its end. Repeating is
+    harmless: a request that arrives after the end of the statement is ignored as well.
     """
     while True:
-        with trio.move_on_after(ASK_AGAIN):
+        with trio.move_on_after(CANCEL_RETRY_INTERVAL):
             await wait_readable(pgconn.socket)
             return
         try:
             await send_cancel(pgconn)
         except (psycopg.Error, OSError):
-            await wait_readable(pgconn.socket)  # the caller's deadline, or an answer, ends this
+            await wait_readable(pgconn.socket)  # until an answer arrives or the caller's deadline is over
             return
 
 
 def discard(pgconn: pq.abc.PGconn) -> None:
-    """Close the connection without talking to the server. A task that waits for its socket is woken.
+    """Close the connection without a round trip, and wake the tasks that wait for its socket.
 
-    Without `notify_closing` such a task would hang for ever. Safe to call twice.
+    Without `notify_closing` they would hang for ever. Safe to call twice.
     """
     if pgconn.status == pq.ConnStatus.BAD:
-        # libpq has closed the socket itself or never had one; finish() frees the rest.
+        # libpq has closed the socket already, or never had one; finish() frees the memory.
         pgconn.finish()
         return
     trio.lowlevel.notify_closing(pgconn.socket)
@@ -250,10 +233,10 @@ def discard(pgconn: pq.abc.PGconn) -> None:
 
 
 class FreeLock:
-    """A FIFO lock that does not checkpoint when it is free.
+    """A FIFO lock whose `acquire` does not checkpoint if the lock is free.
 
-    `trio.Lock` costs a scheduler pass (6 µs) and, worse, raises Cancelled when it is taken while unwinding
-    inside a cancelled scope, so that the clean-up it should guard never runs. Not re-entrant, has no owner.
+    `trio.Lock` costs a scheduler pass (6 µs) and, worse, raises Cancelled when it is acquired during clean-up in a
+    cancelled scope, so that the clean-up would never run. Not re-entrant, has no owner.
     """
 
     __slots__ = ("_held", "_waiters")
@@ -263,11 +246,11 @@ class FreeLock:
         self._waiters: OrderedDict[Task, None] = OrderedDict()
 
     def locked(self) -> bool:
-        """Tell whether somebody holds it."""
+        """Whether a task holds the lock."""
         return self._held
 
     async def acquire(self) -> None:
-        """Take the lock. Cancelled while waiting: the lock was not taken."""
+        """Acquire the lock. Cancelled while waiting: it was not acquired."""
         if not self._held:
             self._held = True
             return
@@ -278,11 +261,11 @@ class FreeLock:
             del self._waiters[task]
             return trio.lowlevel.Abort.SUCCEEDED
 
-        # A rescheduled task can no longer be cancelled: the hand-over loses neither the lock nor a Cancelled.
+        # A rescheduled task cannot be cancelled any more, so the hand-over loses neither the lock nor a Cancelled.
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def release(self) -> None:
-        """Give the lock to the next waiter, or free it."""
+        """Hand the lock to the next waiting task, or free it."""
         if self._waiters:
             task, _ = self._waiters.popitem(last=False)
             trio.lowlevel.reschedule(task)

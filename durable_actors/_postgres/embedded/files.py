@@ -1,14 +1,14 @@
 """Embedded Postgres: the files of a data directory and the locks on them.
 
-Three lock files, all flock(2), which the kernel drops at any death of the holder:
+There are three lock files. All are locked with flock(2), which the kernel releases however the holder dies:
 
-``lease``            shared by every client process as long as it uses the server; the supervisor takes it
-                     exclusively to stop the server.
-``start.lock``       exclusive, by a client that looks whether a server runs and starts one.
-``supervisor.lock``  exclusive, by the supervisor as long as it lives: held means a supervisor is there.
+``lease``            shared, held by every client process while it uses the server; the supervisor takes it exclusively
+                     to stop the server.
+``start.lock``       exclusive, held by a client that checks whether a server is running and starts one.
+``supervisor.lock``  exclusive, held by the supervisor as long as it lives: if it is locked, there is a supervisor.
 
-They are never deleted while the directory lives: a lock on an unlinked name protects nobody.
-Order of taking them: lease, then start.lock, then supervisor.lock.
+They are not deleted as long as the directory exists: a lock on an unlinked file protects nothing.
+Lock order: lease, start.lock, supervisor.lock.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ import attrs
 from durable_actors._postgres.embedded import supervisor
 from durable_actors.errors import ConfigError, StoreUnavailable
 
-POLL = 0.01
+POLL_INTERVAL = 0.01
+"""Seconds between two checks of a lock or of the supervisor's state."""
 
 
 def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """``DURABLE_DATA``, else the user's data directory, else (root) one that the server's user can reach."""
+    """``DURABLE_DATA``; else the user's data directory; for root one that the server's user can reach."""
     environ = os.environ if environ is None else environ
     if chosen := environ.get("DURABLE_DATA"):
         return Path(chosen).expanduser().absolute()
-    if os.geteuid() == 0:  # root's home is closed to every other user, and must stay so
+    if os.geteuid() == 0:  # other users cannot reach root's home, and that must stay so
         return Path("/var/lib/durable_actors")
     if (base := environ.get("XDG_DATA_HOME")) and Path(base).is_absolute():
         return Path(base, "durable_actors")
@@ -50,28 +51,28 @@ def default_data_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 @attrs.frozen
 class DataDir:
-    """Names inside one data directory."""
+    """The files of one data directory."""
 
     path: Path
 
     @property
     def cluster(self) -> Path:
-        """The Postgres data directory proper."""
+        """The data directory of Postgres itself."""
         return self.path / supervisor.CLUSTER
 
     @property
     def log(self) -> Path:
-        """What initdb, postgres and the supervisor say."""
+        """Output of initdb, postgres and the supervisor."""
         return self.path / supervisor.LOG
 
     @property
     def lease(self) -> Path:
-        """Locked, shared, by every user of the server."""
+        """Locked, shared, by every client of the server."""
         return self.path / supervisor.LEASE
 
     @property
     def start_lock(self) -> Path:
-        """Locked by who starts, stops or resets."""
+        """Locked by a client that starts, stops or resets the server."""
         return self.path / supervisor.START_LOCK
 
     @property
@@ -81,66 +82,66 @@ class DataDir:
 
     @property
     def state(self) -> Path:
-        """The supervisor's last word."""
+        """The state that the supervisor wrote last."""
         return self.path / supervisor.STATE
 
     def create(self) -> None:
-        """Make the directory, private but passable: as root the server's user has to get through."""
+        """Create the directory: private, but as root the server's user can pass through it."""
         try:
             if self.path.is_dir():
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 self.path.mkdir()
-                self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)  # whatever the umask says
+                self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)  # regardless of the umask
         except OSError as exc:
-            raise self.unusable(f"cannot be reached or made ({exc.strerror})") from exc
+            raise self.unusable(f"cannot be reached or created ({exc.strerror})") from exc
 
     def unusable(self, why: str) -> ConfigError:
-        """The error for a directory that this user cannot work with."""
+        """The error for a directory that this user cannot use."""
         remedy = "run as its owner, or set DURABLE_DATA to a directory of your own"
         return ConfigError(
             f"the data directory {self.path} {why}; {remedy}", option="DURABLE_DATA", value=str(self.path)
         )
 
     def open_log(self) -> IO[bytes]:
-        """The log, for appending; private, because statements in it may show data."""
+        """Open the log for appending. It is private, because logged statements may contain data."""
         return open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
 
     def cluster_major(self) -> int | None:
-        """Major version of the cluster there; None when there is none yet."""
+        """Major version of the cluster; None if there is none yet."""
         try:
             text = (self.cluster / "PG_VERSION").read_text(encoding="ascii").strip()
         except FileNotFoundError:
             return None
         except PermissionError as exc:
-            raise self.unusable("holds a cluster of another user") from exc
+            raise self.unusable("contains a cluster of another user") from exc
         return int(text) if text.isdigit() else None
 
     def supervised(self) -> bool:
-        """Whether a supervisor lives."""
+        """Whether a supervisor is running."""
         try:
             if not self.supervisor_lock.exists():
                 return False
         except PermissionError as exc:
             raise self.unusable(f"cannot be reached ({exc.strerror})") from exc
-        # Shared, so that two who look do not take each other for a supervisor.
+        # Shared, so that two processes that check at the same time do not take each other for a supervisor.
         handle = try_lock(self.supervisor_lock, exclusive=False)
         if handle is None:
             return True
         os.close(handle)
         return False
 
-    def read_state(self) -> State | None:
-        """What the living supervisor wrote last; None when it has not written yet or there is none.
+    def read_state(self) -> SupervisorState | None:
+        """The state that the supervisor wrote last; None if it has not written one yet.
 
-        Whoever spawns a supervisor removes the old file first, so under a held ``supervisor.lock`` it is new.
+        The old file is removed before a supervisor is spawned, so while ``supervisor.lock`` is held it is current.
         """
         try:
             content = json.loads(self.state.read_bytes())
         except FileNotFoundError:
             return None
-        return State(
+        return SupervisorState(
             phase=content["phase"],
             supervisor=content["supervisor"],
             postmaster=content.get("postmaster"),
@@ -151,7 +152,7 @@ class DataDir:
 
 
 @attrs.frozen
-class State:
+class SupervisorState:
     """``state.json``."""
 
     phase: str
@@ -161,14 +162,14 @@ class State:
     socket_dir: Path
     bin_dir: Path
     error: str = ""
-    """Why it failed."""
+    """Why the start failed."""
 
 
 def try_lock(path: Path, *, exclusive: bool) -> int | None:
-    """Lock the file now and return its descriptor, which owns the lock; None when somebody else has it.
+    """Lock the file and return its descriptor, which owns the lock; None if another process holds it.
 
-    The file may have been removed with its directory between open and lock: then the lock would protect
-    nothing, and the caller gets None and tries again.
+    Also None if the file was removed with its directory between open and lock: that lock would protect nothing. The
+    caller tries again.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -190,9 +191,9 @@ def try_lock(path: Path, *, exclusive: bool) -> int | None:
 
 
 def wait_lock(data: DataDir, path: Path, *, exclusive: bool, deadline: float) -> int:
-    """As try_lock, until the deadline (of time.monotonic). Raises StoreUnavailable after it."""
+    """Repeat try_lock until the deadline (of time.monotonic), then raise StoreUnavailable."""
     while True:
-        data.create()  # a throw-away directory may vanish while we wait for its last user
+        data.create()  # a throwaway directory may be deleted while we wait for its last client
         handle = try_lock(path, exclusive=exclusive)
         if handle is not None:
             return handle
@@ -200,12 +201,12 @@ def wait_lock(data: DataDir, path: Path, *, exclusive: bool, deadline: float) ->
             raise StoreUnavailable(
                 f"{path} is still locked by another process (see: durable-actors pg status)"
             )
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
 
 
 @contextlib.contextmanager
 def locked(data: DataDir, path: Path, *, deadline: float) -> Generator[None]:
-    """Hold the exclusive lock in the body."""
+    """Hold the exclusive lock during the body."""
     handle = wait_lock(data, path, exclusive=True, deadline=deadline)
     try:
         yield
@@ -214,7 +215,7 @@ def locked(data: DataDir, path: Path, *, deadline: float) -> Generator[None]:
 
 
 def lock_holders(path: Path) -> tuple[int, ...]:
-    """Pids of the processes that locked this file, where the system tells (Linux); for messages only."""
+    """Pids of the processes that have locked this file (Linux only); for messages."""
     try:
         inode = path.stat().st_ino
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()

@@ -1,11 +1,11 @@
-"""Embedded Postgres: which processes use a cluster, how to end them, and how soon to start a crashed one again.
+"""Embedded Postgres: which processes use a cluster, how to end them, and when to restart a crashed server.
 
 Standard library only: the supervisor loads this file by path.
 
-A pid file alone proves nothing: after a power cut or in a new container its number belongs to a stranger,
-after kill -9 of everything it may name a zombie, and Postgres itself refuses to start when the number is
-merely alive. A living ``postgres`` has its cluster as working directory, so that is asked. The callers
-hold ``supervisor.lock``: nobody starts a server of ours meanwhile.
+A pid file alone proves nothing: after a power cut or in a new container its pid may belong to an unrelated process,
+after kill -9 of everything it may be a zombie, and Postgres itself refuses to start if any process has that pid. The
+working directory of a running ``postgres`` is its cluster, so we check that. The callers hold ``supervisor.lock``, so
+no server of ours is started meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from pathlib import Path
 
 PID_FILE = "postmaster.pid"
 STATUS_LINE = 7
-HEALTHY = 60.0
-"""Seconds: a server that ran for so long and then crashes is started again without a pause."""
+HEALTHY_UPTIME = 60.0
+"""Seconds. A server that crashes after it has run for this long is restarted without a pause."""
 LONGEST_PAUSE = 5.0
+"""Seconds before a restart; the pause doubles with each crash."""
 
 
 def server_status(pgdata: Path) -> tuple[int, str]:
-    """Pid and status word (``starting``, ``ready``, …) from the pid file; (0, "") when there is none."""
+    """Pid and status (``starting``, ``ready``, …) from the pid file; (0, "") if there is none."""
     try:
         lines = (pgdata / PID_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -37,7 +38,7 @@ def server_status(pgdata: Path) -> tuple[int, str]:
 
 
 def server_processes(pgdata: Path) -> list[int]:
-    """Pids of the living postgres processes of this cluster, the postmaster first if it is among them."""
+    """Pids of the running postgres processes of this cluster, the postmaster first."""
     recorded = server_status(pgdata)[0]
     if sys.platform == "linux":
         cluster = os.path.realpath(pgdata)
@@ -48,9 +49,9 @@ def server_processes(pgdata: Path) -> list[int]:
 
 
 def retire_server(pgdata: Path, *, timeout: float) -> None:
-    """Return when no postgres uses this cluster and no pid file is left.
+    """End every postgres process of this cluster and remove the pid file.
 
-    Raises TimeoutError when one of them survives even SIGKILL for that long (a process in disk sleep).
+    Raises TimeoutError if one of them survives even SIGKILL for `timeout` seconds (a process in disk sleep).
     """
     started = time.monotonic()
     while pids := server_processes(pgdata):
@@ -58,11 +59,11 @@ def retire_server(pgdata: Path, *, timeout: float) -> None:
         if waited > timeout:
             raise TimeoutError(f"processes {pids} of {pgdata} do not end")
         if pids[0] == server_status(pgdata)[0] and waited < 13.0:
-            # The server of a supervisor that was killed: most often it is stopping already, by the kernel's
-            # signal. A second SIGINT is harmless; after a while it must be an immediate shutdown.
+            # Its supervisor was killed. Usually it is stopping already, because of the kernel's signal, and a second
+            # SIGINT is harmless. After a while it must be an immediate shutdown.
             _signal(pids[0], signal.SIGINT if waited < 10.0 else signal.SIGQUIT)
         else:
-            # Backends without a postmaster leave on their own unless they are busy computing.
+            # Backends without a postmaster exit by themselves unless they are busy computing.
             for pid in pids:
                 _signal(pid, signal.SIGQUIT if waited < 2.0 else signal.SIGKILL)
         time.sleep(0.02)
@@ -70,8 +71,8 @@ def retire_server(pgdata: Path, *, timeout: float) -> None:
 
 
 def after_crash(before: int, *, lived: float) -> tuple[int, float]:
-    """How often in a row the server has crashed now, and the seconds until it is started again. Pure."""
-    crashes = 1 if lived >= HEALTHY else before + 1
+    """The number of crashes in a row, including this one, and the seconds until the restart. Pure."""
+    crashes = 1 if lived >= HEALTHY_UPTIME else before + 1
     return crashes, 0.0 if crashes == 1 else min(0.05 * 2.0 ** min(crashes - 1, 10), LONGEST_PAUSE)
 
 
@@ -81,17 +82,17 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _serves(process: Path, cluster: str) -> bool:
-    """A zombie has no working directory, a stranger another one; a shell in the cluster is no postgres."""
+    """Whether it is a postgres of this cluster. A zombie has no working directory; a shell may have the same one."""
     try:
         if str((process / "cwd").readlink()) != cluster:
             return False
         return (process / "comm").read_text(encoding="utf-8", errors="replace").strip() == "postgres"
-    except OSError:  # gone meanwhile, a zombie, or another user's: in no case a server of ours
+    except OSError:  # gone meanwhile, a zombie, or another user's: in any case not our server
         return False
 
 
 def _ps_says_postgres(pid: int) -> bool:
-    """The best that macOS offers without extensions; not tested there."""
+    """The best check on macOS without extensions; not tested there."""
     command = ["/bin/ps", "-o", "state=,comm=", "-p", str(pid)]
     words = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()  # noqa: S603 - fixed
     return len(words) > 1 and not words[0].startswith("Z") and words[-1].endswith("postgres")

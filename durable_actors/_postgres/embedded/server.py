@@ -1,4 +1,4 @@
-"""Embedded Postgres: a real server that nobody installed, shared by all processes of one data directory.
+"""Embedded Postgres: a real server without installation, shared by all processes of one data directory.
 
 ::
 
@@ -11,8 +11,8 @@
     supervisor (detached) ── waits until no lease is held ── stops ──> postgres ──> pgdata
         └ restarts postgres when it crashes; if the supervisor itself is killed, the kernel stops postgres
 
-This module is the clients' side: decide whether a server must be started, start the supervisor, wait until
-it says ready. docs/internals/embedded.md says what is true after a crash at each point.
+This module is the clients' side: it decides whether a server must be started, starts the supervisor, and waits until it
+is ready. docs/internals/embedded.md lists what happens after a crash at each point.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from psycopg.conninfo import make_conninfo
 
 from durable_actors._postgres.embedded import supervisor
 from durable_actors._postgres.embedded.files import (
-    POLL,
+    POLL_INTERVAL,
     DataDir,
-    State,
+    SupervisorState,
     default_data_dir,
     lock_holders,
     locked,
@@ -50,13 +50,14 @@ from durable_actors.errors import ConfigError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT = 60.0
+DEFAULT_TIMEOUT = 60.0
+"""Seconds to start or stop a server."""
 
 
 class EmbeddedServer:
-    """This process's use of a running server. While it is open the server stays up; `close` it, or die."""
+    """A running server, as used by this process. The server stays up until `close` or the end of the process."""
 
-    def __init__(self, data: DataDir, state: State, lease: int, *, launch: Launch) -> None:
+    def __init__(self, data: DataDir, state: SupervisorState, lease: int, *, launch: Launch) -> None:
         self._data = data
         self._state = state
         self._lease: int | None = lease
@@ -64,12 +65,12 @@ class EmbeddedServer:
 
     @property
     def data_dir(self) -> Path:
-        """Where the cluster, its log and its locks are."""
+        """The directory of the cluster, its log and its locks."""
         return self._data.path
 
     @property
     def bin_dir(self) -> Path:
-        """Where the server's programs are; `psql` too, with most providers."""
+        """The directory of the server's programs; with most providers also of `psql`."""
         return self._state.bin_dir
 
     def dsn(self, dbname: str = "postgres", **options: str) -> str:
@@ -78,29 +79,29 @@ class EmbeddedServer:
 
     @property
     def supervised(self) -> bool:
-        """Whether somebody looks after the server. A few system calls that cannot block."""
+        """Whether the server has a supervisor. Costs a few system calls that do not block."""
         return self._data.supervised()
 
-    def ensure(self, *, timeout: float = TIMEOUT) -> None:
+    def ensure(self, *, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Start the server again if its supervisor was killed.
 
-        A crashed postgres needs no help: the supervisor restarts it.
+        If only postgres crashed, the supervisor restarts it.
         """
         if self._lease is None:
-            raise StoreUnavailable(f"the embedded server of {self.data_dir} was closed by this process")
+            raise StoreUnavailable(f"this process has closed the embedded server of {self.data_dir}")
         if not self.supervised:
             deadline = time.monotonic() + timeout
             with locked(self._data, self._data.start_lock, deadline=deadline):
                 self._state = ensure_running(self._data, self._launch, deadline=deadline)
 
     def close(self) -> None:
-        """Give the lease back; the server stops a second after its last user did."""
+        """Release the lease; the server stops one second after its last client."""
         lease, self._lease = self._lease, None
         if lease is not None:
             os.close(lease)
 
     def lend_to_exec(self) -> None:
-        """Let the program that replaces this process by exec keep the lease, and so the server."""
+        """Pass the lease on to the program that replaces this process by exec: the server stays up for it."""
         if self._lease is not None:
             os.set_inheritable(self._lease, True)
 
@@ -118,11 +119,11 @@ class EmbeddedServer:
 
 @attrs.frozen
 class EmbeddedStatus:
-    """What `durable-actors pg status` shows."""
+    """The output of `durable-actors pg status`."""
 
     data_dir: Path
     exists: bool
-    """Whether there is a cluster at all."""
+    """Whether there is a cluster."""
     phase: str
     """stopped, starting, ready, stopping or failed."""
     version: int | None
@@ -130,7 +131,7 @@ class EmbeddedStatus:
     supervisor: int | None
     postmaster: int | None
     clients: tuple[int, ...]
-    """Processes that hold a lease, where the system tells (Linux)."""
+    """Processes that hold a lease (Linux only)."""
     dsn: str | None
     """Set while the server is ready."""
     log: Path
@@ -141,19 +142,19 @@ def start(
     *,
     throwaway: bool = False,
     settings: Mapping[str, str] | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> EmbeddedServer:
-    """Start the server of this directory, or join the one that runs. Blocks; in Trio use `open_embedded`.
+    """Start the server of this directory, or join the running one. Blocks; in Trio use `open_embedded`.
 
-    With `throwaway` the server runs without fsync and its directory is deleted after its last user: tests. It confirms
-    commits before they are written, too: who kills it on purpose sets `synchronous_commit` to on.
-    `settings` are Postgres's own; they hold when this call starts the server, not when it joins one.
-    Raises ConfigError when it cannot work as configured, StoreUnavailable when it did not come up in time.
+    With `throwaway`, for tests, the server runs without fsync and its directory is deleted after its last client. It
+    also confirms commits before they are written: a test that kills the server sets `synchronous_commit` to on.
+    `settings` are server settings; they apply if this call starts the server, not if it joins one.
+    Raises ConfigError if the configuration cannot work, StoreUnavailable if the server did not start in time.
     """
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
     how = Launch(throwaway=throwaway, settings=dict(settings or {}))
     deadline = time.monotonic() + timeout
-    # The lease first: from now on no supervisor begins to stop.
+    # The lease comes first: from now on no supervisor begins to stop.
     lease = wait_lock(data, data.lease, exclusive=False, deadline=deadline)
     try:
         with locked(data, data.start_lock, deadline=deadline):
@@ -164,25 +165,25 @@ def start(
     return EmbeddedServer(data, state, lease, launch=how)
 
 
-_kept: Final[dict[Path, EmbeddedServer]] = {}
-_keeping: Final = threading.Lock()
+_servers: Final[dict[Path, EmbeddedServer]] = {}
+_servers_lock: Final = threading.Lock()
 
 
 def embedded_dsn(dbname: str = "postgres") -> str:
     """Start or join the embedded Postgres and return a connection string for it: for psycopg, Django, SQLAlchemy.
 
-    The server stays up as long as this process lives, whether it is connected or not. Call it again when connections
-    fail: a server whose supervisor was killed is started then. Blocks for a tenth of a second, for some seconds when
-    the database is new; in Trio: `await trio.to_thread.run_sync(durable_actors.embedded_dsn)`.
-    Raises `ConfigError` when it cannot run here or `DURABLE_EMBEDDED=0` forbids it, `StoreUnavailable` when it did not
-    come up in time.
+    The server stays up as long as this process lives, connected or not. Call it again when connections fail: it starts
+    a server whose supervisor was killed. Blocks for a tenth of a second, for some seconds if the database is new; in
+    Trio: `await trio.to_thread.run_sync(durable_actors.embedded_dsn)`.
+    Raises `ConfigError` if it cannot run here or `DURABLE_EMBEDDED=0` forbids it, `StoreUnavailable` if it did not
+    start in time.
     """
     resolve_dsn(EMBEDDED)
     data_dir = default_data_dir()
-    with _keeping:
-        server = _kept.get(data_dir)
+    with _servers_lock:
+        server = _servers.get(data_dir)
         if server is None:
-            server = _kept[data_dir] = start(data_dir)
+            server = _servers[data_dir] = start(data_dir)
         else:
             server.ensure()
     return server.dsn(dbname)
@@ -190,10 +191,10 @@ def embedded_dsn(dbname: str = "postgres") -> str:
 
 @asynccontextmanager
 async def open_embedded(data_dir: Path | str | None = None) -> AsyncGenerator[EmbeddedServer]:
-    """`start` in a worker thread; closed after the body.
+    """Run `start` in a worker thread; close the server after the body.
 
-    Cancelled while it starts: the thread finishes and its lease is dropped before `Cancelled` leaves here.
-    Who stays for long runs `keep_up` beside it.
+    Cancelled during the start: the thread finishes and its lease is released before `Cancelled` propagates.
+    A long-running process runs `keep_up` concurrently.
     """
     with await trio.to_thread.run_sync(start, data_dir) as server:
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -201,9 +202,9 @@ async def open_embedded(data_dir: Path | str | None = None) -> AsyncGenerator[Em
 
 
 async def keep_up(server: EmbeddedServer, *, interval: float = 1.0) -> None:
-    """Bring the server back soon after its supervisor was killed, which nobody else would notice. Endless.
+    """Restart the server when its supervisor was killed, which nothing else would notice. Runs for ever.
 
-    A server that does not come back is tried again; the reason is logged each time.
+    If the restart fails, it is retried; the reason is logged each time.
     """
     while True:
         await trio.sleep(interval)
@@ -216,7 +217,7 @@ async def keep_up(server: EmbeddedServer, *, interval: float = 1.0) -> None:
 
 
 def status(data_dir: Path | str | None = None) -> EmbeddedStatus:
-    """Look, without starting anything."""
+    """Read the status, without starting anything."""
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
     supervised = data.supervised()
     state = data.read_state() if supervised else None
@@ -235,8 +236,10 @@ def status(data_dir: Path | str | None = None) -> EmbeddedStatus:
     )
 
 
-def stop(data_dir: Path | str | None = None, *, force: bool = False, timeout: float = TIMEOUT) -> bool:
-    """Stop the server and return whether one ran. Refuses while it is in use unless `force` says so."""
+def stop(
+    data_dir: Path | str | None = None, *, force: bool = False, timeout: float = DEFAULT_TIMEOUT
+) -> bool:
+    """Stop the server; return whether one was running. Raises ConfigError while it is in use, unless `force`."""
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
     if not data.supervised():
         return False
@@ -251,8 +254,8 @@ def stop(data_dir: Path | str | None = None, *, force: bool = False, timeout: fl
     return True
 
 
-def reset(data_dir: Path | str | None = None, *, timeout: float = TIMEOUT) -> None:
-    """Stop the server and delete its data for good. Refuses while it is in use."""
+def reset(data_dir: Path | str | None = None, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Stop the server and delete its data permanently. Raises ConfigError while it is in use."""
     data = DataDir(Path(data_dir).absolute() if data_dir is not None else default_data_dir())
     if not data.path.exists():
         return
@@ -261,7 +264,7 @@ def reset(data_dir: Path | str | None = None, *, timeout: float = TIMEOUT) -> No
         lease = _lease_of_unused(data)
         try:
             _end_supervisor(data, deadline=deadline)
-            # Renamed first: a reset that is interrupted leaves no half of a cluster that looks like one.
+            # Renamed first: an interrupted reset must not leave half a cluster that looks complete.
             doomed = data.path / f"{supervisor.NEW_CLUSTER}.reset"
             if data.cluster.exists():
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -274,33 +277,33 @@ def reset(data_dir: Path | str | None = None, *, timeout: float = TIMEOUT) -> No
 
 
 def make_dsn(socket_dir: Path, *, dbname: str = "postgres", **options: str) -> str:
-    """The connection string of a server that listens in this directory."""
+    """The connection string of the server whose socket is in this directory."""
     return make_conninfo(host=str(socket_dir), user="postgres", dbname=dbname, **options)
 
 
 def _lease_of_unused(data: DataDir) -> int:
-    """The exclusive lease: nobody uses the server, and nobody can begin to."""
-    patience = time.monotonic() + 0.3  # the supervisor itself looks at the lease for microseconds each tick
+    """Take the exclusive lease: no process uses the server, and none can begin to. Raises ConfigError if one does."""
+    deadline = time.monotonic() + 0.3  # the supervisor itself takes the lease for microseconds at each check
     while True:
         lease = try_lock(data.lease, exclusive=True)
         if lease is not None:
             return lease
         state = data.read_state()
         stopping = state is not None and state.phase == "stopping"
-        if not stopping and time.monotonic() > patience:
+        if not stopping and time.monotonic() > deadline:
             break
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)
     users = ", ".join(str(pid) for pid in lock_holders(data.lease)) or "unknown"
     raise ConfigError(
         f"the embedded Postgres in {data.path} is in use (processes: {users}); stop them first, or "
-        "stop it under their feet with: durable-actors pg stop --force",
+        "stop it anyway with: durable-actors pg stop --force",
         option="DURABLE_DATA",
         value=str(data.path),
     )
 
 
 def _end_supervisor(data: DataDir, *, deadline: float) -> None:
-    """Ask the supervisor to stop and wait until it is gone. The caller holds start.lock."""
+    """Stop the supervisor and wait until it is gone. The caller holds start.lock."""
     asked = 0
     while data.supervised():
         state = data.read_state()
@@ -310,4 +313,4 @@ def _end_supervisor(data: DataDir, *, deadline: float) -> None:
                 os.kill(asked, signal.SIGTERM)
         if time.monotonic() > deadline:
             raise StoreUnavailable(f"the embedded Postgres in {data.path} does not stop; see {data.log}")
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL)

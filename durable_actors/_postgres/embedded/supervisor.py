@@ -1,20 +1,19 @@
 """Embedded Postgres: the detached parent of one ``postgres``.
 
 Owns       the postmaster (its child), its pid file, ``state.json``; holds ``supervisor.lock`` while it lives.
-Receives   SIGTERM or SIGINT: stop the server. The kernel's news that nobody holds the lease: stop, too.
+Receives   SIGTERM or SIGINT: stop the server. It also stops the server when no client holds the lease any more.
 Sends      SIGINT (fast shutdown), then SIGQUIT, then SIGKILL, to processes of its own cluster only.
 Writes     ``state.json`` at each change of phase; the cluster, once, by initdb and rename.
-If it dies the kernel sends the postmaster SIGINT (PR_SET_PDEATHSIG, Linux); the next client starts another
-           one, which waits for that server to be gone. macOS has no such signal: there the next one stops it.
+If it dies the kernel sends the postmaster SIGINT (PR_SET_PDEATHSIG, Linux). The next client starts another supervisor,
+           which waits until that server is gone. macOS has no such signal: there the next supervisor stops the server.
 
-Standard library only, and run by path (``python -I -S …/embedded/supervisor.py``), so that it neither pays
-for nor depends on what the package imports: 50 ms until the first line runs.
+Standard library only, and run by path (``python -I -S …/embedded/supervisor.py``), so that it neither pays for nor
+depends on the imports of the package: its first line runs after 50 ms.
 
-Why a process of its own: clients come and go, are killed, fork and share. Only the parent of a process is
-told reliably that it died, and only the kernel reliably drops a lock when a client dies; so the one who has
-the child waits for the lock. Rejected: ``pg_ctl`` (nobody stops the server after kill -9 of its user), a
-count in a file (never comes down after a crash), a thread in the first client (dies with it while others
-still work).
+Why a separate process: clients come and go, are killed, fork, and share the server. Only the parent of a process learns
+reliably that it died, and only the kernel reliably releases the lock of a client that died. So the parent of the server
+watches the lock. Rejected: ``pg_ctl`` (nothing stops the server after kill -9 of its client), a count in a file (wrong
+after a crash), a thread in the first client (dies with it while other clients still work).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import time
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-if __name__ == "__main__":  # run by path: the package is not importable, and not wanted
+if __name__ == "__main__":  # run by path: the package is not importable
     sys.path.append(str(Path(__file__).parent))
     from process import after_crash, retire_server, server_status  # type: ignore[import-not-found]
 else:
@@ -46,15 +45,16 @@ LOG = "server.log"
 CLUSTER = "pgdata"
 NEW_CLUSTER = "pgdata.new"
 
-TICK = 0.2
+WATCH_INTERVAL = 0.2
+"""Seconds between two checks of the server and the lease."""
 START_ATTEMPTS = 3
-LOG_LIMIT = 10_000_000
+MAX_LOG_BYTES = 10_000_000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-class Order(NamedTuple):
-    """What the launcher asks for. Travels as JSON in argv, so that ``ps`` shows which cluster this is."""
+class LaunchRequest(NamedTuple):
+    """The launcher's request. It is passed as JSON in argv, so that ``ps`` shows which cluster this is."""
 
     data_dir: str
     bin_dir: str
@@ -62,28 +62,28 @@ class Order(NamedTuple):
     settings: list[str]
     """``name=value``, each passed to postgres with ``-c``."""
     uid: int | None
-    """Run initdb and postgres as this user; None: as ourselves."""
+    """Run initdb and postgres as this user; None: as the current one."""
     gid: int | None
     wrapper: list[str]
-    """Put before the commands, where setuid is not allowed."""
+    """Prefix of the commands, where setuid is not allowed."""
     throwaway: bool
-    """Delete the whole data directory at the end; stop without a checkpoint."""
+    """Delete the whole data directory at the end, and stop without a checkpoint."""
     grace: float
-    """How long nobody may hold a lease before the server stops."""
+    """Seconds without a lease after which the server stops."""
     start_timeout: float
 
 
-class StartFailed(Exception):  # noqa: N818 - reads as what happened
-    """The server did not come up; the text is shown to the client."""
+class StartFailed(Exception):  # noqa: N818 - reads well in `raise`
+    """The server did not start; the client shows the text."""
 
 
 class Supervisor:
     """One run: from taking the lock to the end of the server."""
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self.data_dir = Path(order.data_dir)
-        self.socket_dir = Path(order.socket_dir)
+    def __init__(self, request: LaunchRequest) -> None:
+        self.request = request
+        self.data_dir = Path(request.data_dir)
+        self.socket_dir = Path(request.socket_dir)
         self.pgdata = self.data_dir / CLUSTER
         self.child: subprocess.Popen[bytes] | None = None
         self.state: dict[str, object] = {}
@@ -91,13 +91,15 @@ class Supervisor:
         self.libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def run(self) -> int:
-        """Hold the lock, keep the server up, stop it when nobody needs it."""
+        """Hold the lock, keep the server running, stop it when no client needs it."""
         self.lock = os.open(self.data_dir / SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         if not self._flock(self.lock, wait=1.0):
-            return 1  # another one supervises; this one is not needed
+            return 1  # there is another supervisor already
         self.lease = os.open(self.data_dir / LEASE, os.O_RDWR | os.O_CREAT, 0o600)
         self._listen_for_signals()
-        if self.libc is not None:  # backends of a killed postmaster become our children, not init's
+        if (
+            self.libc is not None
+        ):  # backends of a killed postmaster become children of this process, not of init
             self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             self._write_state("starting")
@@ -113,14 +115,14 @@ class Supervisor:
         self._stop_child()
         if self.socket_dir.parent != self.data_dir:
             shutil.rmtree(self.socket_dir, ignore_errors=True)
-        if self.order.throwaway and self._directory_is_ours():
-            # Renamed first: a client who comes now makes a new directory instead of sharing this one's end.
+        if self.request.throwaway and self._directory_is_ours():
+            # Renamed first: a client that starts now creates a new directory instead of using this one.
             doomed = self.data_dir.rename(self.data_dir.with_name(f"{self.data_dir.name}.gone"))
             shutil.rmtree(doomed, ignore_errors=True)
         return 0
 
     def _watch(self) -> None:
-        """Return when the server is to stop: asked to, nobody holds a lease, or the directory is gone."""
+        """Return when the server should stop: on request, without a lease, or because the directory is gone."""
         free_since: float | None = None
         crashes, up_since = 0, time.monotonic()
         while not self.stop_requested and self._directory_is_ours():
@@ -131,19 +133,19 @@ class Supervisor:
                 self._launch()
                 up_since = time.monotonic()
             elif not (self.data_dir / STATE).exists():
-                self._publish()  # removed by a client that thought we were not there yet
+                self._publish()  # a client that did not see us yet has removed it
             if not self._flock(self.lease):
                 free_since = None
             else:
-                # Held for microseconds only: a client that comes now must not wait for the grace period.
+                # Held for microseconds only: a client that starts now must not wait for the grace period.
                 fcntl.flock(self.lease, fcntl.LOCK_UN)
                 free_since = free_since or time.monotonic()
-                if time.monotonic() - free_since >= self.order.grace and self._flock(self.lease):
-                    return  # kept until we exit: who comes now waits for the stop, then starts afresh
-            self._sleep(TICK)
+                if time.monotonic() - free_since >= self.request.grace and self._flock(self.lease):
+                    return  # the lock is kept until we exit: a client that starts now waits for that
+            self._sleep(WATCH_INTERVAL)
 
     def _directory_is_ours(self) -> bool:
-        """False when the name no longer leads to our lock (``rm -rf`` of a directory in use)."""
+        """False if the path no longer leads to our lock file (``rm -rf`` of a directory in use)."""
         try:
             named = (self.data_dir / SUPERVISOR_LOCK).stat()
         except FileNotFoundError:
@@ -153,23 +155,25 @@ class Supervisor:
     # -- cluster -------------------------------------------------------------------------------------------
 
     def _make_cluster(self) -> None:
-        """Run initdb beside the final place, then rename: a cluster is there whole or not at all."""
+        """Run initdb in a temporary directory, then rename: a cluster exists completely or not at all."""
         for old in self.data_dir.glob(NEW_CLUSTER + "*"):
-            shutil.rmtree(old, ignore_errors=True)  # of an initdb that was killed; the lock says not ours
+            shutil.rmtree(
+                old, ignore_errors=True
+            )  # left by an initdb that was killed: we hold the lock, so none is running
         if (self.pgdata / "PG_VERSION").exists():
             return
         fresh = self.data_dir / f"{NEW_CLUSTER}.{os.getpid()}"
         self._own_directory(fresh)
-        # Explicit locale: the default differs by user.
+        # Explicit locale: the default differs between users.
         options = ["-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-instructions"]
-        if self.order.throwaway:
+        if self.request.throwaway:
             options.append("--no-sync")
         child = self._spawn("initdb", "-D", str(fresh), *options, death_signal=signal.SIGKILL)
-        deadline = time.monotonic() + self.order.start_timeout
+        deadline = time.monotonic() + self.request.start_timeout
         while child.poll() is None:
             if time.monotonic() > deadline or self.stop_requested:
                 child.kill()
-                why = "was stopped on request" if self.stop_requested else "did not end in time"
+                why = "was stopped on request" if self.stop_requested else "did not finish in time"
                 raise StartFailed(f"initdb {why}" + self._log_tail())
             self._sleep(0.05)
         if child.returncode:
@@ -183,26 +187,26 @@ class Supervisor:
             os.close(handle)
 
     def _own_directory(self, path: Path) -> None:
-        """Make a private directory for the server's user: a new one, or one that is already theirs."""
-        wanted = os.geteuid() if self.order.uid is None else self.order.uid
+        """Create a private directory of the server's user, or accept one that belongs to that user."""
+        wanted = os.geteuid() if self.request.uid is None else self.request.uid
         try:
             path.mkdir(0o700)
         except FileExistsError:
             if path.is_symlink() or not path.is_dir() or path.lstat().st_uid != wanted:
                 raise StartFailed(f"{path} exists and does not belong to the server's user") from None
         else:
-            if self.order.uid is not None and self.order.gid is not None:
-                os.chown(path, self.order.uid, self.order.gid)
+            if self.request.uid is not None and self.request.gid is not None:
+                os.chown(path, self.request.uid, self.request.gid)
 
     # -- server --------------------------------------------------------------------------------------------
 
     def _launch(self) -> None:
         """Start postgres and return when it accepts connections.
 
-        One that is killed or told to stop while it starts (the system is short of memory, somebody signals
-        by name) is started again; one that refuses to start (exit code 1 and a reason in the log) is not.
+        A server that is killed or signalled while it starts (the system is short of memory, somebody uses killall) is
+        started again; one that refuses to start (exit code 1 and a reason in the log) is not.
         """
-        deadline = time.monotonic() + self.order.start_timeout
+        deadline = time.monotonic() + self.request.start_timeout
         code: int | None = 0
         for _ in range(START_ATTEMPTS):
             code = self._try_launch(deadline)
@@ -213,14 +217,14 @@ class Supervisor:
         raise StartFailed(f"postgres ended with code {code}" + self._log_tail())
 
     def _try_launch(self, deadline: float) -> int | None:
-        """None when the server is ready or no longer wanted, else its exit code."""
-        retire_server(self.pgdata, timeout=self.order.start_timeout)
+        """None if the server is ready or no longer wanted, else its exit code."""
+        retire_server(self.pgdata, timeout=self.request.start_timeout)
         self._own_directory(self.socket_dir)
         for stale in self.socket_dir.glob(".s.PGSQL.*"):
-            stale.unlink()  # the lock file is a pid file, too: a zombie's or a stranger's number blocks us
-        settings = [word for setting in self.order.settings for word in ("-c", setting)]
+            stale.unlink()  # its lock file contains a pid, too: that of a zombie or an unrelated process would block us
+        settings = [word for setting in self.request.settings for word in ("-c", setting)]
         places = ["-D", str(self.pgdata), "-k", str(self.socket_dir)]
-        # SIGINT is a fast shutdown: sessions are cut, a checkpoint is written, the next start is quick.
+        # SIGINT is a fast shutdown: sessions end, a checkpoint is written, the next start is quick.
         self.child = self._spawn("postgres", *places, *settings, death_signal=signal.SIGINT)
         while server_status(self.pgdata) != (self.child.pid, "ready"):
             if self.child.poll() is not None:
@@ -234,37 +238,37 @@ class Supervisor:
         return None
 
     def _stop_child(self) -> None:
-        """Stop the server, gently first; return when it is gone."""
+        """Stop the server, with a fast shutdown first; return when it is gone."""
         if self.child is None:
             return
-        # Postgres 18.6 was seen to hang for ever in a fast shutdown that came during crash recovery, so patience
-        # ends. An immediate shutdown (SIGQUIT) loses nothing: the next start recovers.
+        # Each signal has a timeout, because Postgres 18.6 was observed to hang for ever in a fast shutdown during crash
+        # recovery. An immediate shutdown (SIGQUIT) loses nothing: the next start recovers.
         signals = [(signal.SIGINT, 10.0), (signal.SIGQUIT, 5.0), (signal.SIGKILL, 5.0)]
-        for number, patience in signals[1:] if self.order.throwaway else signals:
+        for number, timeout in signals[1:] if self.request.throwaway else signals:
             if self.child.poll() is not None:
                 break
             self.child.send_signal(number)
-            deadline = time.monotonic() + patience
+            deadline = time.monotonic() + timeout
             while self.child.poll() is None and time.monotonic() < deadline:
                 self._sleep(0.05)
         if self.pgdata.is_dir():
             retire_server(self.pgdata, timeout=5.0)
 
     def _spawn(self, program: str, *arguments: str, death_signal: int) -> subprocess.Popen[bytes]:
-        order, libc, parent = self.order, self.libc, os.getpid()
+        request, libc, parent = self.request, self.libc, os.getpid()
 
         def die_with_parent() -> None:
-            # Runs after the change of user, which would clear the setting. The parent may be dead already.
+            # Runs after the change of user, which would clear the setting. The parent may already be dead.
             if libc is not None:
                 libc.prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
                 if os.getppid() != parent:
                     os._exit(1)
 
-        # No PG* variable of the client may reach the server.
+        # No PG* variable of the client must reach the server.
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         with self._open_log() as log:
             return subprocess.Popen(  # noqa: S603 - our own binaries and arguments
-                [*order.wrapper, str(Path(order.bin_dir, program)), *arguments],
+                [*request.wrapper, str(Path(request.bin_dir, program)), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -272,16 +276,16 @@ class Supervisor:
                 env=environment | {"LC_ALL": "C"},
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread, by design
-                user=order.uid,
-                group=order.gid,
-                extra_groups=None if order.uid is None else [],
+                user=request.uid,
+                group=request.gid,
+                extra_groups=None if request.uid is None else [],
             )
 
     # -- files and signals ---------------------------------------------------------------------------------
 
     def _open_log(self) -> IO[bytes]:
         path = self.data_dir / LOG
-        if path.exists() and path.stat().st_size > LOG_LIMIT:
+        if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
         return path.open("ab")
 
@@ -289,7 +293,7 @@ class Supervisor:
         return "; the end of its log:\n" + (self.data_dir / LOG).read_text(errors="replace")[-1500:]
 
     def _write_state(self, phase: str, **more: object) -> None:
-        places = {"socket_dir": self.order.socket_dir, "bin_dir": self.order.bin_dir}
+        places = {"socket_dir": self.request.socket_dir, "bin_dir": self.request.bin_dir}
         self.state = {"phase": phase, "supervisor": os.getpid(), **places, **more}
         self._publish()
 
@@ -324,22 +328,22 @@ class Supervisor:
         self.stop_requested = True
 
     def _on_child(self, *_: object) -> None:
-        """Nothing: the byte in the pipe has ended the sleep."""
+        """Do nothing: the byte in the pipe has ended the sleep."""
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep that long, or until a signal (a child's end among them) arrives."""
+        """Sleep that long, or until a signal arrives (also SIGCHLD)."""
         if select.select([self.wake], [], [], seconds)[0]:
             os.read(self.wake, 4096)
 
 
 def main(argument: str) -> int:
-    """Detach from the client, which then need not reap us, and supervise."""
-    order = Order(**json.loads(argument))
+    """Detach from the client, which then need not reap this process, and supervise."""
+    request = LaunchRequest(**json.loads(argument))
     if os.fork():
         return 0
     os.setsid()
     os.umask(0o077)
-    return Supervisor(order).run()
+    return Supervisor(request).run()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The gate before the server: what all lanes of a pool know together about reaching it.
+"""The gate in front of the server: back-off between failed connects, shared by all lanes of a pool.
 
-While the server lets connections in, the gate is open and does nothing. After a failed connect one task at a
-time tries again, after a pause that doubles; whoever else needs a connection waits for that one's verdict.
-So an outage costs a handful of connects per minute however many tasks want one, and nobody waits for ever.
+While connects succeed, the gate is open and does nothing. After a failed connect one task at a time tries again, after
+a pause that doubles; the other tasks that need a connection wait for its result. So an outage costs a handful of
+connects per minute, no matter how many tasks want a connection, and no task waits for ever.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ from durable_actors.errors import StoreUnavailable
 
 FIRST_DELAY: Final = 0.1
 LONGEST_DELAY: Final = 5.0
-"""Seconds between two attempts to connect: so long it takes at worst to notice that Postgres is back."""
+"""Seconds between two attempts to connect, and the longest time until the pool notices that Postgres is back."""
 
 
 def connect_delay(failures: int, *, jitter: float) -> float:
-    """How long to wait before the next attempt after so many failed ones in a row.
+    """Seconds to wait before the next attempt, after `failures` failed attempts in a row.
 
-    Doubles from FIRST_DELAY to LONGEST_DELAY. `jitter` in 0…1 takes up to half of it off, so that the nodes
-    of a cluster do not come back in step. Pure.
+    Doubles from FIRST_DELAY to LONGEST_DELAY. `jitter`, between 0 and 1, takes up to half of it off, so that the nodes
+    of a cluster do not reconnect in step. Pure.
     """
     doubled = FIRST_DELAY * 2.0 ** min(failures - 1, 16)
     return min(doubled, LONGEST_DELAY) * (1 - jitter / 2)
 
 
 class Gate:
-    """Lets tasks through to connect: all at once while that works, else one after a pause."""
+    """Lets tasks connect: all at once while connects succeed, otherwise one at a time after a pause."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
         self._jitter = jitter
         self._probe: trio.Event | None = None
-        self._verdicts = 0
-        self.last: StoreUnavailable | None = None
-        """Why the last attempt failed, if it did."""
+        self._attempts_ended = 0
+        self.last_failure: StoreUnavailable | None = None
+        """The error of the last attempt; None if it succeeded."""
         self.failures = 0
         """Failed attempts in a row."""
         self.retry_at = 0.0
-        """Not before this moment of Trio's clock, after a failure."""
+        """After a failure: the earliest time of the next attempt, on Trio's clock."""
         self.generation = 0
-        """Counts up when a server went away or became a standby: older connections are of no use then."""
+        """Incremented when a server goes away or becomes a standby: connections of an older generation are closed."""
 
     def suspect(self, generation: int) -> None:
-        """A connection of this generation broke: have every connection of that age replaced.
+        """Have every connection of this generation replaced, because one of them broke.
 
         A server that vanished or was demoted leaves idle connections that look healthy until they are used.
-        One that is older than the last such event tells nothing new.
+        A broken connection of an older generation is no news.
         """
         if generation == self.generation:
             self.generation += 1
 
     async def connect(self, attempt: Callable[[], Awaitable[PgConn]]) -> PgConn:
-        """Connect when it is time. Raises `StoreUnavailable` when this attempt, or the shared one, failed.
+        """Connect, after the pause if there is one. Raises `StoreUnavailable` if this or the shared attempt failed.
 
-        Cancelled: if this task was the one to try, the next one that waits takes over.
+        Cancelled: if this task was the one that tries, the next waiting task takes over.
         """
-        verdicts = self._verdicts
+        ended_before = self._attempts_ended
         while self.failures:
             if self._probe is None:
-                return await self._try_again(attempt)
+                return await self._retry(attempt)
             await self._probe.wait()
-            if self._verdicts > verdicts and self.failures:
-                raise StoreUnavailable(str(self.last)) from self.last
+            if self._attempts_ended > ended_before and self.failures:
+                raise StoreUnavailable(str(self.last_failure)) from self.last_failure
         return await self._attempt(attempt)
 
-    async def _try_again(self, attempt: Callable[[], Awaitable[PgConn]]) -> PgConn:
+    async def _retry(self, attempt: Callable[[], Awaitable[PgConn]]) -> PgConn:
         self._probe = probe = trio.Event()
         try:
             await trio.sleep_until(self.retry_at)
@@ -83,17 +83,17 @@ class Gate:
         try:
             conn = await attempt()
         except StoreUnavailable as exc:
-            if self.failures == before:  # attempts that were under way together count as one
+            if self.failures == before:  # attempts that ran at the same time count as one
                 self.fail(exc)
             raise
         self.failures = 0
-        self.last = None
-        self._verdicts += 1
+        self.last_failure = None
+        self._attempts_ended += 1
         return conn
 
     def fail(self, why: StoreUnavailable) -> None:
-        """Note a failed attempt, or one that was given up because it took too long."""
+        """Record an attempt that failed or was given up because it took too long."""
         self.failures += 1
         self.retry_at = trio.current_time() + connect_delay(self.failures, jitter=self._jitter())
-        self.last = why
-        self._verdicts += 1
+        self.last_failure = why
+        self._attempts_ended += 1

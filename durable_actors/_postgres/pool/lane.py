@@ -1,9 +1,9 @@
-"""One lane of the pool: which connections it has, who holds one, who waits. Never awaits but to wait in line.
+"""One lane of the pool: its connections, and the tasks that use them or wait for one. Only `wait_turn` awaits.
 
-A lane has `size` places. A place is empty, being connected, held by a task, or idle with a connection.
-Somebody waits only when every place is being connected or held; a place that comes back goes to the first
-in line, as a connection or as the right to open one. What is handed over cannot be lost to a cancellation:
-a task that Trio has rescheduled can no longer be cancelled before it has taken what it was given.
+A lane has `size` places. A place is empty, being connected, in use by a task, or idle with a connection. Tasks wait
+only while every place is being connected or in use. A place that becomes free goes to the first task in line, as a
+connection or as the right to open one. A cancellation cannot lose it on the way: a task that Trio has rescheduled
+cannot be cancelled before it has received what it was given.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ def _check_size(lane: Lane, attribute: attrs.Attribute[int], value: int) -> None
 
 @attrs.frozen(kw_only=True)
 class Lane:
-    """A named share of a node's connections, for one kind of work."""
+    """A named share of a node's connections, reserved for one kind of work."""
 
     name: str = attrs.field(kw_only=False)
-    """E.g. `claim`, `commit`, `heartbeat`: a busy one never takes the connections of another."""
+    """E.g. `claim`, `commit`, `heartbeat`. A busy lane never takes the connections of another."""
     size: int = attrs.field(kw_only=False, validator=_check_size)
-    """How many connections it may have. The node's budget is the sum over its lanes."""
+    """Maximum number of connections. The node's budget is the sum over its lanes."""
     settings: Mapping[str, str] = attrs.field(factory=dict[str, str])
     """Session settings of its connections, e.g. `{"synchronous_commit": "off"}`."""
     max_waiting: int = attrs.field(default=1000, validator=_check_size)
-    """So many tasks may wait for one of its connections; the next gets `PoolTimeout` at once."""
+    """Maximum number of tasks in line; the next one gets `PoolTimeout` at once."""
     dsn: str | None = attrs.field(default=None, repr=False)
-    """Another way to the server for this lane (session locks, past a transaction pooler)."""
+    """A DSN for this lane only: session locks need a direct connection where others go through a pooler."""
     answer_within: float | None = None
-    """Seconds for which one may be held; then what it is asked is cancelled, and `CommitUnknown` raised. A server that
-    nobody hears any more, on one connection only, would else be waited for as long as TCP believes in it."""
+    """Seconds that a task may use a connection. Then the statement is cancelled and `CommitUnknown` is raised. Without
+    it a task would wait for a connection that fell silent until TCP gives it up."""
     option: str = "pool_size"
-    """The option that an operator raises when the lane is too small; errors name it."""
+    """The option to raise when the lane is too small; errors name it."""
 
 
 @attrs.frozen
 class LaneStatistics:
-    """One lane at one moment. Counters run from the pool's opening."""
+    """One lane at one moment. Counters start when the pool is opened."""
 
     name: str
     size: int
@@ -66,75 +66,75 @@ class LaneStatistics:
     opened: int
     """Connections opened so far."""
     discarded: int
-    """Connections given up so far: broken, too old, or returned in mid-transaction."""
+    """Connections closed by the pool so far: broken, too old, or returned inside a transaction."""
     failed_connects: int
     timeouts: int
-    """Callers turned away with `PoolTimeout`."""
+    """Callers that got `PoolTimeout`."""
     longest_wait: float
-    """Seconds that the most patient caller waited in line for its connection."""
+    """The longest time in seconds that a caller waited in line for its connection."""
 
 
-class Held:
-    """A connection of the pool, with what decides how long it is kept."""
+class PooledConnection:
+    """A connection of the pool, with the values that decide how long it is kept."""
 
     __slots__ = ("conn", "expires_at", "generation")
 
     def __init__(self, conn: PgConn, *, expires_at: float, generation: int) -> None:
         self.conn: Final = conn
         self.expires_at: Final = expires_at
-        """On Trio's clock; with jitter, so that connections opened together are not replaced together."""
+        """On Trio's clock. Jittered, so that connections opened together are not replaced together."""
         self.generation: Final = generation
 
 
 class Waiter:
-    """A task in line, and what it was given: a connection, a place (None), or bad news."""
+    """A task in line, and what it is given: a connection, a place to open one in (None), or an error."""
 
     __slots__ = ("given", "task")
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task: Final = task
-        self.given: Held | StoreUnavailable | None = None
+        self.given: PooledConnection | StoreUnavailable | None = None
 
 
-class Desk:
-    """The state of one lane. Every method but `wait_turn` is synchronous."""
+class LaneState:
+    """The connections and waiting tasks of one lane. Every method but `wait_turn` is synchronous."""
 
     def __init__(self, lane: Lane, gate: Gate) -> None:
         self.lane: Final = lane
         self.gate: Final = gate
-        self._idle: list[Held] = []
-        self._lent: set[Held] = set()
+        self._idle: list[PooledConnection] = []
+        self._in_use: set[PooledConnection] = set()
         self._opening = 0
-        self._line: OrderedDict[Waiter, None] = OrderedDict()
+        self._waiters: OrderedDict[Waiter, None] = OrderedDict()
         self._closed = False
-        self.on_line: set[Callable[[], object]] = set()
-        """Called when a task begins to wait in line: by whoever holds a connection that it can do without."""
+        self.on_wait: set[Callable[[], object]] = set()
+        """Called when a task begins to wait in line. Users that can do without their connection add themselves."""
         self._opened = self._discarded = self._failed = self._timeouts = 0
         self._longest_wait = 0.0
 
-    def take_idle(self) -> Held | None:
-        """Lend the connection that was used last, if it is still good."""
+    def take_idle(self) -> PooledConnection | None:
+        """Take the connection that was used last, if it is still usable."""
         idle = self._idle
         if not idle:
             return None
         now = trio.current_time()
-        if idle[0].expires_at <= now:  # at the bottom, where a quiet lane would never look
+        if idle[0].expires_at <= now:  # the oldest one: a quiet lane would never get to it otherwise
             self._discard(idle.pop(0))
         while idle:
-            held = idle.pop()
-            if held.generation == self.gate.generation and held.expires_at > now and held.conn.alive():
-                self._lent.add(held)
-                return held
-            self._discard(held)
+            pooled = idle.pop()
+            if pooled.generation == self.gate.generation and pooled.expires_at > now and pooled.conn.alive():
+                self._in_use.add(pooled)
+                return pooled
+            self._discard(pooled)
         return None
 
     @property
     def has_free(self) -> bool:
-        """Whether a task could have a connection now, or open one, without being in anybody's way."""
-        return not self._closed and not self._line and (bool(self._idle) or self._has_room())
+        """Whether a task could take or open a connection now without delaying another task."""
+        return not self._closed and not self._waiters and (bool(self._idle) or self._has_room())
 
     def take_place(self) -> bool:
-        """Take an empty place in order to connect. The caller ends it with `fill` or `vacate`."""
+        """Take an empty place in order to connect. The caller then calls `fill` or `vacate`."""
         if self._closed:
             raise StoreUnavailable("the pool is closed")
         if not self._has_room():
@@ -142,21 +142,21 @@ class Desk:
         self._opening += 1
         return True
 
-    async def wait_turn(self) -> Held | None:
+    async def wait_turn(self) -> PooledConnection | None:
         """Wait in line; return a connection, or None for a place in which to open one.
 
-        Cancelled: out of the line, with nothing. Raises `PoolTimeout` at once when the line is too long.
+        Raises `PoolTimeout` at once if the line is full. Cancelled: the task has left the line and taken nothing.
         """
-        if len(self._line) >= self.lane.max_waiting:
-            raise self.timed_out(f"{len(self._line)} callers wait already")
-        for give_way in tuple(self.on_line):
+        if len(self._waiters) >= self.lane.max_waiting:
+            raise self.timed_out(f"{len(self._waiters)} callers are waiting already")
+        for give_way in tuple(self.on_wait):
             give_way()
         waiter = Waiter(trio.lowlevel.current_task())
-        self._line[waiter] = None
+        self._waiters[waiter] = None
         since = trio.current_time()
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-            del self._line[waiter]
+            del self._waiters[waiter]
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
@@ -165,85 +165,85 @@ class Desk:
             raise waiter.given
         return waiter.given
 
-    def fill(self, conn: PgConn, *, expires_at: float, generation: int) -> Held:
-        """Lend a new connection to the task that opened it in its place."""
+    def fill(self, conn: PgConn, *, expires_at: float, generation: int) -> PooledConnection:
+        """Put a new connection into the place that its task has taken; the task uses it first."""
         self._opening -= 1
         self._opened += 1
-        held = Held(conn, expires_at=expires_at, generation=generation)
-        self._lent.add(held)
-        while self._line and self._has_room():  # places that an outage had left empty
-            self._pass_place()
-        return held
+        pooled = PooledConnection(conn, expires_at=expires_at, generation=generation)
+        self._in_use.add(pooled)
+        while self._waiters and self._has_room():  # an outage may have left places empty
+            self._offer_place()
+        return pooled
 
     def vacate(self, failure: BaseException | None = None) -> None:
-        """Give a place up that could not be filled.
+        """Give up a place in which no connection was opened.
 
-        After a cancellation it goes to the first in line. When Postgres let nobody in, the line is served by
-        the connections that are out (too_many_connections) and one of it tries again; when there are none,
-        it hears the news.
+        After a cancellation the place goes to the first task in line. If Postgres accepted no connection, the line
+        waits for the connections in use (too_many_connections) and its first task tries again. If none is in use,
+        the whole line gets the error.
         """
         self._opening -= 1
         if not isinstance(failure, StoreUnavailable):
-            self._pass_place()
+            self._offer_place()
         elif not self._opening:
-            if self._lent:
-                self._pass_place()
+            if self._in_use:
+                self._offer_place()
             else:
-                self._turn_away(failure)
+                self._refuse_waiters(failure)
 
     def count_failed_connect(self) -> None:
-        """For the statistics."""
+        """Count a failed connect, for the statistics."""
         self._failed += 1
 
-    def give_back(self, held: Held) -> None:
-        """Take a connection back from the task that held it. Never awaits, never raises."""
-        self._lent.discard(held)
-        conn = held.conn
+    def give_back(self, pooled: PooledConnection) -> None:
+        """Take a connection back from its task. Never raises."""
+        self._in_use.discard(pooled)
+        conn = pooled.conn
         if conn.broken:
-            self.gate.suspect(held.generation)
+            self.gate.suspect(pooled.generation)
         if (
             not conn.pristine
-            or held.generation != self.gate.generation
+            or pooled.generation != self.gate.generation
             or self._closed
-            or held.expires_at <= trio.current_time()
+            or pooled.expires_at <= trio.current_time()
         ):
-            self._discard(held)
-            self._pass_place()
-        elif self._line:
-            self._lent.add(held)
-            self._wake(held)
+            self._discard(pooled)
+            self._offer_place()
+        elif self._waiters:
+            self._in_use.add(pooled)
+            self._wake(pooled)
         else:
-            self._idle.append(held)
+            self._idle.append(pooled)
 
     def close(self) -> None:
-        """Close every connection, also those in use, and turn away whoever waits."""
+        """Close every connection, including those in use, and refuse every waiting task."""
         self._closed = True
-        for held in (*self._idle, *self._lent):
-            held.conn.close()
+        for pooled in (*self._idle, *self._in_use):
+            pooled.conn.close()
         self._idle.clear()
-        self._turn_away(StoreUnavailable("the pool was closed"))
+        self._refuse_waiters(StoreUnavailable("the pool was closed"))
 
     def timed_out(self, why: str) -> PoolTimeout:
-        """Count and make the error for a caller who gets no connection."""
+        """Count a caller that gets no connection, and make its error."""
         self._timeouts += 1
         lane = self.lane
         if self.gate.failures:
-            why += f"; {self.gate.last}"
+            why += f"; {self.gate.last_failure}"
         return PoolTimeout(
-            f"lane {lane.name!r} has no connection for this call: {why} ({len(self._lent)} of {lane.size} in "
-            f"use, {self._opening} connecting, {len(self._line)} waiting); raise {lane.option}, or hold "
+            f"lane {lane.name!r} has no connection for this call: {why} ({len(self._in_use)} of {lane.size} in "
+            f"use, {self._opening} connecting, {len(self._waiters)} waiting); raise {lane.option}, or hold "
             "connections for a shorter time"
         )
 
     def statistics(self) -> LaneStatistics:
-        """The lane now."""
+        """A snapshot of the lane."""
         return LaneStatistics(
             name=self.lane.name,
             size=self.lane.size,
             idle=len(self._idle),
-            in_use=len(self._lent),
+            in_use=len(self._in_use),
             opening=self._opening,
-            waiting=len(self._line),
+            waiting=len(self._waiters),
             opened=self._opened,
             discarded=self._discarded,
             failed_connects=self._failed,
@@ -252,24 +252,24 @@ class Desk:
         )
 
     def _has_room(self) -> bool:
-        return len(self._idle) + len(self._lent) + self._opening < self.lane.size
+        return len(self._idle) + len(self._in_use) + self._opening < self.lane.size
 
-    def _discard(self, held: Held) -> None:
+    def _discard(self, pooled: PooledConnection) -> None:
         self._discarded += 1
-        held.conn.close()
+        pooled.conn.close()
 
-    def _pass_place(self) -> None:
-        if self._line:
+    def _offer_place(self) -> None:
+        if self._waiters:
             self._opening += 1
             self._wake(None)
 
-    def _turn_away(self, failure: StoreUnavailable) -> None:
-        while self._line:
-            news = StoreUnavailable(str(failure))
-            news.__cause__ = failure.__cause__
-            self._wake(news)
+    def _refuse_waiters(self, failure: StoreUnavailable) -> None:
+        while self._waiters:
+            error = StoreUnavailable(str(failure))
+            error.__cause__ = failure.__cause__
+            self._wake(error)
 
-    def _wake(self, given: Held | StoreUnavailable | None) -> None:
-        waiter, _ = self._line.popitem(last=False)
+    def _wake(self, given: PooledConnection | StoreUnavailable | None) -> None:
+        waiter, _ = self._waiters.popitem(last=False)
         waiter.given = given
         trio.lowlevel.reschedule(waiter.task)

@@ -4,16 +4,17 @@
         async with pool.acquire("claim") as conn:
             await conn.run(...)
 
-A connection is opened by the task that needs it and kept. What comes back must be pristine, else it is
-closed. Giving back is synchronous, so no cancellation can interrupt it. What is true at every point where a
-task may be cancelled:
+The task that needs a connection opens it; the pool keeps it afterwards. A returned connection must be pristine,
+otherwise the pool closes it. Returning is synchronous, so no cancellation can interrupt it. If a task is cancelled
+while
 
-waiting in line     it leaves the line; nothing was taken
-connecting          its place goes to the next in line; the half-open connection is closed
-holding             the connection goes back if it is pristine, else it is closed and its place goes on
-giving back         cannot be cancelled
+waiting in line     it leaves the line; it has taken nothing
+connecting          its place goes to the next task in line; the half-open connection is closed
+using one           the connection is returned if it is pristine; otherwise it is closed and its place is free
+returning           it cannot be cancelled here
 
-Session state (SET, temporary tables, session locks) outlives a lease: a lane that needs it is not shared.
+Session state (SET, temporary tables, session locks) stays with the connection after it is returned: a lane that needs
+session state is not shared.
 """
 
 from __future__ import annotations
@@ -30,76 +31,84 @@ from trio.lowlevel import checkpoint_if_cancelled
 
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.gate import Gate
-from durable_actors._postgres.pool.lane import Desk, Held, Lane, LaneStatistics
+from durable_actors._postgres.pool.lane import Lane, LaneState, LaneStatistics, PooledConnection
 from durable_actors.errors import CommitUnknown, ConfigError, StoreUnavailable
 
 ACQUIRE_TIMEOUT: Final = 10.0
+"""Seconds for waiting in line and connecting together."""
 MAX_LIFETIME: Final = 1800.0
-"""Seconds; up to a tenth less by chance. Bounds what a leaking backend costs, and follows DNS changes."""
+"""Seconds that a connection is kept, minus a random tenth. Bounds the cost of a leaking backend; picks up DNS
+changes."""
 
 
 @attrs.frozen
-class PoolStatistics:
+class ConnectionStatistics:
     """The pool at one moment."""
 
     lanes: tuple[LaneStatistics, ...]
     connect_failures: int
-    """Failed connects in a row: above zero, Postgres cannot be reached now."""
+    """Failed connects in a row. Above zero, Postgres cannot be reached at the moment."""
     generation: int
-    """How often the connections were replaced because a server went away or became a standby."""
+    """How often all connections were replaced because a server went away or became a standby."""
 
 
-class Lease:
-    """`async with pool.acquire(lane) as conn:`. A class because a generator would cost 2 µs more."""
+class AcquireContext:
+    """`async with pool.acquire(lane) as conn:`. A class, because a generator would cost 2 µs more."""
 
-    __slots__ = ("_desk", "_held", "_on_line", "_pool", "_scope", "_within")
+    __slots__ = ("_on_wait", "_pool", "_pooled", "_scope", "_state", "_within")
 
     def __init__(
-        self, pool: Pool, desk: Desk, within: float | None, on_line: Callable[[], object] | None
+        self,
+        pool: ConnectionPool,
+        state: LaneState,
+        within: float | None,
+        on_wait: Callable[[], object] | None,
     ) -> None:
         self._pool = pool
-        self._desk = desk
+        self._state = state
         self._within = within
-        self._on_line = on_line
-        self._held: Held | None = None
+        self._on_wait = on_wait
+        self._pooled: PooledConnection | None = None
         self._scope: trio.CancelScope | None = None
 
     async def __aenter__(self) -> PgConn:
-        if self._held is not None:
-            raise RuntimeError("this lease is in use; call acquire() for each block")
+        if self._pooled is not None:
+            raise RuntimeError("this context is in use; call acquire() for each block")
         await checkpoint_if_cancelled()
-        held = self._desk.take_idle()
-        if held is None:
-            held = await self._pool.obtain(self._desk)
-        self._held = held
+        pooled = self._state.take_idle()
+        if pooled is None:
+            pooled = await self._pool.obtain(self._state)
+        self._pooled = pooled
         if self._within is not None:
             self._scope = trio.CancelScope(deadline=trio.current_time() + self._within)
             self._scope.__enter__()
-        if self._on_line is not None:
-            self._desk.on_line.add(self._on_line)
-        return held.conn
+        if self._on_wait is not None:
+            self._state.on_wait.add(self._on_wait)
+        return pooled.conn
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held, self._held = self._held, None
+        pooled, self._pooled = self._pooled, None
         scope, self._scope = self._scope, None
-        assert held is not None
-        if self._on_line is not None:
-            self._desk.on_line.discard(self._on_line)
+        assert pooled is not None
+        if self._on_wait is not None:
+            self._state.on_wait.discard(self._on_wait)
         try:
             if scope is not None:
-                scope.__exit__(kind, error, trace)  # raises the rest of a group that its Cancelled is in
+                scope.__exit__(
+                    kind, error, trace
+                )  # raises the rest of an exception group that contains its Cancelled
         finally:
-            self._desk.give_back(held)
+            self._state.give_back(pooled)
         if scope is not None and scope.cancelled_caught:
             raise CommitUnknown(
-                f"lane {self._desk.lane.name!r}: Postgres did not answer within {self._within:g} s: what it was asked "
-                "may have been done or not"
+                f"lane {self._state.lane.name!r}: Postgres did not answer within {self._within:g} s; the "
+                "statement may have been done or not"
             ) from error
 
 
-class Pool:
+class ConnectionPool:
     """Connections to one Postgres, in lanes. Made by `open_pool`."""
 
     def __init__(
@@ -116,98 +125,102 @@ class Pool:
         self._max_lifetime = max_lifetime
         self._jitter = jitter
         self._closed = False
-        self._gates: dict[str, Gate] = {}  # by DSN: another way to the server may be open when one is not
-        self._desks: dict[str, Desk] = {}
+        self._gates: dict[
+            str, Gate
+        ] = {}  # by DSN: a lane with a DSN of its own may get through when the others do not
+        self._lanes: dict[str, LaneState] = {}
         for lane in lanes:
-            if lane.name in self._desks:
+            if lane.name in self._lanes:
                 raise ConfigError(f"two lanes are named {lane.name!r}", option=lane.option, value=lane.name)
             gate = self._gates.setdefault(lane.dsn or dsn, Gate(jitter))
-            self._desks[lane.name] = Desk(lane, gate)
+            self._lanes[lane.name] = LaneState(lane, gate)
 
     def acquire(
-        self, lane: str, *, within: float | None = None, on_line: Callable[[], object] | None = None
-    ) -> Lease:
-        """Lend a connection of the lane for an `async with` block, which may take `within` seconds (else the lane's).
+        self, lane: str, *, within: float | None = None, on_wait: Callable[[], object] | None = None
+    ) -> AcquireContext:
+        """Take a connection of the lane for an `async with` block of at most `within` seconds (default: the lane's).
 
-        `on_line` is called, maybe more than once, when somebody has to wait for a connection meanwhile.
+        The pool calls `on_wait`, possibly more than once, when another task has to wait for a connection meanwhile.
 
-        Entering raises `PoolTimeout` when none became free in `acquire_timeout` seconds or too many tasks
-        wait already, and `StoreUnavailable` when Postgres cannot be reached: at once at the first failure,
-        then after at most `gate.LONGEST_DELAY` plus the time to connect. The caller backs off and repeats.
+        Entering raises `PoolTimeout` if no connection became free in `acquire_timeout` seconds or too many tasks
+        are waiting already, and `StoreUnavailable` if Postgres cannot be reached: immediately at the first failure,
+        later after at most `gate.LONGEST_DELAY` plus the time to connect. The caller backs off and retries.
         """
         try:
-            desk = self._desks[lane]
+            state = self._lanes[lane]
         except KeyError:
-            raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._desks)}") from None
-        return Lease(self, desk, desk.lane.answer_within if within is None else within, on_line)
+            raise LookupError(f"the pool has no lane {lane!r}, only {', '.join(self._lanes)}") from None
+        return AcquireContext(self, state, state.lane.answer_within if within is None else within, on_wait)
 
     def has_free(self, lane: str) -> bool:
-        """Whether a connection of the lane is to be had now without being in anybody's way."""
-        return self._desks[lane].has_free
+        """Whether a task could take a connection of the lane now without delaying another task."""
+        return self._lanes[lane].has_free
 
     @property
     def closed(self) -> bool:
-        """Whether it lends nothing any more."""
+        """Whether the pool was closed."""
         return self._closed
 
-    def statistics(self) -> PoolStatistics:
-        """The pool now."""
-        return PoolStatistics(
-            lanes=tuple(desk.statistics() for desk in self._desks.values()),
+    def statistics(self) -> ConnectionStatistics:
+        """A snapshot of the pool."""
+        return ConnectionStatistics(
+            lanes=tuple(state.statistics() for state in self._lanes.values()),
             connect_failures=max((gate.failures for gate in self._gates.values()), default=0),
             generation=sum(gate.generation for gate in self._gates.values()),
         )
 
     async def aclose(self) -> None:
-        """Close every connection. A task that uses or awaits one gets `StoreUnavailable`. Safe to repeat."""
+        """Close every connection. Tasks that use or wait for one get `StoreUnavailable`. Safe to repeat."""
         self._closed = True
-        for desk in self._desks.values():
-            desk.close()
+        for state in self._lanes.values():
+            state.close()
         await trio.lowlevel.checkpoint()
 
-    async def obtain(self, desk: Desk) -> Held:
-        """Get a connection where none is idle (`Lease` calls this): open one, or wait in line."""
-        has_place = knocked = False
+    async def obtain(self, state: LaneState) -> PooledConnection:
+        """Get a connection when none is idle (for `AcquireContext`): open one, or wait in line."""
+        has_place = tried = False
 
         async def attempt() -> PgConn:
-            nonlocal knocked
-            knocked = True
+            nonlocal tried
+            tried = True
             try:
-                return await PgConn.open(desk.lane.dsn or self._dsn, settings=desk.lane.settings)
+                return await PgConn.open(state.lane.dsn or self._dsn, settings=state.lane.settings)
             except StoreUnavailable:
-                desk.count_failed_connect()
+                state.count_failed_connect()
                 raise
 
         with trio.move_on_after(self._acquire_timeout):
-            if not desk.take_place():
-                held = await desk.wait_turn()
-                if held is not None:
-                    return held
+            if not state.take_place():
+                pooled = await state.wait_turn()
+                if pooled is not None:
+                    return pooled
             has_place = True
-            return await self._open(desk, attempt)
+            return await self._open(state, attempt)
         limit = f"within acquire_timeout={self._acquire_timeout:g} s"
         if not has_place:
-            raise desk.timed_out(f"none became free {limit}")
-        error = StoreUnavailable(f"cannot connect to Postgres {limit}: {desk.gate.last or 'no answer'}")
-        if knocked:
-            desk.gate.fail(error)  # a deaf server: without this, every caller would knock at once
+            raise state.timed_out(f"none became free {limit}")
+        error = StoreUnavailable(
+            f"cannot connect to Postgres {limit}: {state.gate.last_failure or 'no answer'}"
+        )
+        if tried:
+            state.gate.fail(error)  # the server is silent: without this every caller would try at once
         raise error
 
-    async def _open(self, desk: Desk, attempt: Callable[[], Awaitable[PgConn]]) -> Held:
-        """Connect in a place that this task has taken."""
-        # If the server changes while we connect, we may have reached the old one: good for one lease at most.
-        generation = desk.gate.generation
+    async def _open(self, state: LaneState, attempt: Callable[[], Awaitable[PgConn]]) -> PooledConnection:
+        """Connect, in the place that this task has taken."""
+        # If the server changes while we connect, we may have reached the old one: then this is used once at most.
+        generation = state.gate.generation
         try:
-            conn = await desk.gate.connect(attempt)
+            conn = await state.gate.connect(attempt)
         except BaseException as exc:
-            desk.vacate(exc)
+            state.vacate(exc)
             raise
         if self._closed:
             conn.close()
-            desk.vacate()
+            state.vacate()
             raise StoreUnavailable("the pool was closed while connecting")
         lifetime = self._max_lifetime * (1 - self._jitter() / 10)
-        return desk.fill(conn, expires_at=conn.opened_at + lifetime, generation=generation)
+        return state.fill(conn, expires_at=conn.opened_at + lifetime, generation=generation)
 
 
 @asynccontextmanager
@@ -218,12 +231,14 @@ async def open_pool(
     acquire_timeout: float = ACQUIRE_TIMEOUT,
     max_lifetime: float = MAX_LIFETIME,
     jitter: Callable[[], float] = random.random,
-) -> AsyncGenerator[Pool, None]:
-    """Open a pool for the length of the block. Connects to nothing before a lane is used.
+) -> AsyncGenerator[ConnectionPool, None]:
+    """Open a pool for the duration of the block. It connects when a lane is first used.
 
-    `acquire_timeout` bounds waiting in line and connecting together. `jitter` returns numbers in 0…1.
+    `acquire_timeout` bounds waiting in line and connecting together. `jitter` returns numbers between 0 and 1.
     """
-    pool = Pool(dsn, lanes, acquire_timeout=acquire_timeout, max_lifetime=max_lifetime, jitter=jitter)
+    pool = ConnectionPool(
+        dsn, lanes, acquire_timeout=acquire_timeout, max_lifetime=max_lifetime, jitter=jitter
+    )
     try:
         yield pool
     finally:

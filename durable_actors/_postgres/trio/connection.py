@@ -5,10 +5,10 @@
             cursor = await conn.execute("update seats set taken = true where id = %s returning price", [12])
             row = await cursor.fetchone()
 
-No asyncio, no thread per query. Cancellation at any await leaves the connection fit for use, or closed, and
-the server idle. The engine does not use it; it is for your own queries.
+No asyncio, no thread per query. Cancellation at any await leaves the connection usable or closed, and the server idle.
+The engine does not use it; it is for your own queries.
 
-What psycopg is overridden in, and why: `trio_hooks`. How waiting and cancelling work: `trio_wait`.
+`hooks` lists what is overridden in psycopg, and why. `wait` explains waiting and cancellation.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _TUPLES: Final = cast("AsyncRowFactory[Any]", tuple_row)
 
 
 class _Opener(psycopg.Connection[Any]):
-    """What connects in the thread. The libpq connection outlives it."""
+    """Connects in the worker thread. The libpq connection outlives it."""
 
     def __del__(self, _warn: object = None, /) -> None:
-        """Say nothing of an open connection: that is the TrioConnection's, which warns itself."""
+        """Do not warn about an open connection: it belongs to the TrioConnection, which warns itself."""
 
 
 class TrioConnection(TrioWaiter[Row]):
     """A psycopg connection for Trio. Make one with `await TrioConnection.connect(...)`.
 
-    Use it from one task at a time, or from several: statements then queue up for it. Cursors, row factories,
-    adaptation, `transaction()`, `pipeline()`, `cursor.copy()`, `cursor.stream()` are psycopg's.
+    Several tasks may use it; their statements then wait for each other. Cursors, row factories, adaptation,
+    `transaction()`, `pipeline()`, `cursor.copy()` and `cursor.stream()` are psycopg's.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TrioConnection(TrioWaiter[Row]):
         self.cursor_factory = cast("type[AsyncCursor[Row]]", TrioCursor)
         self.server_cursor_factory = cast("type[AsyncServerCursor[Row]]", TrioServerCursor)
 
-    # psycopg has one signature, with `row_factory: AsyncRowFactory[Row]`; pyright then insists on tuples.
+    # psycopg has one signature, with `row_factory: AsyncRowFactory[Row]`; with that pyright infers tuples.
     @overload  # type: ignore[override]
     @classmethod
     async def connect(
@@ -111,8 +111,8 @@ class TrioConnection(TrioWaiter[Row]):
     ) -> TrioConnection[Any]:
         """Connect, in a worker thread, and return the connection. The options are psycopg's.
 
-        Raises `psycopg.OperationalError` when no server of the DSN lets us in, after `connect_timeout`
-        (10 seconds unless the DSN says otherwise) at the latest. Cancelled: nothing is left open.
+        Raises `psycopg.OperationalError` if no server of the DSN accepts the connection, after `connect_timeout`
+        (10 seconds unless the DSN sets another) at the latest. Cancelled: nothing is left open.
         """
         pgconn, _ = await open_pgconn(make_conninfo(conninfo, **kwargs), opener=_Opener)
         try:
@@ -155,11 +155,11 @@ class TrioConnection(TrioWaiter[Row]):
             log.warning("%s: error ignored in rollback: %s", self, exc)
 
     async def commit(self) -> None:
-        """Commit the transaction that is open, if one is.
+        """Commit the open transaction, if there is one.
 
-        Raises `durable_actors.errors.CommitUnknown` when the connection was lost after COMMIT was sent, and
-        `psycopg.errors.InFailedSqlTransaction` when a statement of the transaction had failed or was
-        cancelled: then it was rolled back (psycopg would not tell). Cancelled: committed, or not, or closed.
+        Raises `durable_actors.errors.CommitUnknown` if the connection was lost after COMMIT was sent, and
+        `psycopg.errors.InFailedSqlTransaction` if a statement of the transaction failed or was cancelled: then the
+        transaction was rolled back (psycopg alone would not raise). Cancelled: committed, or not, or closed.
         """
         async with self.lock:
             status = self.pgconn.transaction_status
@@ -171,26 +171,26 @@ class TrioConnection(TrioWaiter[Row]):
                 if status in _MAY_COMMIT and self.pgconn.status == ConnStatus.BAD:
                     raise commit_unknown(exc) from exc
                 raise
-        self._tell_commit(committed=status in _MAY_COMMIT)
+        self._run_after_commit(committed=status in _MAY_COMMIT)
         if status == TransactionStatus.INERROR:
             raise failed_transaction()
 
     async def rollback(self) -> None:
-        """Roll back the transaction that is open, if one is."""
+        """Roll back the open transaction, if there is one."""
         await super().rollback()
-        self._tell_commit(committed=False)
+        self._run_after_commit(committed=False)
 
     def after_commit(self, callback: Callable[[], object]) -> None:
-        """Call this when the transaction that is open has been committed; at once when none is.
+        """Call `callback` after the open transaction is committed; immediately if there is none.
 
-        For hints: a savepoint that is rolled back does not take it back, a COMMIT sent as text does not make the call.
+        For hints only: rolling back to a savepoint does not remove it, and a COMMIT sent as SQL text does not call it.
         """
         if self.pgconn.transaction_status == TransactionStatus.IDLE:
             callback()
         else:
             self._after_commit.append(callback)
 
-    def _tell_commit(self, *, committed: bool) -> None:
+    def _run_after_commit(self, *, committed: bool) -> None:
         callbacks, self._after_commit = self._after_commit, []
         if committed:
             for callback in callbacks:
@@ -205,8 +205,8 @@ class TrioConnection(TrioWaiter[Row]):
         """Open a transaction, or a savepoint inside one.
 
         It is committed when the block ends and rolled back when it raises. Raises what `commit()` raises.
-        Cancelled anywhere: rolled back, or the connection is closed; only when COMMIT was on its way already
-        may it have happened.
+        Cancelled anywhere: rolled back, or the connection is closed. It may be committed only if COMMIT had already
+        been sent.
         """
         block = TrioTransaction(self, savepoint_name, force_rollback)
         committed = False
@@ -224,28 +224,28 @@ class TrioConnection(TrioWaiter[Row]):
             raise
         finally:
             if block.outermost:
-                self._tell_commit(committed=committed)
+                self._run_after_commit(committed=committed)
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncGenerator[TrioPipeline, None]:
-        """Switch to pipeline mode: statements are sent without waiting for the answers before them.
+        """Switch to pipeline mode: statements are sent without waiting for the answers to earlier ones.
 
-        Cancelled inside a call that talks to the server, the connection is closed. Cancelled elsewhere in the
-        block, it is synchronised and fit for use.
+        Cancelled inside a call that talks to the server: the connection is closed. Cancelled elsewhere in the block:
+        the connection is synchronised and usable.
         """
         async with AsyncExitStack() as stack:
             async with self.lock:
-                # Look, enter and make it known under one lock, else another task's statement comes between.
+                # Check, enter and publish it under one lock; otherwise another task's statement could come in between.
                 self._check_connection_ok()
                 pipeline = cast("TrioPipeline | None", self._pipeline) or TrioPipeline(self)
-                await self.wait(pipeline._enter_gen())  # noqa: SLF001 - see trio_hooks
+                await self.wait(pipeline._enter_gen())  # noqa: SLF001 - see hooks
                 self._pipeline = pipeline
             stack.push_async_exit(pipeline)
             yield pipeline
 
     @asynccontextmanager
     async def _pipeline_nolock(self) -> AsyncGenerator[TrioPipeline, None]:
-        # For executemany, which holds the lock and has seen that there is no pipeline yet.
+        # For executemany, which holds the lock and has checked that there is no pipeline.
         pipeline = self._pipeline = TrioPipeline(self, _no_lock=True)
         try:
             async with pipeline:
@@ -266,6 +266,6 @@ class TrioConnection(TrioWaiter[Row]):
 
 def _refuse_notifications(*_: object) -> NoReturn:
     raise psycopg.NotSupportedError(
-        "LISTEN/NOTIFY is banned on a TrioConnection: what is notified while nobody listens is lost. "
+        "LISTEN/NOTIFY is banned on a TrioConnection: a notification is lost while nobody listens. "
         "Poll a table, or use durable_actors' signals"
     )

@@ -1,5 +1,5 @@
-"""Cursors and COPY on Trio: they let other tasks run, they push back, and they end cleanly when cancelled."""
-# ruff: noqa: SLF001 - psycopg's internals, each named in trio_hooks
+"""Cursors and COPY on Trio: with checkpoints, back-pressure, and a clean end when cancelled."""
+# ruff: noqa: SLF001 - psycopg's internals, all listed in hooks
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.rows import Row
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled
 
-from durable_actors._postgres.trio.wait import BREATH, TrioWaiter, is_cancelled, log
+from durable_actors._postgres.trio.wait import MAX_TIME_BETWEEN_CHECKPOINTS, TrioWaiter, is_cancelled, log
 
 _CHUNK: Final = 128 * 1024
-"""Bytes given to libpq before they must be on their way. Larger pieces can make libpq loop (psycopg #255)."""
+"""Bytes given to libpq before they must be flushed. Larger pieces can make libpq loop (psycopg #255)."""
 
 _WAIT_RW: Final = 3
 
@@ -36,22 +36,22 @@ class TrioCursor(AsyncCursor[Row]):
     _conn: TrioWaiter[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     async def _fetch_pipeline(self) -> None:
-        # The first thing in every fetch. The rows are here already, so nothing else would ever yield.
+        # Every fetch calls this first. The rows have arrived already, so nothing else would ever checkpoint.
         conn = self._conn
-        if monotonic() - conn._breathed > BREATH:
+        if monotonic() - conn._checkpointed_at > MAX_TIME_BETWEEN_CHECKPOINTS:
             await cancel_shielded_checkpoint()
-            conn._breathed = monotonic()
+            conn._checkpointed_at = monotonic()
             await checkpoint_if_cancelled()
-        if self._owed_by() is None:
+        if self._pending_pipeline() is None:
             return
         async with conn.lock:
-            # psycopg does not look again under the lock: another task may have ended the pipeline by now.
-            pipeline = self._owed_by()
+            # psycopg does not check again under the lock: another task may have ended the pipeline meanwhile.
+            pipeline = self._pending_pipeline()
             if pipeline is not None:
                 await conn.wait(pipeline._fetch_gen(flush=True))
 
-    def _owed_by(self) -> AsyncPipeline | None:
-        """Return the pipeline that has yet to bring this cursor's result."""
+    def _pending_pipeline(self) -> AsyncPipeline | None:
+        """The pipeline that still has to fetch this cursor's result."""
         if self.pgresult is not None or self._execmany_returning is False:
             return None
         return self._conn._pipeline
@@ -62,8 +62,8 @@ class TrioCursor(AsyncCursor[Row]):
     ) -> AsyncGenerator[AsyncCopy, None]:
         """Start a COPY; the block reads from or writes to it.
 
-        Left by an exception or by cancellation, a COPY FROM is refused by the server as a whole, and a
-        COPY TO is cancelled. Cancelled in the middle of reading or writing, the connection is closed.
+        If the block raises or is cancelled, the server rejects a COPY FROM as a whole, and a COPY TO is cancelled.
+        Cancelled in the middle of reading or writing: the connection is closed.
         """
         if isinstance(writer, AsyncQueuedLibpqWriter):
             raise psycopg.NotSupportedError("AsyncQueuedLibpqWriter runs an asyncio task; leave writer= out")
@@ -75,18 +75,19 @@ class TrioCursor(AsyncCursor[Row]):
 
 
 class TrioServerCursor(AsyncServerCursor[Row]):
-    """psycopg's server-side cursor. Closing it is part of unwinding."""
+    """psycopg's server-side cursor. It is closed also in a cancelled scope."""
 
     __slots__ = ()
 
     _conn: TrioWaiter[Any]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     async def close(self) -> None:
-        """Close the cursor here and on the server. Cancelled: it is closed nevertheless."""
+        """Close the cursor, also on the server. Cancelled: it is closed nevertheless."""
         try:
             await super().close()
         except trio.Cancelled:
-            self._described = False  # CLOSE may have happened: psycopg looks for the cursor first, then
+            # CLOSE may have been done: with this, psycopg first checks that the cursor exists.
+            self._described = False
             async with self._conn.unwinding():
                 try:
                     await super().close()
@@ -108,7 +109,7 @@ class TrioCopy(AsyncCopy):
 
     def rows(self) -> AsyncIterator[tuple[Any, ...]]:
         """Read row by row."""
-        return _Reading(self.read_row, _is_none)  # a row of no columns is empty, too
+        return _Reading(self.read_row, _is_none)  # not operator.not_: a row without columns is empty, too
 
     async def finish(self, exc: BaseException | None) -> None:
         """End the COPY. You need not call this."""
@@ -125,7 +126,7 @@ class TrioCopy(AsyncCopy):
 
     async def _finish_well(self) -> None:
         if self._direction == ExecStatus.COPY_OUT and self._active():
-            # Left before the last row: psycopg leaves the rest in the pipe, and the next query fails.
+            # Left before the last row: psycopg would not read the rest, and the next query would fail.
             await checkpoint_if_cancelled()
             await self.connection._try_cancel()
             await self.connection.wait(self._end_copy_out_gen())
@@ -135,7 +136,7 @@ class TrioCopy(AsyncCopy):
     async def _abort(self, exc: BaseException) -> None:
         if not self._active():
             return
-        # The server may be busy with what it has (a trigger, a lock) and not read our refusal.
+        # The server may be busy (a trigger, a lock) and not read our CopyFail message.
         async with self.connection.stopping():
             try:
                 await super().finish(exc)
@@ -147,7 +148,7 @@ class TrioCopy(AsyncCopy):
 
 
 class _Reading(AsyncIterator[_T]):
-    """Calls until the end. psycopg's generators would have to be closed by hand when a loop is left early."""
+    """Calls `read` until the end. psycopg's generators would need an explicit close when a loop is left early."""
 
     def __init__(self, read: Callable[[], Awaitable[_T | None]], ended: Callable[[object], bool]) -> None:
         self._read = read
@@ -165,15 +166,15 @@ def _is_none(item: object) -> bool:
 
 
 class TrioWriter(AsyncLibpqWriter):
-    """Sends COPY data with back-pressure: no more than a chunk waits in memory for the network."""
+    """Sends COPY data with back-pressure: at most one chunk is buffered in memory."""
 
     def __init__(self, cursor: AsyncCursor[Any]) -> None:
         super().__init__(cursor)
         self._waiting = 0
 
     async def write(self, data: Buffer) -> None:
-        """Send, and wait until the network took it once a chunk has gathered."""
-        # Here nothing of this piece was sent: the COPY can still be refused politely, by `finish`.
+        """Send; wait for the network whenever a chunk has accumulated."""
+        # Nothing of this piece was sent yet: `finish` can still end the COPY cleanly.
         await checkpoint_if_cancelled()
         for start in range(0, len(data), _CHUNK):
             piece = data if len(data) <= _CHUNK else data[start : start + _CHUNK]
@@ -184,14 +185,14 @@ class TrioWriter(AsyncLibpqWriter):
                 self._waiting = 0
 
     async def finish(self, exc: BaseException | None = None) -> None:
-        """Commit to the data sent, or have the server refuse it because of `exc`."""
+        """End the COPY; with `exc`, have the server reject it."""
         if exc is None:
             await checkpoint_if_cancelled()
         await super().finish(exc)
 
 
 def _put_gen(pgconn: pq.abc.PGconn, data: Buffer, *, flush: bool) -> PQGen[None]:
-    # Waiting for room only, as psycopg does, can deadlock with a server that waits for us to read notices.
+    # psycopg only waits until it can write, which can deadlock with a server that waits for us to read its notices.
     while pgconn.put_copy_data(data) == 0:
         yield _WAIT_RW  # type: ignore[misc]
         pgconn.flush()

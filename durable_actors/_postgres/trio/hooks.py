@@ -1,9 +1,9 @@
-"""The parts of psycopg that `TrioConnection` stands on and that psycopg does not promise to keep.
+"""The undocumented parts of psycopg that `TrioConnection` depends on.
 
-Patch releases of psycopg did change such parts (3.3.6: `wait` gained `timeout=`; 3.3.7: entering a
-transaction was rewritten), so each one is named here, with what to do when it changes, and
-`tests/postgres/trio/test_trio_hooks.py` checks each one against the installed psycopg. A private name that is
-used in a `trio_*` module and missing here fails the same test. Checked: 3.3.6, 3.3.7, 3.3.8.
+Patch releases of psycopg have changed such parts (3.3.6: `wait` gained `timeout=`; 3.3.7: entering a transaction was
+rewritten). So each one is listed here, with what to do when it changes, and `tests/postgres/trio/test_trio_hooks.py`
+checks each one against the installed psycopg. The same test fails if a module of this package uses a private name that
+is not listed. Checked: 3.3.6, 3.3.7, 3.3.8.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Hook:
-    """One undocumented name of psycopg, or one undocumented habit of a documented name."""
+    """One undocumented name of psycopg, or one undocumented behaviour of a documented name."""
 
     owner: str
-    """Where it lives: `module:Class`, or a module."""
+    """Where it is defined: `module:Class`, or a module."""
     name: str
     """The attribute."""
     params: str | None = None
     """Names of its parameters, in order; None for an attribute that is not called."""
     use: str
-    """What we do with it: call, read, set, or override (psycopg calls ours)."""
+    """How we use it: call, read, set, or override (psycopg calls ours)."""
     why: str
-    """What for."""
+    """Why we need it."""
     since: str
-    """The first release that has it in this form, as far as we looked."""
+    """The first release that has it in this form, as far as we checked."""
     if_changed: str
     """Where to look, and what to do."""
 
@@ -55,7 +55,7 @@ HOOKS: Final = (
     Hook(
         owner="psycopg.waiting", name="WAIT_R", use="read", since="3.0",
         why="generators yield 1, 2, 3 for read, write, either, and take the same numbers as what is ready",
-        if_changed="adapt the numbers in trio_wait and trio_cursor",
+        if_changed="adapt the numbers in wait and cursor",
     ),
     Hook(
         owner=_CONN, name="_try_cancel", params="self timeout", use="override", since="3.2",
@@ -69,7 +69,7 @@ HOOKS: Final = (
     ),
     Hook(
         owner=_CONN, name="_closed", use="set", since="3.0",
-        why="tells `closed` from `broken`",
+        why="distinguishes `closed` from `broken`",
         if_changed="see AsyncConnection.close",
     ),
     # ------------------------------------------------------------------ connection
@@ -183,12 +183,12 @@ HOOKS: Final = (
     ),
     Hook(
         owner="psycopg:AsyncServerCursor", name="_close", params="self", use="call", since="3.0",
-        why="a server-side cursor is closed also when telling the server was cancelled",
+        why="a server-side cursor is closed even if its CLOSE was cancelled",
         if_changed="see AsyncCursor.close",
     ),
     Hook(
         owner="psycopg:AsyncServerCursor", name="_described", use="set", since="3.2",
-        why="False makes psycopg look for the cursor before it closes it",
+        why="False makes psycopg check that the cursor exists before it closes it",
         if_changed="see ServerCursorMixin._close_gen",
     ),
     Hook(
@@ -203,17 +203,17 @@ HOOKS: Final = (
     ),
     Hook(
         owner=_COPY, name="_direction", use="read", since="3.1",
-        why="a COPY TO that is left early must be cancelled, a COPY FROM refused",
+        why="a COPY TO that is left early must be cancelled, a COPY FROM rejected",
         if_changed="read cursor.pgresult.status before the COPY starts",
     ),
     Hook(
         owner=_COPY, name="_end_copy_out_gen", params="self", use="call", since="3.1",
-        why="reads away the rest of a cancelled COPY TO",
+        why="reads the rest of a cancelled COPY TO",
         if_changed="read() until it returns nothing; ignore QueryCanceled",
     ),
     Hook(
         owner=_COPY, name="_pgconn", use="read", since="3.1",
-        why="to see whether the COPY is still going on",
+        why="to check whether the COPY is still active",
         if_changed="connection.pgconn",
     ),
     Hook(
@@ -222,9 +222,9 @@ HOOKS: Final = (
         if_changed="connection.pgconn",
     ),
 )  # fmt: skip
-"""Every hook, grouped as the modules are."""
+"""Every hook, grouped like the modules."""
 
 OVERRIDDEN_FOR_ASYNCIO: Final = frozenset(
     {"__init__", "connect", "cancel_safe", "wait", "transaction", "pipeline", "_pipeline_nolock"}
 )
-"""The methods of psycopg's AsyncConnection that touch asyncio or make asyncio-bound objects: all are ours."""
+"""The methods of psycopg's AsyncConnection that use asyncio or create asyncio-bound objects: all are overridden."""

@@ -1,5 +1,5 @@
-"""`conn.pipeline()` on Trio. Interrupted in the middle of talking, a pipeline closes the connection."""
-# ruff: noqa: SLF001 - psycopg's internals, each named in trio_hooks
+"""`conn.pipeline()` on Trio. If it is interrupted while it talks to the server, the connection is closed."""
+# ruff: noqa: SLF001 - psycopg's internals, all listed in hooks
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class TrioPipeline(AsyncPipeline):
                 self._conn._pipeline = None
 
     async def _unwind(self, exc: BaseException) -> None:
-        """Leave the pipeline in a cancelled scope; psycopg logs an error of it, as `exc` is on its way."""
+        """Leave the pipeline in a cancelled scope. psycopg logs an error of this, because `exc` is being raised."""
         if self.pgconn.status != ConnStatus.OK:
-            self._exit(exc)  # closed when it was interrupted: nothing to synchronise
+            self._exit(exc)  # closed when it was interrupted: there is nothing to synchronise
             return
         async with self._conn.stopping() if self.result_queue else self._conn.unwinding():
             await super().__aexit__(type(exc), exc, None)

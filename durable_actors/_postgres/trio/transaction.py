@@ -1,5 +1,5 @@
-"""`conn.transaction()` on Trio: committed, rolled back, or the connection is closed; or `CommitUnknown`."""
-# ruff: noqa: SLF001 - psycopg's internals, each named in trio_hooks
+"""`conn.transaction()` on Trio. It ends committed, rolled back, with a closed connection, or with `CommitUnknown`."""
+# ruff: noqa: SLF001 - psycopg's internals, all listed in hooks
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg.abc import PQGen
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from durable_actors._postgres.driver.waiting import discard, is_readable
-from durable_actors._postgres.trio.wait import TrioWaiter, is_cancelled, last_words, log
+from durable_actors._postgres.trio.wait import TrioWaiter, hang_up_reason, is_cancelled, log
 from durable_actors.errors import CommitUnknown
 
 _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
@@ -21,14 +21,16 @@ _IN_TRANSACTION = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 def commit_unknown(cause: psycopg.Error) -> CommitUnknown:
     """Make the error for a connection that was lost after COMMIT was sent."""
-    return CommitUnknown(f"the connection was lost after COMMIT was sent, it may have happened: {cause}")
+    return CommitUnknown(
+        f"the connection was lost after COMMIT was sent, the commit may have happened: {cause}"
+    )
 
 
 def failed_transaction() -> psycopg.errors.InFailedSqlTransaction:
-    """Make the error for a commit of what cannot be committed.
+    """Make the error for the COMMIT of a failed transaction, which Postgres answers with a silent ROLLBACK.
 
-    Postgres answers COMMIT of a failed transaction with a quiet ROLLBACK. A query that was cut short by
-    `move_on_after` inside the block fails the transaction just so: quiet would mean lost work.
+    A query that `move_on_after` cancelled inside the block fails the transaction as well: without an error its work
+    would be lost silently.
     """
     return psycopg.errors.InFailedSqlTransaction(
         "nothing was committed: an earlier statement of the transaction failed or was cancelled, "
@@ -37,13 +39,13 @@ def failed_transaction() -> psycopg.errors.InFailedSqlTransaction:
 
 
 def check_alive(conn: TrioWaiter[Any]) -> None:
-    """Raise when the server has hung up already: then COMMIT was not sent, and its fate is known.
+    """Raise if the server has already closed the session: then COMMIT was not sent, and nothing is committed.
 
-    One poll(2) per commit. It tells a session that timed out or was terminated while idle from a lost reply.
+    One poll(2) per commit. It distinguishes a session that timed out or was terminated while idle from a lost reply.
     """
     pgconn = conn.pgconn
     if pgconn.status == ConnStatus.OK and is_readable(pgconn.socket):
-        reason = last_words(pgconn)
+        reason = hang_up_reason(pgconn)
         if reason is not None:
             discard(pgconn)
             raise reason
@@ -64,7 +66,7 @@ class TrioTransaction(AsyncTransaction):
             try:
                 await self._conn.wait(self._enter_gen())
             except BaseException as exc:
-                # Not started: nothing was sent. Otherwise undo it, as nobody will call __aexit__.
+                # If it has begun, undo it, because __aexit__ will not be called. Otherwise nothing was sent.
                 if self._begun():
                     async with self._conn.unwinding():
                         await self._roll_back(exc, quiet=True)
@@ -92,10 +94,10 @@ class TrioTransaction(AsyncTransaction):
         return swallow
 
     async def _roll_back(self, exc: BaseException | None, *, quiet: bool) -> bool:
-        """Roll back, under the lock; True when `exc` is a `Rollback` that ends here.
+        """Roll back, under the lock; True if `exc` is a `Rollback` that ends at this block.
 
-        psycopg logs an error of the ROLLBACK itself and lets `exc` go on. It raises when blocks are left out
-        of order; `quiet`, that closes the connection instead: nothing may take the place of a Cancelled.
+        psycopg logs an error of the ROLLBACK itself and lets `exc` propagate. It raises if blocks are left out of
+        order; with `quiet` the connection is closed instead, because no other error may replace a Cancelled.
         """
         swallow = False
         try:
@@ -107,7 +109,7 @@ class TrioTransaction(AsyncTransaction):
             discard(self.pgconn)
         outermost = self._outer_transaction and self._conn._pipeline is None
         if outermost and self.pgconn.transaction_status != TransactionStatus.IDLE:
-            discard(self.pgconn)  # whatever went wrong, the server rolls back now
+            discard(self.pgconn)  # whatever went wrong: closing makes the server roll back
         return swallow
 
     async def _commit(self) -> None:
@@ -131,12 +133,12 @@ class TrioTransaction(AsyncTransaction):
 
     @property
     def outermost(self) -> bool:
-        """It is a transaction, not a savepoint inside one."""
+        """Whether it is a transaction, not a savepoint inside one."""
         return self._outer_transaction
 
     @property
     def lost_in_commit(self) -> bool:
-        """The COMMIT of the outermost block was sent, or queued, and the connection is gone."""
+        """Whether the COMMIT of the outermost block was sent or queued and the connection is gone."""
         return (
             self._outer_transaction
             and self.status is self.Status.COMMITTED
@@ -144,7 +146,7 @@ class TrioTransaction(AsyncTransaction):
         )
 
     async def _undo_commit(self, exc: BaseException) -> None:
-        """End the transaction whose commit was cancelled: before it was sent, by the server, or too late."""
+        """End the transaction after its commit was cancelled: before it was sent, on the server, or too late."""
         async with self._conn.unwinding(), self._conn.lock:
             if self.pgconn.status != ConnStatus.OK:
                 self.status = self.Status.FAILED

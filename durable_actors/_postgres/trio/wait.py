@@ -1,16 +1,16 @@
-"""psycopg's asyncio connection with the event loop taken out and Trio put in.
+"""psycopg's asyncio connection with asyncio's event loop replaced by Trio.
 
-All of psycopg above libpq is generators that say what to wait for, and every cursor, transaction, pipeline
-and COPY runs them through `await connection.wait(generator)` under `async with connection.lock`. This module
-replaces these two, and what must happen when the waiting is cancelled.
+Above libpq, psycopg consists of generators that yield what to wait for. Every cursor, transaction, pipeline and COPY
+runs them through `await connection.wait(generator)` under `async with connection.lock`. This module replaces these two
+and defines what happens when the wait is cancelled.
 
-Trio's cancellation stays on: inside a cancelled scope *every* await raises again, also in `__aexit__`, where
-psycopg, written for asyncio, still wants to talk to the server. Hence three rules, kept here:
+Trio's cancellation is level-triggered: inside a cancelled scope *every* await raises again, also in `__aexit__`, where
+psycopg, written for asyncio, still talks to the server. Hence three rules, enforced here:
 
-1. An interrupted generator is never resumed: a later step of it (the query after its Parse) would still be
-   sent. What is in flight is cancelled on the server and drained, or the connection is closed.
-2. What unwinds runs in `unwinding()`: shielded, for a bounded time, after which the connection is closed.
-3. A generator that ended has its result returned; `Cancelled` is then raised by the next call, not by this.
+1. An interrupted generator is never resumed: a later part of it (the query after its Parse) would still be sent.
+   Statements in flight are cancelled on the server and their answers read, or the connection is closed.
+2. Clean-up runs in `unwinding()`: shielded, for a bounded time, after which the connection is closed.
+3. When a generator has ended, its result is returned; `Cancelled` is raised by the next call, not by this one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from trio.lowlevel import (
 
 from durable_actors._postgres.driver.waiting import (
     CANCEL_TIMEOUT,
+    CONNECTION_ERRORS,
     READABLE,
     FreeLock,
     discard,
@@ -46,37 +47,35 @@ from durable_actors._postgres.driver.waiting import (
     wait_stopping,
 )
 
-BREATH: Final = 0.001
-"""Seconds that a call which never has to wait may keep the event loop to itself."""
+MAX_TIME_BETWEEN_CHECKPOINTS: Final = 0.001
+"""Seconds that a call may run without a checkpoint, if it never has to wait."""
 
 CLEANUP_TIMEOUT: Final = 5.0
-"""Seconds for a ROLLBACK that no cancellation hurries. Closing the connection does the same, after all."""
-
-TRANSIENT_ERRORS: Final = (psycopg.Error, OSError, trio.ClosedResourceError)
-"""What talking to a server can raise, Cancelled apart."""
+"""Seconds for a ROLLBACK outside of a cancelled scope. After that the connection is closed, which has the same
+effect."""
 
 _WAIT_R: Final = 1
 _READY_R: Final = 1
 
-# After one of these psycopg forgets its prepared statements. When the answer was drained unseen it has not.
-_FORGETTING: Final = (b"DROP", b"ALTER", b"ROLLBACK", b"DISCARD", b"DEALLOCATE")
+# After one of these commands psycopg forgets its prepared statements. If we read the answer instead, it does not.
+_INVALIDATES_PREPARED: Final = (b"DROP", b"ALTER", b"ROLLBACK", b"DISCARD", b"DEALLOCATE")
 _COPY: Final = (ExecStatus.COPY_IN, ExecStatus.COPY_OUT, ExecStatus.COPY_BOTH)
 
 log: Final = logging.getLogger("durable_actors.postgres")
 
 
 def is_cancelled() -> bool:
-    """Tell whether the scope around us is cancelled, that is, whether the next checkpoint raises."""
+    """Whether the current scope is cancelled, that is, whether the next checkpoint raises."""
     return trio.current_effective_deadline() == float("-inf")
 
 
 class TrioWaiter(AsyncConnection[Row]):
-    """The part of `TrioConnection` that waits: lock, `wait`, `close`, cancel requests, unwinding."""
+    """The part of `TrioConnection` that waits: lock, `wait`, `close`, cancel requests, clean-up."""
 
     def _take_over(self) -> None:
-        """Replace what `AsyncConnection.__init__` made for asyncio."""
+        """Replace what `AsyncConnection.__init__` created for asyncio."""
         self.lock = FreeLock()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride, reportAttributeAccessIssue]
-        self._breathed = 0.0
+        self._checkpointed_at = 0.0
         self._unwinders: set[trio.lowlevel.Task] = set()
         self._stopping = False
 
@@ -85,8 +84,8 @@ class TrioWaiter(AsyncConnection[Row]):
     ) -> RV:
         """Run one of psycopg's generators to its end, waiting on Trio.
 
-        `interval` is accepted for psycopg's sake: Trio needs no regular wake-ups. Raises `trio.TooSlowError`
-        after `timeout`. Cancelled: the connection is idle or in a (failed) transaction, or closed.
+        `interval` is only there because psycopg passes it: Trio needs no regular wake-ups. Raises
+        `trio.TooSlowError` after `timeout`. Cancelled: the connection is idle, in a (failed) transaction, or closed.
         """
         if timeout is not None:
             with trio.fail_after(timeout):
@@ -94,7 +93,7 @@ class TrioWaiter(AsyncConnection[Row]):
         started = waited = False
         try:
             await checkpoint_if_cancelled()
-            fd = self.pgconn.socket  # raises when the connection is closed: nothing is started then
+            fd = self.pgconn.socket  # raises if the connection is closed: then nothing has been started
             started = True
             state = next(gen)
             while True:
@@ -106,19 +105,19 @@ class TrioWaiter(AsyncConnection[Row]):
                     waited = True
                     state = gen.send(_READY_R)
                 else:
-                    # "Writable" (the end of a COPY) is waited for in both directions, too: a server that has no
-                    # room for its notices does not read. The generator flushes, and libpq then reads.
+                    # Also for "writable" (the end of a COPY) we wait in both directions: a server that cannot send its
+                    # notices does not read. The generator flushes, and libpq then reads.
                     ready = await wait_either(fd)
-                    if monotonic() - self._breathed > BREATH:
+                    if monotonic() - self._checkpointed_at > MAX_TIME_BETWEEN_CHECKPOINTS:
                         await checkpoint()
-                        self._breathed = monotonic()
+                        self._checkpointed_at = monotonic()
                     state = gen.send(ready)
         except StopIteration as done:
-            if not waited and monotonic() - self._breathed > BREATH:
-                # Many short answers out of libpq's buffer (COPY, stream) must not starve the other tasks, nor
-                # their own deadline. Shielded: rule 3.
+            if not waited and monotonic() - self._checkpointed_at > MAX_TIME_BETWEEN_CHECKPOINTS:
+                # Many short answers from libpq's buffer (COPY, stream) must not starve other tasks or delay the
+                # caller's own deadline. Shielded: rule 3.
                 await cancel_shielded_checkpoint()
-                self._breathed = monotonic()
+                self._checkpointed_at = monotonic()
             result: RV = done.value
             return result
         except trio.Cancelled:
@@ -126,47 +125,47 @@ class TrioWaiter(AsyncConnection[Row]):
             raise
         except (trio.ClosedResourceError, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno != errno.EBADF:
-                raise  # out of the caller's own iterator, in executemany
+                raise  # from the caller's own iterator, in executemany
             discard(self.pgconn)
             self._drop(gen)
             raise psycopg.OperationalError("the connection was closed while waiting for it") from exc
         except psycopg.Error:
-            self._drop(gen)  # it has ended, unless the error is of asking the server to stop
+            self._drop(gen)  # it has ended, unless the error comes from a cancel request
             raise
         except (KeyboardInterrupt, SystemExit):
-            # Raised in the midst of anything: no time, and no trust, for a conversation with the server.
+            # Raised at any point: the state is unknown, so do not talk to the server.
             if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 discard(self.pgconn)
             self._drop(gen)
             raise
 
     async def _interrupted(self, gen: PQGen[Any], *, started: bool) -> None:
-        """Leave the connection fit for use, or closed, after `Cancelled`. Never raises anything else."""
+        """Make the connection usable again after `Cancelled`, or close it. Raises nothing else."""
         pgconn = self.pgconn
         if pgconn.pipeline_status != PipelineStatus.OFF:
-            # Not started: nothing of this call was sent, and the pipeline's own exit still synchronises.
-            unfit = started
+            # If it was not started, nothing was sent, and the exit of the pipeline synchronises.
+            unusable = started
         else:
-            unfit = pgconn.transaction_status == TransactionStatus.ACTIVE
-        if unfit and (current_task() in self._unwinders or not await self._settle()):
+            unusable = pgconn.transaction_status == TransactionStatus.ACTIVE
+        if unusable and (current_task() in self._unwinders or not await self._cancel_and_drain()):
             discard(pgconn)
         self._drop(gen)
 
     def _drop(self, gen: PQGen[Any]) -> None:
-        """Close a generator here and now; left to the garbage collector, its errors would be printed."""
+        """Close a generator now; if the garbage collector did it, errors would be printed."""
         try:
             gen.close()
         except psycopg.Error as exc:
-            # A pipeline's generator wants to flush in its `finally`; the connection is closed by now.
+            # The generator of a pipeline flushes in its `finally`; the connection is closed by now.
             log.debug("%s: closing an interrupted call: %s", self, exc)
 
-    async def _settle(self) -> bool:
-        """Cancel what the server does and read its answers away; True when the connection is fit again."""
+    async def _cancel_and_drain(self) -> bool:
+        """Cancel the statement and read the rest of its answers; True if the connection is usable again."""
         with trio.CancelScope(shield=True, relative_deadline=CANCEL_TIMEOUT):
             try:
                 return await self._drain()
-            except TRANSIENT_ERRORS as exc:
-                log.debug("%s: not settled after a cancellation: %s", self, exc)
+            except CONNECTION_ERRORS as exc:
+                log.debug("%s: cannot be used again after a cancellation: %s", self, exc)
         return False
 
     async def _drain(self) -> bool:
@@ -175,36 +174,39 @@ class TrioWaiter(AsyncConnection[Row]):
             await self._stop_pipeline()
             return False
         if pgconn.flush():
-            # Half a message is out. The server may be busy with what came before (rows of a COPY).
+            # Half a message was sent. The server may still be busy with earlier data (rows of a COPY).
             await send_cancel(pgconn)
             return False
-        told = False
+        requested = False
         forgotten = False
         pgconn.consume_input()
         while True:
             while pgconn.is_busy():
-                if not told:
+                if not requested:
                     await send_cancel(pgconn)
-                    told = True
+                    requested = True
                 await wait_stopping(pgconn)
                 pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:
                 return not forgotten
             if result.status in _COPY:
-                if not told:
+                if not requested:
                     await send_cancel(pgconn)
                 return False
             if result.status == ExecStatus.COMMAND_OK and (result.command_status or b"").startswith(
-                _FORGETTING
+                _INVALIDATES_PREPARED
             ):
                 forgotten = True
 
     async def _stop_pipeline(self) -> None:
-        """Make sure that the server has stopped. psycopg's queues no longer match the answers: close then."""
+        """Make sure that the server has stopped.
+
+        The caller then closes the connection, because psycopg's queues no longer match the answers.
+        """
         pgconn = self.pgconn
         await send_cancel(pgconn)
-        pgconn.pipeline_sync()  # without it the server need not answer at all
+        pgconn.pipeline_sync()  # without it the server may not answer at all
         while pgconn.flush():
             if await wait_either(pgconn.socket) & READABLE:
                 pgconn.consume_input()
@@ -224,14 +226,14 @@ class TrioWaiter(AsyncConnection[Row]):
     async def unwinding(self) -> AsyncGenerator[None, None]:
         """Shield clean-up that talks to the server from cancellation, for a bounded time.
 
-        When the time is over, what the server still runs is cancelled and the connection closed, which undoes
-        everything on the server, too, and the block is left quietly: `Cancelled`, or the error that made us
-        unwind, goes on. Not for new work.
+        When the time is over, the running statement is cancelled and the connection is closed, which also makes the
+        server roll back. The block then ends without an error of its own: `Cancelled`, or the error that caused the
+        clean-up, propagates. Not for new work.
         """
-        patience = CANCEL_TIMEOUT if is_cancelled() else CLEANUP_TIMEOUT
+        timeout = CANCEL_TIMEOUT if is_cancelled() else CLEANUP_TIMEOUT
         task = current_task()
         outermost = task not in self._unwinders
-        with trio.CancelScope(shield=True, relative_deadline=patience) as scope:
+        with trio.CancelScope(shield=True, relative_deadline=timeout) as scope:
             self._unwinders.add(task)
             try:
                 yield
@@ -239,23 +241,23 @@ class TrioWaiter(AsyncConnection[Row]):
                 if outermost:
                     self._unwinders.discard(task)
         if scope.cancelled_caught:
-            log.warning("%s: closed, the server did not answer within %s s", self, patience)
+            log.warning("%s: closed, because the server did not answer within %s s", self, timeout)
             await self._try_cancel()
             discard(self.pgconn)
 
     async def close(self) -> None:
         """Close the connection now, without a round trip. A task waiting on it gets `OperationalError`.
 
-        The server rolls an open transaction back. It does not stop a running query: `cancel_safe()` does.
+        The server rolls back an open transaction, but does not stop a running query: `cancel_safe()` does.
         """
         if not self.closed:
             self._closed = True
             discard(self.pgconn)
 
     async def cancel_safe(self, *, timeout: float = 30.0) -> None:
-        """Ask the server to cancel what this connection is doing, and wait until it was told.
+        """Send a cancel request for the running statement, and wait until the server has received it.
 
-        Raises `psycopg.errors.CancellationTimeout` when it could not be told in time.
+        Raises `psycopg.errors.CancellationTimeout` if that takes longer than `timeout`.
         """
         if not self._should_cancel():
             return
@@ -269,7 +271,7 @@ class TrioWaiter(AsyncConnection[Row]):
 
     @asynccontextmanager
     async def stopping(self) -> AsyncGenerator[None, None]:
-        """Unwind while the server may be busy for long with what it was sent: it is asked to stop."""
+        """As `unwinding`, if the server may be busy for long: cancels the statement first."""
         async with self.unwinding():
             self._stopping = True
             try:
@@ -279,42 +281,42 @@ class TrioWaiter(AsyncConnection[Row]):
                 self._stopping = False
 
     async def _try_cancel(self, *, timeout: float = CANCEL_TIMEOUT) -> None:
-        """Cancel as a part of clean-up (in `stream`, COPY): shielded, bounded; an error is logged."""
+        """Send a cancel request during clean-up (`stream`, COPY): shielded, bounded; an error is logged."""
         with trio.CancelScope(shield=True, relative_deadline=min(timeout, CANCEL_TIMEOUT)):
             try:
                 if not self.closed:
                     await send_cancel(self.pgconn)
-            except TRANSIENT_ERRORS as exc:
+            except CONNECTION_ERRORS as exc:
                 log.warning("%s: cancel request failed: %s", self, exc)
 
 
-def last_words(pgconn: pq.abc.PGconn) -> psycopg.Error | None:
-    """Return why the server hung up on an idle connection, or None while it is there.
+def hang_up_reason(pgconn: pq.abc.PGconn) -> psycopg.Error | None:
+    """Why the server closed an idle connection; None if it is still there.
 
-    An idle server speaks unasked only to change a parameter, to give a notice, or to say why it ends the
-    session (a FATAL, which libpq passes to the notice handler when no query is running).
+    To an idle client the server sends only parameter changes, notices, and the reason why it ends the session: a FATAL
+    error, which libpq passes to the notice handler when no query is running.
     """
-    heard: list[psycopg.Error] = []
+    fatal: list[psycopg.Error] = []
 
     def listen(result: pq.abc.PGresult) -> None:
-        # The result is only valid in here.
+        # The result is only valid inside this function.
         if result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC"):
             state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
             text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
             try:
-                heard.append(psycopg.errors.lookup(state)(text))
+                fatal.append(psycopg.errors.lookup(state)(text))
             except KeyError:
-                heard.append(psycopg.OperationalError(text))
+                fatal.append(psycopg.OperationalError(text))
 
     handler = pgconn.notice_handler
     pgconn.notice_handler = listen
     try:
         pgconn.consume_input()
-        pgconn.is_busy()  # parses what was said
-        if not heard:
-            pgconn.consume_input()  # finds the end of file
+        pgconn.is_busy()  # parses the messages
+        if not fatal:
+            pgconn.consume_input()  # detects an end of file
     except psycopg.OperationalError as exc:
         return exc
     finally:
         pgconn.notice_handler = handler
-    return heard[-1] if heard else None
+    return fatal[-1] if fatal else None

@@ -1,4 +1,4 @@
--- check_session: whether we still talk to the server process that has our locks.
+-- check_session: whether this connection still reaches the server process that holds our locks.
 -- params   $1 schema text · $2 owner text
 -- returns  pg_backend_pid(), held boolean: that process has the owner's lock
 -- locks    none: pg_locks is read

@@ -6,14 +6,14 @@
 --          $16 accept late commits boolean. Of visit, status, ahead, step, attempt, advance and delay one element may stand for
 --          all; key, state, result, last_error, rekey and new key may be empty: null for all. To read and to unnest an array
 --          costs 0.1 µs a row, and a batch mostly says the same: 2.0 instead of 3.2 µs a row before the first row is touched.
--- returns  id, visit, status, the state of those that stay, as the next step will see it, and whether a signal was sent to
---          it: of the committed ones. A missing id was stale: nothing of it was changed. An inbox whose instance is done is dropped;
---          one that failed keeps its inbox and its dedup keys, for it may be retried.
--- locks    the rows, in the planner's order: two flushes never share a row, for a claim has one holder
+-- returns  per committed row: id, visit, status, the stored state if it stays executing (the next step gets it), and whether a
+--          signal was ever sent to it. A missing id was stale: nothing of it was changed. The inbox of an instance that is done is
+--          dropped; one that failed keeps its inbox and its dedup keys, because it may be retried.
+-- locks    the rows, in the planner's order: two flushes never share a row, because a claim has one owner
 -- index    gen_durable_pkey (driven from the arrays), gen_durable_key for the sibling probe
 -- keeps    I1 commit before proceed · I3 the fence only grows · I4 a stale write changes nothing · I8 terminal rows never change.
---          round counts the committed outcomes of a visit, here and in commit_parks alone; a reap, a release and a wake leave it.
---          So a crash re-run finds what it sent without a key, and a run that an outcome asked for sends anew
+--          round counts the committed outcomes of a visit; only this statement and commit_parks change it, not reap, release or
+--          wake. So a re-run after a crash finds what it sent without a key, and a run after a committed outcome sends anew
 -- fence    (id, claim, visit), and locked_by for "executing": naming the status would let the planner drive the batch from
 --          the index of executing rows. Completion keeps claim_id, so that a repeated commit can be recognised.
 update durable.gen_durable g

@@ -5,8 +5,8 @@
 --          $14 awaits text[] (each an array literal; null: none) · $15 keeps awaits boolean[] (a retry) · $16 await_step text[]
 --          $17 timeout float8[] (seconds) · $18 error_type text[] · $19 traceback text[] (both empty: null for all)
 --          $20 accept late commits boolean
--- returns  id, visit, status, null, inbox; an inbox whose instance is done is dropped. One that failed keeps its inbox, its dedup keys
---          and its awaits: retried, it is handed what it was handed before
+-- returns  id, visit, status, null, inbox. The inbox of an instance that is done is dropped. One that failed keeps its inbox, its
+--          dedup keys and its awaits: a retry gets the same signals again
 -- locks    the rows
 -- index    gen_durable_pkey
 -- keeps    I1, I3, I4, I8

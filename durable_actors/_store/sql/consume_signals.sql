@@ -1,8 +1,8 @@
--- consume_signals: take the signals that a committed step was handed out of the inbox.
+-- consume_signals: remove the signals that a committed outcome consumes from the inbox.
 -- params   $1 target bigint[] · $2 signal bigint[] (pairs)
 -- returns  nothing
--- locks    the signals. Only for instances that this very transaction has written: a stale outcome consumes nothing, and an
---          outcome that is repeated after an unknown commit does not consume what came since.
+-- locks    the signals. Only for instances that this transaction has written: a stale outcome consumes nothing, and an
+--          outcome that is repeated after an unknown commit does not consume signals that arrived since.
 -- index    signals_pkey, gen_durable_pkey: one probe of each per pair
 -- keeps    I6 a signal is consumed by exactly the commit that saw it. One with a dedup key stays as a tombstone.
 with ours as materialized (

@@ -1,4 +1,4 @@
--- count_statuses: instances per queue and status, finished and parked ones, too. For people.
+-- count_statuses: instances per queue and status, finished and parked ones, too. For operators.
 -- params   none
 -- returns  queue, status, count
 -- locks    none

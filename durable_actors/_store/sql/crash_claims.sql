@@ -1,9 +1,9 @@
--- crash_claims: give claims back whose step's own code ended without an outcome (SystemExit and the like); counted as a crash.
+-- crash_claims: release claims whose step ended without an outcome (SystemExit and the like); each counts as a crash.
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 what was raised text[] · $4 max crashes int or null · $5 its class text ·
 --          $6 its traceback text
 -- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often), fsm, step, why it failed
--- locks    FOR NO KEY UPDATE SKIP LOCKED in id order, and of what fails also its parent, whose barrier join_parents counts
---          next: waits for nobody. What is locked stays ours and is tried again.
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; for a row that fails also its parent, whose barrier join_parents counts
+--          next. Never waits. A claim whose row is locked stays ours, and the caller tries it again.
 -- index    gen_durable_pkey
 -- keeps    I4 a stale write changes nothing. Counters stop at their ends, as in release_claims.
 -- backoff  and quarantine: as in reap_claims; tests/store/test_crashes.py compares the two

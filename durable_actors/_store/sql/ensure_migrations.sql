@@ -1,4 +1,4 @@
--- ensure_migrations: the record of what was applied; made before the first migration.
+-- ensure_migrations: create the table that records applied migrations, before the first one.
 -- params   none
 -- returns  nothing
 -- locks    the caller holds the migrators' advisory lock

@@ -1,7 +1,7 @@
 -- expire_awaits: wake instances of one queue whose await or barrier deadline has passed. A timeout is a wake, not a failure.
 -- params   $1 queue text · $2 limit int
 -- returns  id
--- locks    FOR NO KEY UPDATE SKIP LOCKED: one that is being signalled wakes by that
+-- locks    FOR NO KEY UPDATE SKIP LOCKED: an instance that is being signalled is woken by the signal
 -- index    gen_durable_deadline: the due ones alone, however many are parked
 -- keeps    I7. A row whose partition key no index of runnable rows can hold (written by hand) fails alone: woken, it would
 --          refuse the statement, and with it the queue's picks, for ever.

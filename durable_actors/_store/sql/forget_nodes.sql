@@ -1,10 +1,11 @@
--- forget_nodes: delete incarnations that are long gone from the list of nodes. Never waits for a row.
+-- forget_nodes: delete incarnations from the list of nodes that are gone for long. Never waits for a row.
 -- params   $1 schema text · $2 seconds since a stop in good order float8 · $3 seconds since it was last seen float8 · $4 limit int
--- returns  the forgotten incarnations
+-- returns  the deleted incarnations
 -- locks    FOR UPDATE SKIP LOCKED on the rows
 -- index    nodes_pkey, gen_durable_executing
--- keeps    whoever holds claims, for people must learn whose they are, and whoever lives (its session holds its lock), however
---          long ago it was seen: its row may have been locked at every beat. pg_locks is read only when there is a candidate.
+-- keeps    incarnations that hold claims (operators must be able to see whose they are), and those that are alive (their session
+--          holds their lock), however long ago they were seen: the row may have been locked at every heartbeat. pg_locks is read
+--          only if there is a candidate.
 with locks as materialized (
     select l.classid::bigint << 32 | l.objid::bigint as hash
       from pg_locks l

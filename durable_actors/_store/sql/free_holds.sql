@@ -1,9 +1,9 @@
--- free_holds: offer rows again that are held behind no key at all. Only a hand makes them; sweep_keys finds held rows by key.
+-- free_holds: offer rows that are held without a key. Only SQL by hand makes them; sweep_keys finds held rows by key.
 -- params   $1 limit int
 -- returns  nothing; the polls find them
 -- locks    FOR NO KEY UPDATE SKIP LOCKED
 -- index    gen_durable_held
--- keeps    I7 no wake-up is lost. The empty key counts as none: no insert takes it, and no text is before it in the sweep.
+-- keeps    I7 no wake-up is lost. The empty key counts as no key: no insert accepts it, and the sweep begins after it.
 update durable.gen_durable g set hold = 0, updated_at = now()
  where g.id = any (array(
     select y.id from durable.gen_durable y

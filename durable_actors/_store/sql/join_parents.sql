@@ -1,10 +1,10 @@
--- join_parents: tell parents that children of their current barrier have ended; open barriers whose join holds.
+-- join_parents: count ended children at the current barrier of their parents; open the barriers that are complete.
 -- params   $1 ended children bigint[]
 -- returns  parent id, queue of those whose barrier opened
--- locks    the parents, in id order. Counted once per parent and statement, however many children end together. Only children
---          that this very transaction ended: a repeated or stale outcome counts nothing.
---          A parent that does not wait, or waits at another barrier, is not locked: that of these children is over for good
---          (the next one has another visit), and its own outcome may be in a flush that waits for ours.
+-- locks    the parents, in id order. One update per parent and statement, however many children end together. Only children
+--          that this transaction ended: a repeated or stale outcome counts nothing.
+--          A parent that does not wait, or waits at another barrier, is not locked: the barrier of these children will not come
+--          back (the next one has another visit), and the parent's own outcome may be in a flush that waits for ours.
 -- plan     "coalesce" keeps the "in" a hashed subplan: as a join, without hash joins, it would be quadratic
 -- index    gen_durable_pkey
 -- keeps    I11 barriers release exactly once

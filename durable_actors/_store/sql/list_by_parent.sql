@@ -1,4 +1,4 @@
--- list_by_parent: the children of an instance, of all its barriers, newest first. For people.
+-- list_by_parent: the children of an instance, of all its barriers, newest first. For operators.
 -- params   $1 parent bigint · $2 below this id bigint · $3 limit int
 --          each may be null: $4 status text · $5 machine text · $6 queue text · $7 step text · $8 part of the error text
 --          $9 tags text[] · $10 unchanged for so many seconds float8

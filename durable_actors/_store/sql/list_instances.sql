@@ -1,4 +1,4 @@
--- list_instances: the newest instances that pass the filters, among the next $2 rows below an id. For people.
+-- list_instances: the newest instances that pass the filters, among the next $2 rows below an id. For operators.
 -- params   $1 below this id bigint · $2 window int (rows looked at) · $3 limit int
 --          each may be null: $4 status text · $5 machine text · $6 queue text · $7 step text · $8 part of the error text
 --          $9 tags text[] · $10 unchanged for so many seconds float8

@@ -1,7 +1,7 @@
--- lock_parent: hold the row of a claim for a transaction that writes beside it (children); refused when the claim is stale.
+-- lock_parent: lock the row of a claim for a transaction that writes other rows (children); nothing if the claim is stale.
 -- params   $1 id bigint · $2 claim uuid · $3 visit bigint · $4 accept late commits boolean
 -- returns  id, or nothing
--- locks    FOR NO KEY UPDATE: no reaper takes it, no signal touches it, until the transaction ends
+-- locks    FOR NO KEY UPDATE: until the transaction ends no reaper takes it and no signal changes it
 -- index    gen_durable_pkey
 -- keeps    I4 a stale write changes nothing
 select g.id from durable.gen_durable g

@@ -1,4 +1,4 @@
--- observe_instance: what is around an instance: its inbox, its children, who has its key, how long until what. For people.
+-- observe_instance: details of an instance: its inbox, its children, the owner of its key, its deadlines. For operators.
 -- params   $1 id bigint
 -- returns  one row: seconds until it is eligible, until its lease ends, until its deadline · awaits text[] · await_step ·
 --          children pending, total · {name: unread signals} of the first 10,000 · {status: children} of all barriers ·
@@ -6,7 +6,7 @@
 --          their place
 -- locks    none
 -- index    gen_durable_pkey, signals_unread, gen_durable_parent, gen_durable_key_executing, gen_durable_key
--- cost     the inbox's (bounded) and the children's
+-- cost     linear in the inbox (bounded) and the children
 select (extract(epoch from g.eligible_at) - extract(epoch from now()))::float8,
        (extract(epoch from g.lease_expires_at) - extract(epoch from now()))::float8,
        (extract(epoch from g.await_deadline) - extract(epoch from now()))::float8,

@@ -12,10 +12,10 @@
 -- fence    a claim id is 60 random bits of this pick, then the row's id: no claim of a row repeats, whatever a crash of the
 --          server may forget. A random number for each row cost 5 of the 24 µs that a claim takes where Postgres is built
 --          without OpenSSL: it opens, reads and closes /dev/urandom every time.
---          Its commit does not wait for the disk unless a keyed row is among them: what a crash of the server forgets, of the
---          last half second, is a claim whose outcome the fence then refuses; the row is runnable as before. Half of all
---          fsyncs went here, and a quarter of the time from insert to step. A keyed row's claim is not forgotten: a sibling
---          could run beside a worker that the crash did not stop.
+--          The commit of a pick does not wait for the disk unless it claims a keyed row. A crash of the server may lose the
+--          claims of the last half second: their rows are runnable as before, and the fence refuses their outcomes. Half of
+--          all fsyncs went here, and a quarter of the time from insert to step. The claim of a keyed row must not be lost:
+--          a sibling could run at the same time as a worker that the crash did not stop.
 -- cost     the batch's: every window row is claimed, leaves the index (held, shelved), or is passed by the cursor. Only
 --          'l' rows stay, and the caller looks at them again by id. A list of priorities instead of a range makes
 --          eligible_at an index bound, so future rows are never read.

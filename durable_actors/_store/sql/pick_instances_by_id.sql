@@ -1,8 +1,8 @@
--- pick_instances_by_id: claim instances by their ids: without a key, inserted or signalled by this very process. Never waits.
+-- pick_instances_by_id: claim instances without a key by id, inserted or signalled by this process. Never waits.
 -- params   $1 queue text · $2 ids bigint[] · $3 owner text · $4 lease seconds float8 · $5 known steps text[], as in pick_instances
 --          $6 token hash bytea
--- returns  per claimed row what pick_instances returns, in no order. A row that is not among them is no longer on offer, has a
---          key after all, or its machine or step is unknown here: pick_instances knows what to do with it
+-- returns  per claimed row what pick_instances returns, in no order. A missing row is no longer offered, has a
+--          key after all, or its machine or step is unknown here: pick_instances handles those
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the rows
 -- index    gen_durable_pkey
 -- keeps    I2 one live claim per instance

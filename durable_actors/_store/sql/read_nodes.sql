@@ -1,4 +1,4 @@
--- read_nodes: who works or worked here, who of them lives, and what each holds. For people.
+-- read_nodes: who works or worked here, who of them lives, and what each holds. For operators.
 -- params   $1 schema text
 -- returns  incarnation, node, started_at, seen_at, stopped_at, about jsonb, alive (a session holds its lock), claims;
 --          owners of claims that the table does not know are returned with their name alone

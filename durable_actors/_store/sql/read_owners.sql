@@ -1,8 +1,8 @@
--- read_owners: who holds claims now, until when, and whether its session lock is held.
+-- read_owners: the owners of claims, when their leases expire, and whether their session lock is held.
 -- params   $1 schema text
 -- returns  locked_by, claims, soonest end of a lease in seconds from now, latest end as seconds since the epoch (moves when
 --          the owner claims or renews anything), alive (a session holds the owner's lock), seconds since the server
---          started, pg_backend_pid() of who looks
+--          started, pg_backend_pid() of this session
 -- locks    none: pg_locks is read, nothing is tried
 -- index    gen_durable_executing
 -- hostile  epochs are subtracted, not instants: before Postgres 17 an infinite one refuses that

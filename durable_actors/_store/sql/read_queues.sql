@@ -1,4 +1,4 @@
--- read_queues: how much work each queue has: on offer (due, later), held, shelved, executing. For people.
+-- read_queues: how much work each queue has: on offer (due, later), held, shelved, executing. For operators.
 -- params   none
 -- returns  queue, due, scheduled, held, shelved, executing, age of the oldest due row in seconds or null
 -- locks    none

@@ -1,4 +1,4 @@
--- reap_claims: take back claims whose lease is over, or whose node was proved dead; the step runs again.
+-- reap_claims: take back claims whose lease has expired or whose node was proved dead; the step runs again.
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
 --          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
 -- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox), fsm, step,
@@ -10,10 +10,11 @@
 -- keeps    I2, I12 nothing stays executing without a live owner. Clearing claim_id fences the old owner out.
 -- backoff  the first crash runs again at once, then after 1, 2, 4 … at most 300 seconds, so that a step which kills its
 --          worker does not kill all of them
---          A node that has stopped in good order leaves claims behind only where a thread runs on or a row was locked: they
---          were interrupted, not crashed. attempt and crashes stay, interruptions counts.
--- hostile  what a hand wrote must not stop the batch, for ever: counters stop at their ends; a lease longer than any engine
---          asks for (Config: 10 years) is over; a partition key that only the index of executing rows could hold fails alone
+--          A node that has stopped cleanly leaves claims behind only if a thread was still running or a row was locked: they
+--          were interrupted, not crashed. attempt and crashes stay as they are, interruptions is incremented.
+-- hostile  a row written by hand must not block the batch for ever: counters stop at their limits; a lease longer than any
+--          engine asks for (Config: 10 years) counts as expired; a partition key too long for the indexes of runnable
+--          rows fails alone
 -- plan     first who, by the index of executing rows, then the locks by primary key: "order by id limit" on the executing
 --          rows themselves makes the planner walk the whole table by primary key until it has enough of them.
 with dead as materialized (

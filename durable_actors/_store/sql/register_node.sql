@@ -1,4 +1,4 @@
--- register_node: an engine has started.
+-- register_node: record that an engine has started.
 -- params   $1 incarnation text · $2 node text · $3 about jsonb
 -- returns  nothing
 -- locks    its own row

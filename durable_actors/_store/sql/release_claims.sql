@@ -1,4 +1,4 @@
--- release_claims: give claims back without an outcome (drain, a contended key); crashes are not counted.
+-- release_claims: release claims without an outcome (drain, a contended key); not counted as crashes.
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 attempts to add int (0: never ran, or a drain ended it · 1: was cancelled) ·
 --          $4 hold smallint (1: its key is busy elsewhere; it keeps its place and is offered again later · 2: this node's code
 --          lost its step; shelved) · $5 interruptions to add int (1: a drain ended its run)

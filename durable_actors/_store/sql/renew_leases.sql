@@ -1,7 +1,7 @@
 -- renew_leases: extend claims that are still ours.
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 lease seconds float8
--- returns  claim of the renewed ones, not id: one node may hold two claims of an instance, of which one is lost. A missing
---          one is unknown, not lost: its row may be locked; read_claims decides.
+-- returns  the renewed claim ids, not row ids: one node may have two claims of an instance, one of which is lost. A missing
+--          one is not necessarily lost: its row may be locked; read_claims decides.
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: never waits, never deadlocks with other maintenance
 -- index    gen_durable_pkey. No indexed column changes: the update is HOT.
 -- keeps    I2 one live claim per instance

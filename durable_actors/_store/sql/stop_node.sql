@@ -1,4 +1,4 @@
--- stop_node: an engine has stopped in good order. Claims that it could not give back count as interrupted (reap_claims).
+-- stop_node: record that an engine has stopped cleanly. Claims that it could not release count as interrupted (reap_claims).
 -- params   $1 incarnation text
 -- returns  nothing
 -- locks    its own row

@@ -1,8 +1,8 @@
 -- sweep_keys: keys whose held rows nothing will release: no row of them is executing, and the first due one is held. A
 --          safety net.
 -- params   $1 keys after this one text · $2 limit int
--- returns  key, stuck boolean: all keys looked at, in order, so that the caller can go on after the last; a first row without a
---          key tells of rows that are held behind no key (or the empty one, which no insert takes): see free_holds
+-- returns  key, stuck boolean: all keys looked at, in order, so that the caller can continue after the last; a first row without
+--          a key means that rows are held without a key (or the empty one, which no insert accepts): see free_holds
 -- locks    none
 -- index    gen_durable_held (one probe per key), gen_durable_key_executing, gen_durable_key
 with recursive k(key) as (

@@ -1,6 +1,6 @@
--- touch_node: an engine is still there.
+-- touch_node: record that an engine is alive.
 -- params   $1 incarnation text
 -- returns  nothing
--- locks    its own row, SKIP LOCKED: nobody waits for what only people read
+-- locks    its own row, SKIP LOCKED: a row that only operators read is not worth a wait
 update durable.nodes set seen_at = now()
  where incarnation = (select n.incarnation from durable.nodes n where n.incarnation = $1::text for update skip locked)

@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import trio
-from durable_actors._postgres.driver import waiting
+from durable_actors._postgres.driver import conninfo, waiting
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors.errors import ConfigError, StoreUnavailable
@@ -146,8 +146,8 @@ async def test_a_deaf_server_times_out_and_the_loop_goes_on(pg_dsn, nursery):
 async def test_connect_timeout_is_ours_unless_said(pg_dsn, monkeypatch):
     seen = []
 
-    def connect(conninfo: str, **options: object) -> None:
-        seen.append(conninfo_to_dict(conninfo).get("connect_timeout"))
+    def connect(dsn: str, **options: object) -> None:
+        seen.append(conninfo_to_dict(dsn).get("connect_timeout"))
         raise psycopg.OperationalError("enough")
 
     monkeypatch.setattr(psycopg.Connection, "connect", connect)
@@ -157,7 +157,7 @@ async def test_connect_timeout_is_ours_unless_said(pg_dsn, monkeypatch):
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "4")
     with pytest.raises(StoreUnavailable):
         await PgConn.open(pg_dsn)
-    assert [value and int(value) for value in seen] == [waiting.CONNECT_TIMEOUT, 3, None]
+    assert [value and int(value) for value in seen] == [conninfo.CONNECT_TIMEOUT, 3, None]
 
 
 async def test_cancelled_connects_leave_nothing(pg_dsn, watch):

@@ -242,7 +242,7 @@ async def test_what_has_arrived_is_read_without_other_turns_of_the_loop(
         await watch.idle(conn.pid)  # all of it is there
 
     monkeypatch.setattr(connection, "wait_readable", wait)
-    monkeypatch.setattr(connection, "_READS_AT_ONCE", at_once)
+    monkeypatch.setattr(connection, "_MAX_READS_PER_WAIT", at_once)
     assert len((await conn.run(rows)).rows) == 1000
     assert waits <= most
     assert waits > 1 or at_once == 64

@@ -4,6 +4,7 @@ import attrs
 import psycopg
 import pytest
 from durable_actors._postgres.driver import failures
+from durable_actors._postgres.driver.conninfo import bad_dsn
 from durable_actors._postgres.driver.failures import COMMIT, NO_COMMIT
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from hypothesis import given, strategies as st
@@ -130,11 +131,11 @@ def test_stale_plans(code, text, function, stale):
 def test_a_bad_dsn_never_shows_its_password(password):
     for dsn in (f"host=x password={password} oops", f"postgresql://u:{password}@[h/db"):
         quoted = psycopg.ProgrammingError(f'missing "=" after "{password}" in "{dsn}"')
-        text = str(failures.bad_dsn(dsn, quoted))
+        text = str(bad_dsn(dsn, quoted))
         assert text.endswith('missing "…"')
 
 
 @pytest.mark.parametrize("begin", ["postgresql+psycopg://", "postgres:/", "mysql://"])
 def test_a_uri_of_another_kind(begin):
-    text = str(failures.bad_dsn(f"{begin}ada:secret@db/shop", psycopg.ProgrammingError("missing")))
+    text = str(bad_dsn(f"{begin}ada:secret@db/shop", psycopg.ProgrammingError("missing")))
     assert text.endswith(f"a URI begins with postgresql://, not with {begin}")

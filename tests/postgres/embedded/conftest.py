@@ -30,7 +30,7 @@ import json, os, signal, sys
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors._postgres.embedded import launch as embedded_launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
-embedded_launch.GRACE = 0.3
+embedded_launch.GRACE_PERIOD = 0.3
 server = embedded.start(sys.argv[1])
 print(json.dumps({"dsn": server.dsn(), "postmaster": embedded.status(sys.argv[1]).postmaster}), flush=True)
 for line in sys.stdin:

@@ -144,6 +144,6 @@ def test_a_closed_directory_is_refused_with_a_remedy(client, person, new_dir):
 
 def test_no_unprivileged_user_at_all(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(embedded_account, "CANDIDATES", ("no-such-user",))
+    monkeypatch.setattr(embedded_account, "UNPRIVILEGED_USERS", ("no-such-user",))
     with pytest.raises(ConfigError, match="normal user"):
         server_account(tmp_path / "none")

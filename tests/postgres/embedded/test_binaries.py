@@ -78,7 +78,7 @@ def test_nothing_at_all_names_the_remedies(nothing_installed):
 def test_a_cluster_picks_the_provider_of_its_version(fake, nothing_installed):
     environ = {"DURABLE_PG_BIN": str(fake("17.1")), "PATH": str(fake("16.2"))}
     assert find_binaries(major=16, environ=environ).provider == "system"
-    with pytest.raises(ConfigError, match=r"made by Postgres 15.*DURABLE_PG_BIN has 17\.1"):
+    with pytest.raises(ConfigError, match=r"created by Postgres 15.*DURABLE_PG_BIN has 17\.1"):
         find_binaries(major=15, environ=environ)
 
 
@@ -86,7 +86,7 @@ def test_a_cluster_of_an_older_version_is_refused_before_anything_starts(new_dir
     cluster = new_dir / "pgdata"
     cluster.mkdir(parents=True)
     (cluster / "PG_VERSION").write_text("9\n")
-    with pytest.raises(ConfigError, match="made by Postgres 9"):
+    with pytest.raises(ConfigError, match="created by Postgres 9"):
         embedded.start(new_dir)
     assert embedded.status(new_dir).phase == "stopped"
 

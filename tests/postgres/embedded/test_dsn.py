@@ -16,7 +16,7 @@ CLIENT = """
 import sys, psycopg
 import durable_actors as da
 from durable_actors._postgres.embedded import launch as embedded_launch
-embedded_launch.GRACE = 0.3
+embedded_launch.GRACE_PERIOD = 0.3
 psycopg.connect(da.embedded_dsn()).close()
 print(da.embedded_dsn("other"), flush=True)
 for line in sys.stdin:
@@ -85,7 +85,7 @@ def test_one_lease_however_often_it_is_called(monkeypatch):
         return Server()
 
     monkeypatch.setattr(embedded, "start", start)
-    monkeypatch.setattr(embedded, "_kept", {})
+    monkeypatch.setattr(embedded, "_servers", {})
     monkeypatch.setenv("DURABLE_DATA", "/a")
     threads = [threading.Thread(target=da.embedded_dsn) for _ in range(3)]
     for thread in threads:

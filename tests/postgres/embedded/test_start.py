@@ -202,14 +202,14 @@ async def test_keep_up_brings_the_server_back(data_dir):
 
 
 def test_throwaway_directory_is_deleted_with_its_last_user(new_dir, monkeypatch):
-    monkeypatch.setattr(embedded_launch, "GRACE", 0.1)
+    monkeypatch.setattr(embedded_launch, "GRACE_PERIOD", 0.1)
     with embedded.start(new_dir, throwaway=True) as server:
         assert one(server.dsn(), "show fsync") == "off"
     wait_until(lambda: not new_dir.exists(), "the directory is gone")
 
 
 def test_start_while_the_throwaway_server_stops(new_dir, monkeypatch):
-    monkeypatch.setattr(embedded_launch, "GRACE", 0.0)
+    monkeypatch.setattr(embedded_launch, "GRACE_PERIOD", 0.0)
     embedded.start(new_dir, throwaway=True).close()
     wait_until(lambda: embedded.status(new_dir).phase in {"stopping", "stopped"}, "it begins to stop")
     with embedded.start(new_dir, throwaway=True) as server:

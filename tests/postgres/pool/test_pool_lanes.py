@@ -83,7 +83,7 @@ async def test_waiting_limit(server):
             for _ in range(2):
                 nursery.start_soon(use)
             await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(PoolTimeout, match="2 callers wait already"):
+            with pytest.raises(PoolTimeout, match="2 callers are waiting already"):
                 async with pool.acquire("a"):
                     raise AssertionError("unreachable")
 

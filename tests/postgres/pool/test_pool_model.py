@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._postgres.pool.pool import Lane, Pool, open_pool
+from durable_actors._postgres.pool.pool import ConnectionPool, Lane, open_pool
 from durable_actors.errors import ConfigError, PoolTimeout, StoreUnavailable
 
 
@@ -46,7 +46,7 @@ class MadeUpConnection:
         self.pristine = False
 
 
-def check(pool: Pool) -> None:
+def check(pool: ConnectionPool) -> None:
     for lane in pool.statistics().lanes:
         assert lane.idle + lane.in_use + lane.opening <= lane.size
         if lane.waiting:
@@ -54,7 +54,7 @@ def check(pool: Pool) -> None:
             assert not lane.idle, "somebody waits beside an idle connection"
 
 
-async def user(pool: Pool, server: MadeUpServer, moves: int) -> None:
+async def user(pool: ConnectionPool, server: MadeUpServer, moves: int) -> None:
     chance = server.chance
     for _ in range(moves):
         me = object()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from durable_actors._postgres.driver import waiting
+from durable_actors._postgres.driver import conninfo, waiting
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.embedded import server as embedded
 from durable_actors._postgres.pool.pool import Lane, open_pool
@@ -219,7 +219,7 @@ async def test_a_server_that_crashes_and_comes_back():
 
 async def test_a_first_host_that_is_deaf_does_not_hide_the_second(server, monkeypatch):
     """A machine that is gone answers nothing at all: the timeout for it must leave time for the next one."""
-    monkeypatch.setattr(waiting, "CONNECT_TIMEOUT", 4)
+    monkeypatch.setattr(conninfo, "CONNECT_TIMEOUT", 4)
     async with open_proxy(server.dsn) as gone, open_proxy(server.dsn) as there:
         gone.blackhole()
         ports = f"{gone.port},{there.port}"
@@ -243,4 +243,4 @@ async def test_a_first_host_that_is_deaf_does_not_hide_the_second(server, monkey
 def test_the_hosts_share_the_time_to_connect(dsn, seconds, monkeypatch):
     for name in ("PGHOST", "PGHOSTADDR", "PGCONNECT_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
-    assert conninfo_to_dict(waiting.with_timeout(dsn))["connect_timeout"] == seconds
+    assert conninfo_to_dict(conninfo.with_connect_timeout(dsn))["connect_timeout"] == seconds

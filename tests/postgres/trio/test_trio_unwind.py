@@ -111,7 +111,7 @@ async def test_an_answered_statement_is_not_lost_to_a_cancellation(conn):
     # Rule 3: what has ended is returned, even when the scope was cancelled by then.
     with trio.CancelScope() as scope:
         cursor = await conn.execute("select 1")
-        conn._breathed = 0.0
+        conn._checkpointed_at = 0.0
         async with conn.pipeline():
             scope.cancel()
         pytest.fail("not reached")

@@ -15,7 +15,7 @@ from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.slots import Slots
 from durable_actors._store.claim import HELD, OFFERED, pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
-from durable_actors._store.rows import Picked
+from durable_actors._store.rows import PickResult
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
 
@@ -131,7 +131,7 @@ class Feeder:
         look = self.cursor.next_look(now)
         return max(min(wait, self.deadline - now, math.inf if look is None else look), 0.0)
 
-    async def _pick(self, wanted: int) -> Picked:
+    async def _pick(self, wanted: int) -> PickResult:
         host, node = self.host, self.host.node
         async with node.pool.acquire("claim") as conn:
             if self._unsure:
@@ -152,7 +152,7 @@ class Feeder:
                 self._fresh = False
             if polls and self._nothing:
                 self.cursor.rewind()
-                return Picked([], [], {})
+                return PickResult([], [], {})
             begin = self.cursor.begin(host.now(), limit=wanted, known=node.catalog.names)
             asked = host.now()
             picked = await pick_instances(

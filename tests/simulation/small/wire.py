@@ -154,8 +154,8 @@ class Line:
     async def command(self, sql: str, *, commits: bool = False) -> Any:
         return await self._ask([], sql, commits=commits)
 
-    def transaction(self) -> Transaction:
-        return Transaction(self, "BEGIN")  # type: ignore[arg-type]
+    def transaction(self) -> Transaction[Line]:
+        return Transaction(self, "BEGIN")
 
     async def _ask(self, calls: list[tuple[Statement, Params]], command: str | None, *, commits: bool) -> Any:
         host, network = self.host, self.network
