@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from durable_actors._engine.claims import MOVES, ClaimState
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = sorted((ROOT / "durable_actors").rglob("*.py"))
@@ -112,6 +113,27 @@ def test_the_table_of_moves_names_every_statement_that_sets_a_status():
     found = [path for path in SQL if path.parent.name == "sql" and moves.search(path.read_text("utf-8"))]
     assert len(found) > 10
     assert not [path.name for path in found if f"`{path.name}`" not in table]
+
+
+def life_of_a_claim() -> list[str]:
+    """The first columns of the tables in ARCHITECTURE.md."""
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("## The life of a claim")[1]
+    return re.findall(r"^\| (.+?) \|", text.split("\n## ")[0], re.MULTILINE)
+
+
+def test_the_map_has_every_state_and_move_of_a_claim():
+    cells = life_of_a_claim()
+    states = [cell for cell in cells if cell.isupper() and "→" not in cell]
+    assert states == [state.name for state in ClaimState]
+    told = [
+        (old, new)
+        for cell in cells
+        if "→" in cell
+        for old in cell.split(" → ")[0].split(", ")
+        for new in cell.split(" → ")[1].split(", ")
+    ]
+    assert len(told) == len(set(told)), "a move has one row"
+    assert set(told) == {(old.name, new.name) for old, several in MOVES.items() for new in several}
 
 
 # A word is built from two halves so that this file does not contain what it forbids.

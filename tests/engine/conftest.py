@@ -1,9 +1,28 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import durable_actors as da
 import psycopg
 import pytest
+from durable_actors._engine.claims import MOVES, ActiveClaim, ClaimState
+from durable_actors._engine.running.dispatcher import Dispatcher
 from tests.engine.kit import Db
+
+
+@pytest.fixture(autouse=True)
+def _moves_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test in which a claim makes a move that `claims.MOVES` does not have."""
+    real, wrong = Dispatcher._move, list[str]()
+
+    def move(self: Dispatcher, active: ActiveClaim, state: ClaimState) -> None:
+        if state not in MOVES[active.state]:
+            wrong.append(f"{active.state.name} → {state.name}")
+        real(self, active, state)
+
+    monkeypatch.setattr(Dispatcher, "_move", move)
+    yield
+    assert not wrong
 
 
 @pytest.fixture

@@ -222,10 +222,10 @@ async def test_a_bug_of_ours_is_a_crash(durable_dsn, monkeypatch):
     """Given back at once it would spin; the lease ends the claim, and the reaper counts the crash."""
     real_run, bugs = step_run.StepRun.run, [AssertionError("a bug")]
 
-    async def buggy(self, ahead):
+    async def buggy(self):
         if bugs:
             raise bugs.pop()
-        return await real_run(self, ahead)
+        return await real_run(self)
 
     monkeypatch.setattr(step_run.StepRun, "run", buggy)
 

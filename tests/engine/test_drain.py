@@ -8,7 +8,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors.telemetry import DrainStarted, NodeStopped, StepStarted
-from tests.engine.kit import Gate, Recorder, gated, running
+from tests.engine.kit import Gate, Recorder, dispatcher_of, gated, running
 from tests.kit import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -25,8 +25,7 @@ async def test_stop_lets_steps_finish_and_gives_buffers_back(durable_dsn, db):
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=2)}, drain_timeout=60) as run:
         ids = [await run.insert(M) for _ in range(4)]
         await gate.wait_entered()
-        feeder = run.engine._node.feeders["default"]
-        await until(lambda: len(feeder.claimed) == 2)
+        await until(lambda: dispatcher_of(run).buffered == 2)
         run.engine.request_stop()
         drain = await run.events.wait(DrainStarted)
         assert (drain.running, drain.buffered) == (1, 2)

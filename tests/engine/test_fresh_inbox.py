@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.running import dispatcher as claimed, step_inputs as surroundings
+from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.running import dispatcher, step_inputs
 from durable_actors._store.signal import read_inboxes
 from tests.engine.kit import QUIET, Db, Gate, running
 from tests.kit import PATIENCE, until
@@ -27,7 +27,7 @@ def reads(monkeypatch) -> list[list[int]]:
         found.append(list(ids))
         return await read_inboxes(conn, schema, ids, **options)
 
-    monkeypatch.setattr(surroundings, "read_inboxes", read)
+    monkeypatch.setattr(step_inputs, "read_inboxes", read)
     return found
 
 
@@ -51,7 +51,7 @@ async def test_a_signal_that_comes_while_its_claim_waits_for_a_slot(
     durable_dsn, db: Db, monkeypatch, first: str
 ):
     """Claimed with the row that takes the only slot, or when that one waits already. No time passes for it."""
-    monkeypatch.setattr(claimed, "FRESH", 1e9)
+    monkeypatch.setattr(dispatcher, "INBOX_FRESH", 1e9)
     gate = Gate()
     busy, told = machines(gate)
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=1)}) as run:
@@ -73,7 +73,7 @@ async def test_a_signal_that_comes_while_its_claim_waits_for_a_slot(
 
 async def test_a_signal_that_comes_while_the_loop_is_blocked(durable_dsn, db: Db, monkeypatch):
     """No step waits for anything, and yet the next one begins late: then the time tells."""
-    monkeypatch.setattr(claimed, "FRESH", -1.0)
+    monkeypatch.setattr(dispatcher, "INBOX_FRESH", -1.0)
     ids: list[int] = []
 
     class Blocks(da.Machine[State], name="blocks"):
@@ -90,17 +90,17 @@ async def test_a_signal_that_comes_while_the_loop_is_blocked(durable_dsn, db: Db
 
 async def test_a_signal_that_comes_between_two_steps_on_one_claim(durable_dsn, db: Db, monkeypatch):
     """The commit's answer told of no signal; the next step begins late."""
-    monkeypatch.setattr(claimed, "FRESH", -1.0)
+    monkeypatch.setattr(dispatcher, "INBOX_FRESH", -1.0)
     sent: list[int] = []
-    real: Callable[..., Any] = claimed.Claimed.goes_on
+    real = dispatcher.Dispatcher.continue_on_claim
 
-    def goes_on(self: Any, held: Any) -> None:
+    def go_on(self: dispatcher.Dispatcher, active: ActiveClaim, now: float) -> None:
         if not sent:
-            sent.append(held.claim.id)
-            db.execute("select durable.signal(%s::bigint, 'n', '7')", held.claim.id)
-        real(self, held)
+            sent.append(active.claim.id)
+            db.execute("select durable.signal(%s::bigint, 'n', '7')", active.claim.id)
+        real(self, active, now)
 
-    monkeypatch.setattr(claimed.Claimed, "goes_on", goes_on)
+    monkeypatch.setattr(dispatcher.Dispatcher, "continue_on_claim", go_on)
 
     class Goes(da.Machine[State], run_ahead=True):
         @da.step
@@ -118,7 +118,7 @@ async def test_a_signal_that_comes_between_two_steps_on_one_claim(durable_dsn, d
 
 async def test_rows_that_begin_at_once_cost_no_read(durable_dsn, monkeypatch, reads):
     """Also of steps that wait, as long as there are slots for all."""
-    monkeypatch.setattr(claimed, "FRESH", 1e9)
+    monkeypatch.setattr(dispatcher, "INBOX_FRESH", 1e9)
 
     class Steps(da.Machine[State], run_ahead=True):
         @da.step
@@ -139,7 +139,7 @@ async def test_rows_that_begin_at_once_cost_no_read(durable_dsn, monkeypatch, re
 
 async def test_who_waited_is_read_together_and_goes_on_as_before(durable_dsn, db: Db, monkeypatch, reads):
     """One statement for many; an empty inbox leaves the instance plain: it still runs ahead."""
-    monkeypatch.setattr(claimed, "FRESH", 1e9)
+    monkeypatch.setattr(dispatcher, "INBOX_FRESH", 1e9)
     gate, claims = Gate(), []
 
     class Busy(da.Machine[State], name="busy"):
@@ -179,7 +179,7 @@ async def test_who_waited_is_read_together_and_goes_on_as_before(durable_dsn, db
 
 async def test_slots_that_instances_keep_between_two_steps_cost_no_read(durable_dsn, monkeypatch, reads):
     """They are free within milliseconds: what waits for them has nothing to read."""
-    monkeypatch.setattr(claimed, "FRESH", 1e9)
+    monkeypatch.setattr(dispatcher, "INBOX_FRESH", 1e9)
 
     class Steps(da.Machine[State], run_ahead=True):
         @da.step

@@ -8,10 +8,22 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.claims import ActiveClaim
-from durable_actors._engine.running import step_task
+from durable_actors._engine.claims import ActiveClaim, ClaimState
+from durable_actors._engine.running import dispatcher as dispatching
 from durable_actors.telemetry import ClaimLost, DrainStarted, StepCommitted, StepStarted, StepStopped
-from tests.engine.kit import QUIET, Gate, Picks, Run, active_claims, claimed, locked, running
+from tests.engine.kit import (
+    QUIET,
+    Gate,
+    Picks,
+    Run,
+    active_claims,
+    dispatcher_of,
+    in_flight,
+    locked,
+    restarts_of,
+    running,
+    state_of,
+)
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -20,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("registry")
 @pytest.fixture(autouse=True)
 def _slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the machine takes: what stays, stays."""
-    monkeypatch.setattr(step_task, "AHEAD_SECONDS", 3600.0)
+    monkeypatch.setattr(dispatching, "RUN_AHEAD_SECONDS", 3600.0)
 
 
 def chain(
@@ -56,15 +68,19 @@ async def leave_first(run: Run, gate: Gate, machine: Any, **options: Any) -> tup
 
 
 async def end_feeder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It dies of a bug, and the next one is there."""
-    before = run.engine._node.feeders["default"]
+    """It dies of a bug, and the next one runs."""
+    dispatcher, restarts = dispatcher_of(run), restarts_of(run, "feeder default")
 
-    def bug() -> int:
+    def bug(now: float) -> int:
+        monkeypatch.setattr(dispatcher, "demand", demand)
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(before.claimed, "demand", bug)
-    run.engine._node.poke("default")
-    await until(lambda: run.engine._node.feeders["default"] is not before)
+    demand = dispatcher.demand
+    monkeypatch.setattr(dispatcher, "demand", bug)
+    run.engine._node.notify("default")
+    await until(
+        lambda: restarts_of(run, "feeder default") > restarts and state_of(run, "feeder default") == "running"
+    )
 
 
 async def test_no_task_waits_for_the_commit_and_the_slot_is_kept(durable_dsn):
@@ -74,17 +90,15 @@ async def test_no_task_waits_for_the_commit_and_the_slot_is_kept(durable_dsn):
         with locked(durable_dsn, number):
             gate.open()
             await run.events.wait(StepStopped, id=number)
-            await until(lambda: one.left)
+            await until(lambda: one.state is ClaimState.CONTINUING)
             other = await run.insert("chain", state={})
-            await until(lambda: len(claimed(run)) == 1)
-            assert (claimed(run).slots.running, claimed(run).slots.ending, len(claimed(run)._pool)) == (
-                1,
-                0,
-                0,
-            )
+            await until(lambda: dispatcher_of(run).buffered == 1)
+            assert in_flight(run) == (1, 0)
+            assert run.engine._parts is not None
+            assert run.engine._parts.pool is not None
+            assert len(run.engine._parts.pool) == 0
             assert one.task is None
-            assert not one.waits
-            assert not claimed(run).slots.free
+            assert one.state is ClaimState.CONTINUING
         assert (await run.ended(number)).status == "done"
         await run.events.wait(StepStarted, id=other)
     assert ran[:3] == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
@@ -116,22 +130,22 @@ async def test_it_sees_what_is_stored_and_signals_that_came_meanwhile(durable_ds
     assert seen == [({"a": [1.0, 2], "b": 1}, ["hello"], 2)]
 
 
-async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkeypatch):
+async def test_when_its_feeder_dies_it_go_on_with_the_next(durable_dsn, monkeypatch):
     gate, ran, second = Gate(), list[tuple[int, int, int]](), list[Gate]()
     async with running(durable_dsn, **QUIET) as run:
         number, one = await leave_first(run, gate, chain(gate, ran, then=second))
         with locked(durable_dsn, number):
             gate.open()
-            await until(lambda: one.left)
+            await until(lambda: one.state is ClaimState.CONTINUING)
             await end_feeder(run, monkeypatch)
-            await until(lambda: claimed(run).slots.running == 1)  # counted by the new one
+            assert in_flight(run) == (1, 0)
             second.append(Gate())
         await second[0].wait_entered()
-        assert (claimed(run).slots.running, claimed(run).slots.ending) == (1, 0)
+        assert in_flight(run) == (1, 0)
         second[0].open()
         assert (await run.ended(number)).status == "done"
         await until(lambda: not active_claims(run))
-        assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
+        assert in_flight(run) == (0, 0)
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
 
 
@@ -158,7 +172,7 @@ async def test_after_a_feeder_has_died_no_more_run_than_may(durable_dsn, monkeyp
         number, one = await leave_first(run, gate, Chain)
         with locked(durable_dsn, number):
             gate.open()
-            await until(lambda: one.left)
+            await until(lambda: one.state is ClaimState.CONTINUING)
             await end_feeder(run, monkeypatch)
             other = await run.insert(Chain, state={})
             with trio.move_on_after(0.3):  # would begin now
@@ -191,7 +205,7 @@ async def test_it_can_be_interrupted_again(durable_dsn, monkeypatch):
         leases = run.engine._node.claims
         with locked(durable_dsn, number):
             gate.open()
-            await until(lambda: one.left)
+            await until(lambda: one.state is ClaimState.CONTINUING)
             one.interrupted = "a moment ago, when its outcome was there"
         await second[0].wait_entered()
         assert active_claims(run) == [one], "it went on, on the same claim"
@@ -211,8 +225,8 @@ async def test_between_two_feeders_it_goes_back_at_once(durable_dsn):
         number, one = await leave_first(run, gate, chain(gate, ran, claims=claims))
         with locked(durable_dsn, number):
             gate.open()
-            await until(lambda: one.left)
-            claimed(run).close()
+            await until(lambda: one.state is ClaimState.CONTINUING)
+            dispatcher_of(run).close()
         assert (await run.ended(number)).status == "done"
         await until(lambda: not active_claims(run))
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]
@@ -228,7 +242,7 @@ async def test_a_drain_gives_it_back_before_its_next_step(durable_dsn):
         async def hold() -> None:
             with locked(durable_dsn, number):
                 gate.open()
-                await until(lambda: one.left)
+                await until(lambda: one.state is ClaimState.CONTINUING)
                 free.set()
                 await run.events.wait(DrainStarted)
 
@@ -245,16 +259,16 @@ async def test_one_that_is_lost_after_its_commit_does_not_begin(durable_dsn, mon
     gate, ran = Gate(), list[tuple[int, int, int]]()
     async with running(durable_dsn, reap_interval=3600, **QUIET) as run:
         number, _ = await leave_first(run, gate, chain(gate, ran))
-        goes_on = claimed(run).goes_on
+        go_on = dispatcher_of(run).continue_on_claim
 
-        def lose_it(one: ActiveClaim) -> None:
+        def lose_it(one: ActiveClaim, now: float) -> None:
             run.engine._node.claims.lose(one, "another worker has claimed it")
-            goes_on(one)
+            go_on(one, now)
 
-        monkeypatch.setattr(claimed(run), "goes_on", lose_it)
+        monkeypatch.setattr(dispatcher_of(run), "continue_on_claim", lose_it)
         gate.open()
         await until(lambda: not active_claims(run))
-        assert (claimed(run).slots.running, claimed(run).slots.ending) == (0, 0)
+        assert in_flight(run) == (0, 0)
         assert len(run.events.all(StepCommitted, id=number)) == 1
     assert ran == [(number, 1, 0)]
 
@@ -263,14 +277,14 @@ async def test_one_that_has_no_more_time_goes_back(durable_dsn, monkeypatch):
     gate, ran = Gate(), list[tuple[int, int, int]]()
     async with running(durable_dsn, **QUIET) as run:
         number, _ = await leave_first(run, gate, chain(gate, ran))
-        goes_on = claimed(run).goes_on
+        go_on = dispatcher_of(run).continue_on_claim
 
-        def late(one: ActiveClaim) -> None:
-            one.claim.trusted_until = trio.current_time()
-            monkeypatch.setattr(claimed(run), "goes_on", goes_on)
-            goes_on(one)
+        def late(one: ActiveClaim, now: float) -> None:
+            one.claim.trusted_until = now
+            monkeypatch.setattr(dispatcher_of(run), "continue_on_claim", go_on)
+            go_on(one, now)
 
-        monkeypatch.setattr(claimed(run), "goes_on", late)
+        monkeypatch.setattr(dispatcher_of(run), "continue_on_claim", late)
         gate.open()
         row = await run.ended(number)
         assert (row.status, row.attempt) == ("done", 0)
@@ -285,10 +299,11 @@ async def test_without_its_key_it_does_not_begin(durable_dsn, doubt: bool):
     async with running(durable_dsn, **QUIET) as run:
         machine = chain(gate, ran, claims=claims)
         number, one = await leave_first(run, gate, machine, partition_key="k")
-        keys = claimed(run)._keys
+        assert run.engine._parts is not None
+        keys = run.engine._parts.keys
         with locked(durable_dsn, number):
             gate.open()
-            await until(lambda: one.left)
+            await until(lambda: one.state is ClaimState.CONTINUING)
             assert keys.holds(one.claim)
             if doubt:
                 keys.up = False
@@ -299,7 +314,7 @@ async def test_without_its_key_it_does_not_begin(durable_dsn, doubt: bool):
         if doubt:
             assert ran == [(number, 1, 0)], "no key can be taken, so nothing begins"
             keys.opened()
-            run.engine._node.poke("default", number=number)
+            run.engine._node.notify("default", instance_id=number)
         row = await run.ended(number)
         assert (row.status, row.attempt) == ("done", 0)
     assert ran == [(number, 1, 0), (number, 2, 0), (number, 3, 0)]

@@ -7,8 +7,9 @@ from typing import Any
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.claims import ActiveClaim
-from tests.engine.kit import QUIET, Gate, active_claims, claimed, running
+from durable_actors._engine.running.dispatcher import TaskSlice
+from durable_actors._store.rows import Claim
+from tests.engine.kit import QUIET, Gate, active_claims, dispatcher_of, running
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -26,7 +27,9 @@ async def test_steps_that_wait_for_nothing_share_one_task(durable_dsn):
     async with running(durable_dsn, queues={"default": 50}, **QUIET) as run:
         ids = await run.engine.client.insert_many(quick, [{"args": {}} for _ in range(40)])
         rows = [await run.ended(number) for number in ids if number]
-        started = run.engine._node.feeders["default"].claimed._pool.statistics().started
+        assert run.engine._parts is not None
+        assert run.engine._parts.pool is not None
+        started = run.engine._parts.pool.statistics().started
     assert [row.result for row in rows] == ids
     assert [row.attempt for row in rows] == [0] * 40
     assert len({task for _, task in seen}) < 20
@@ -68,14 +71,14 @@ async def test_each_has_the_deadline_of_its_own_lease(durable_dsn, monkeypatch):
         found.append((one.task.deadline, one.claim.trusted_until))
 
     async with running(durable_dsn, queues={"default": 50}, **QUIET) as run:
-        add = claimed(run).add
+        add = dispatcher_of(run).add
 
-        def spread(claims: list[Any]) -> None:
+        def spread(claims: list[Claim], now: float) -> None:
             for number, claim in enumerate(claims):
                 claim.trusted_until += number
-            add(claims)
+            add(claims, now)
 
-        monkeypatch.setattr(claimed(run), "add", spread)
+        monkeypatch.setattr(dispatcher_of(run), "add", spread)
         ids = await run.engine.client.insert_many(quick, [{"args": {}} for _ in range(20)])
         for number in ids:
             assert number is not None
@@ -93,13 +96,13 @@ async def test_whoever_waits_is_noticed_also_after_one_that_has_waited(durable_d
         await trio.sleep(0)
 
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=20)}, **QUIET) as run:
-        waits = claimed(run).waits
+        on_suspended = dispatcher_of(run).on_suspended
 
-        def note(one: ActiveClaim) -> None:
-            noticed.append(one.claim.id)
-            waits(one)
+        def note(task_slice: TaskSlice, now: float) -> None:
+            noticed.append(task_slice.active.claim.id)
+            on_suspended(task_slice, now)
 
-        monkeypatch.setattr(claimed(run), "waits", note)
+        monkeypatch.setattr(dispatcher_of(run), "on_suspended", note)
         ids = await run.engine.client.insert_many(twice, [{"args": {}} for _ in range(10)])
         for number in ids:
             assert number is not None

@@ -8,6 +8,7 @@ import threading
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.claims import ClaimState
 from durable_actors.telemetry import ClaimLost, DrainStarted, Picked, StepCommitted, StepStarted
 from tests.engine.kit import Gate, running
 from tests.kit import until
@@ -57,8 +58,8 @@ async def test_a_thread_outlives_its_claim(durable_dsn, db):
         number = await run.insert(stuck, args={"first": True}, partition_key="k")
         await gate.wait_entered()
         db.execute(END, number)  # its claim is gone, and the key is free as far as the database knows
-        [held] = run.engine._node.claims.all()
-        await until(lambda: held.lost)
+        [active] = run.engine._node.claims.all()
+        await until(lambda: active.lost)
         same_slot = await run.insert(stuck, args={})
         same_key = await run.insert(stuck, args={}, partition_key="k", queue="other")
         picks = len(run.events.all(Picked, queue="other"))
@@ -179,9 +180,10 @@ async def test_a_left_thread_keeps_its_key_while_the_engine_stops(durable_dsn, d
         number = await run.insert(blocking(gate, returned), args={}, partition_key="k")
         await gate.wait_entered()
         node = run.engine._node
-        [held] = node.claims.all()
+        [active] = node.claims.all()
         await run.engine.stop()
-        assert node.threads.is_left(held.claim)
-        assert node.claims.live() == [held]
+        assert node.threads.is_left(active.claim)
+        assert active.state is ClaimState.ABANDONED
+        assert node.claims.live() == [active]
     assert db.row(number, "status::text") == ("executing",)
     gate.open()

@@ -351,7 +351,7 @@ class Dispatcher:
             task_slice.suspended = True
             self._eager -= 1
             active = task_slice.active
-            if active.claim.plain:  # else it reads its inbox, and its own code has not begun
+            if active.state is RUNNING and active.claim.plain:  # else it commits children, or reads its inbox
                 self._suspended.add(active)
                 if self._buffer and len(self._suspended) >= self._limits.concurrency:
                     self._doubt_inboxes()

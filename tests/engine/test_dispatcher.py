@@ -1,4 +1,4 @@
-"""Slots: a step that has run makes room while it is committed; what a step leaves behind reaches nobody."""
+"""Dispatcher: a step that has run makes room while it is committed; what a step sets in its context is its own."""
 
 from __future__ import annotations
 
@@ -10,71 +10,110 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine.claiming.feeder import Feeder
-from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.claiming.planner import Sleep
+from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.limits import QueueLimits
-from durable_actors._engine.running.slots import Slots
 from durable_actors.telemetry import StepCommitted, current_step
-from tests.engine.kit import QUICK, Gate, claim, refuse_bad, running
+from tests.engine.kit import (
+    QUICK,
+    DispatcherRig,
+    Gate,
+    active_claims,
+    dispatcher_of,
+    in_flight,
+    pending_of,
+    refuse_bad,
+    restarts_of,
+    running,
+)
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
 LIMITS = QueueLimits(2, 0, 1, 1.0, 1.0)
+COMMITTING = ClaimState.COMMITTING
 
 
-def test_so_many_run_and_three_times_as_many_wait():
-    slots = Slots(LIMITS)
-    held = [ActiveClaim(claim(None, number)) for number in range(1, 9)]
-    assert slots.demand(0) == 2
-    slots.running = 2
-    assert not slots.free
-    assert slots.demand(0) == 0
-    slots.ended(held[0])
-    slots.ended(held[1])
-    assert slots.free
-    assert (slots.running, slots.ending, slots.demand(0), slots.demand(1)) == (0, 2, 2, 1)
-    slots.running = 6
-    for each in held[2:]:
-        slots.ended(each)
-    assert not slots.free, "two run, or six wait, but never more than eight in all"
-    assert slots.demand(0) == 0
-    slots.resumed(held[7])
-    assert (slots.running, slots.ending) == (1, 7)
-    for each in held:
-        slots.exited(each)
-    assert (slots.running, slots.ending, slots.demand(0)) == (0, 0, 2)
+def test_so_many_run_and_three_times_as_many_wait_for_their_commit():
+    rig = DispatcherRig(LIMITS)
+    assert rig.demand() == 2
+    rig.add(2)
+    [first] = rig.start()
+    rig.suspend(first)
+    [_, second] = rig.pool.tasks
+    assert (rig.dispatcher.running, rig.demand()) == (2, 0)
+    ended = [rig.hand_over(first), rig.hand_over(second)]
+    assert (rig.dispatcher.running, rig.dispatcher.count(COMMITTING), rig.demand()) == (0, 2, 2)
+    rig.add()
+    assert rig.demand() == 1
+    ended.append(rig.hand_over(*rig.start()))
+    ended += rig.commit(5)
+    assert (rig.dispatcher.running, rig.dispatcher.count(COMMITTING), rig.demand()) == (0, 8, 0)
+    rig.add()
+    assert rig.start() == [], "two run, or six wait, but never more than eight in all"
+    assert rig.dispatcher.recover(pending_of(ended[7]), rig.now)
+    rig.dispatcher.recovering(ended[7])
+    assert (rig.dispatcher.running, rig.dispatcher.count(COMMITTING)) == (1, 7)
+    for task in list(rig.pool.tasks):
+        rig.exit(task)
+    for active in ended[:7]:
+        rig.dispatcher.finish(active, rig.now)
+    [last] = rig.pool.tasks
+    rig.suspend(last)
+    rig.dispatcher.finish(rig.hand_over(last), rig.now)
+    assert (rig.dispatcher.running, rig.dispatcher.count(COMMITTING), rig.demand()) == (0, 0, 2)
 
 
 def test_twice_as_many_run_at_most_after_refusals():
-    slots = Slots(LIMITS)
-    slots.running = 3
-    assert slots.may_resume
-    slots.running = 4
-    assert not slots.may_resume
+    rig = DispatcherRig(LIMITS)
+    refused = rig.commit(2)
+    rig.add(2)
+    for task in rig.start():
+        rig.suspend(task)
+    assert rig.dispatcher.running == 2
+    rig.dispatcher.recovering(refused[0])
+    assert (rig.dispatcher.running, rig.dispatcher.may_recover) == (3, True)
+    rig.dispatcher.recovering(refused[1])
+    assert (rig.dispatcher.running, rig.dispatcher.may_recover) == (4, False)
 
 
-def test_a_new_feeder_counts_what_the_last_one_started():
-    slots, ended = Slots(LIMITS), ActiveClaim(claim(None))
-    ended.ending = True
-    slots.recount([ActiveClaim(claim(None, 2)), ended])
-    assert (slots.running, slots.ending) == (1, 1)
+def test_a_new_feeder_finds_what_the_last_one_started():
+    rig = DispatcherRig(attrs.evolve(LIMITS, concurrency=1, prefetch=3))
+    rig.commit(1)
+    rig.add(3)
+    rig.suspend(*rig.start())
+    rig.dispatcher.close()
+    rig.dispatcher.open()
+    assert (rig.dispatcher.running, rig.dispatcher.count(COMMITTING), rig.dispatcher.buffered) == (1, 1, 0)
+    assert rig.released == rig.ids(2), "their steps had not begun"
+    assert rig.demand() == 2 + 1
 
 
 def test_prefetch_is_beyond_the_slots():
-    slots = Slots(attrs.evolve(LIMITS, prefetch=3))
-    assert slots.demand(0) == 5
-    slots.ending = 8
-    assert slots.demand(0) == 3, "none of them could start"
+    rig = DispatcherRig(attrs.evolve(LIMITS, prefetch=3))
+    assert rig.demand() == 5
+    rig.commit(8)
+    assert rig.demand() == 3, "none of them could start"
 
 
 def test_few_places_that_commits_leave_are_not_worth_a_pick_either():
-    slots = Slots(QueueLimits(10, 0, 4, 1.0, 1.0))
-    slots.ending = 37
-    assert slots.demand(0) == 0
-    slots.ending = 36
-    assert slots.demand(0) == 4
-    slots.ending = 45  # more than there are places
-    assert slots.demand(0) == 0
+    rig = DispatcherRig(QueueLimits(10, 0, 4, 1.0, 1.0))
+    ended = rig.commit(37)
+    assert rig.demand() == 0
+    rig.dispatcher.finish(ended.pop(), rig.now)
+    assert rig.demand() == 4
+
+
+def test_a_demand_is_never_negative():
+    """More wait for their commit than there are places: they ran while rows were claimed ahead."""
+    rig = DispatcherRig(QueueLimits(10, 0, 4, 1.0, 1.0))
+    for count in (10, 20, 15):
+        rig.run_at_once(count)
+        rig.demand()
+    rig.add()
+    rig.suspend(*rig.start())
+    assert (rig.dispatcher.count(COMMITTING), rig.dispatcher.prefetch.rows) == (45, 0)
+    assert rig.demand() == 0
 
 
 async def test_the_next_step_runs_while_the_last_one_is_committed(durable_dsn):
@@ -179,8 +218,7 @@ async def test_nor_what_handle_sets_after_a_refusal(durable_dsn, db):
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUICK) as run:
         numbers = [await run.insert(M) for _ in range(6)]
         results = [(await run.ended(number)).result for number in numbers]
-        slots = run.engine._node.feeders["default"].claimed.slots
-        await until(lambda: (slots.running, slots.ending) == (0, 0))
+        await until(lambda: in_flight(run) == (0, 0))
     assert results == numbers
     assert {value for value, _ in seen} == {"none"}
     assert sorted(number or 0 for _, number in seen) == sorted(numbers * 2)
@@ -208,22 +246,21 @@ async def test_never_more_steps_at_a_time_than_the_queue_allows(durable_dsn):
         numbers = [await run.insert(M) for _ in range(40)]
         for number in numbers:
             await run.ended(number)
-        node = run.engine._node
-        await until(lambda: node.feeders["default"].claimed.slots.running == 0)
+        await until(lambda: dispatcher_of(run).running == 0)
     assert most == 3
 
 
 async def test_a_feeder_that_crashes_leaves_the_count_right(durable_dsn, monkeypatch):
     """One step runs, one waits for a row lock with its outcome, others are buffered: these go back, and run later."""
     gates = [Gate(), Gate()]
-    refill, crash = Feeder._refill, False
+    act, crash = Feeder._round, False
 
-    async def crashes(self, wanted):
+    async def crashes(self: Feeder) -> Sleep:
         nonlocal crash
         if crash:
             crash = False
             raise RuntimeError("a bug")
-        return await refill(self, wanted)
+        return await act(self)
 
     class M(da.Machine, name="M"):
         @da.step
@@ -232,9 +269,8 @@ async def test_a_feeder_that_crashes_leaves_the_count_right(durable_dsn, monkeyp
                 await gates[ctx.state["gate"]].wait()
             return da.Done(ctx.attempt)
 
-    monkeypatch.setattr(Feeder, "_refill", crashes)
+    monkeypatch.setattr(Feeder, "_round", crashes)
     async with running(durable_dsn, queues={"default": da.Queue(1, prefetch=5)}, **QUICK) as run:
-        node = run.engine._node
         numbers = [await run.insert(M, state={"gate": 0})]
         await gates[0].wait_entered()
         numbers.append(await run.insert(M, state={"gate": 1}))
@@ -243,15 +279,14 @@ async def test_a_feeder_that_crashes_leaves_the_count_right(durable_dsn, monkeyp
             other.execute("select 1 from durable.gen_durable where id = %s for update", [numbers[0]])
             gates[0].open()
             await gates[1].wait_entered()
-            old = node.feeders["default"]
-            await until(lambda: len(old.claimed) == 3)
-            assert (old.claimed.slots.running, old.claimed.slots.ending) == (1, 1)
+            await until(lambda: dispatcher_of(run).buffered == 3)
+            assert in_flight(run) == (1, 1)
+            buffered = [one for one in active_claims(run) if one.state is ClaimState.BUFFERED]
             crash = True
-            node.wakes["default"].cast(None)
-            await until(lambda: node.feeders["default"] is not old)
-            slots = node.feeders["default"].claimed.slots
-            assert (slots.running, slots.ending, len(old.claimed)) == (1, 1, 0)
+            run.engine._node.notify("default")
+            await until(lambda: restarts_of(run, "feeder default") == 1)
+            assert in_flight(run) == (1, 1)
+            assert {one.state for one in buffered} == {ClaimState.GONE}
             gates[1].open()
         assert [(await run.ended(number)).result for number in numbers] == [0] * 5
-        await until(lambda: (slots.running, slots.ending) == (0, 0))
-        assert node.feeders["default"].claimed.slots is slots
+        await until(lambda: in_flight(run) == (0, 0))
