@@ -9,6 +9,7 @@ restarts nothing else.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import partial
 
@@ -191,8 +192,9 @@ def _task_exited(task: PoolTask, reason: ExitReason) -> None:
     task_slice = task.key
     assert isinstance(task_slice, TaskSlice)
     if isinstance(reason, Error):
-        instance_id = task_slice.active.claim.id
-        logger.error("the task of instance %d failed", instance_id, exc_info=reason.error)
+        with contextlib.suppress(Exception):  # a user's log handler that raises would end the pool, and all its steps
+            instance_id = task_slice.active.claim.id
+            logger.error("the task of instance %d failed", instance_id, exc_info=reason.error)
     task_slice.dispatcher.on_exited(task_slice, trio.current_time())
 
 

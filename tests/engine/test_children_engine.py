@@ -8,10 +8,13 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.running import step_inputs as surroundings, step_run
 from durable_actors._store.children import read_children
+from durable_actors._store.rows import Transition
 from durable_actors.telemetry import StepCommitted
-from tests.engine.kit import QUIET, REAP, Db, Gate, running
+from tests.engine.kit import QUIET, REAP, Db, Gate, claim, running
 from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -467,10 +470,12 @@ async def test_planning_children_lets_others_run(monkeypatch):
     async def child(args: dict) -> None: ...
 
     outcome = da.ScheduleChildren("end", [da.Child(child, args={"n": n}) for n in range(9)])
-    ran = step_run.Ran(None, "ScheduleChildren", None)
+    active = ActiveClaim(claim(None))
+    change = Transition(active.claim, "awaiting_children", "s", attempt=0)
+    pending = PendingCommit(active, None, change, "ScheduleChildren")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        ran = await step_run._with_children(ran, outcome)
+        pending = await step_run._with_children(pending, outcome)
         nursery.cancel_scope.cancel()
-    assert [plan.state for plan in ran.spawn.plans] == [b'{"n":%d}' % n for n in range(9)]
+    assert [plan.state for plan in pending.spawn.plans] == [b'{"n":%d}' % n for n in range(9)]
     assert turns >= 4

@@ -12,7 +12,8 @@ import trio.testing
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing import flusher
 from durable_actors._engine.committing.flusher import Flusher
-from durable_actors._engine.committing.queue import MAX_BYTES, Commits, Entry, Release
+from durable_actors._engine.committing.queue import MAX_BYTES, SPLIT_ABOVE, Commits, PendingCommit, Release
+from durable_actors._engine.committing.verdicts import STALE
 from durable_actors._engine.store_health import StoreHealth
 from durable_actors._store.claim import OFFERED
 from durable_actors._store.rows import Transition
@@ -340,19 +341,88 @@ async def test_an_error_of_the_block_survives_a_stop_without_postgres(durable_ds
             raise ValueError("the block's own")
 
 
-def queued(commits: Commits, number: int, size: int) -> None:
-    transition = Transition(claim(None, number), "runnable", "s", 0, state=b"x" * size)
-    entry = Entry(transition, ActiveClaim(transition.claim), object())  # type: ignore[arg-type]
-    commits.entries.append(entry)
+def pending(number: int = 1, *, size: int = 0, keep_claim: bool = False, claim_id: str = "") -> PendingCommit:
+    """An outcome of an instance that no row knows of."""
+    active = ActiveClaim(
+        claim(None, number, trusted_until=0.0, **({"claim_id": claim_id} if claim_id else {}))
+    )
+    change = Transition(active.claim, "runnable", "s", 0, state=b"x" * size, keep_claim=keep_claim)
+    return PendingCommit(active, None, change, "Next")
 
 
-def test_a_group_is_bounded_by_its_bytes():
-    commits = Commits(Address("flusher", capacity=1))
+Settled = list[tuple[PendingCommit, object, float]]
+
+
+def recording() -> tuple[Commits, Settled]:
+    """A queue, and what was settled."""
+    settled: Settled = []
+    return Commits(Address("flusher", capacity=1), lambda *call: settled.append(call)), settled
+
+
+def numbers_of(group: list[PendingCommit]) -> list[int]:
+    return [each.transition.claim.id for each in group]
+
+
+async def test_a_group_is_bounded_by_its_bytes():
+    commits, _ = recording()
     for number in range(4):
-        queued(commits, number, MAX_BYTES // 2)
-    queued(commits, 4, 10)
-    taken = [[entry.transition.claim.id for entry in commits.take()] for _ in range(4)]
+        commits.enqueue(pending(number, size=MAX_BYTES // 2))
+    commits.enqueue(pending(4, size=10))
+    taken = [numbers_of(commits.take(0.0)) for _ in range(4)]
     assert taken == [[0, 1], [2, 3], [4], []]
+
+
+async def test_of_a_large_queue_half_of_those_that_continue_wait_for_the_next_group():
+    commits, _ = recording()
+    count = 3 * SPLIT_ABOVE
+    for number in range(count):
+        commits.enqueue(pending(number, keep_claim=number % 3 > 0))
+    assert numbers_of(commits.take(0.0)) == list(range(count - SPLIT_ABOVE))
+    assert numbers_of(commits.take(0.0)) == list(range(count - SPLIT_ABOVE, count))
+
+
+async def test_two_outcomes_of_one_instance_are_in_two_groups():
+    commits, _ = recording()
+    old, new, other = pending(1, claim_id="old"), pending(1, claim_id="new"), pending(2)
+    for each in (old, new, other):
+        commits.enqueue(each)
+    assert commits.take(0.0) == [old, other]
+    assert commits.take(0.0) == [new]
+
+
+def test_an_outcome_is_settled_once():
+    commits, settled = recording()
+    first, second = pending(1), pending(2)
+    commits.answer(first, STALE, 1.0)
+    commits.answer(first, STALE, 2.0)
+    commits.withdraw(first, 3.0)
+    commits.withdraw(second, 4.0)
+    commits.withdraw(second, 5.0)
+    commits.answer(second, STALE, 6.0)
+    assert settled == [(first, STALE, 1.0), (second, None, 4.0)]
+
+
+async def test_an_outcome_whose_claim_is_lost_is_withdrawn_and_one_whose_lease_has_expired_is_not():
+    commits, settled = recording()
+    lost, expired = pending(1), pending(2)
+    lost.active.lost = "another worker has claimed it"
+    for each in (lost, expired):
+        commits.enqueue(each)
+    assert expired.active.claim.trusted_until < 1000.0
+    assert commits.take(1000.0) == [expired]
+    assert settled == [(lost, None, 1000.0)]
+    expired.active.lost = "another worker has claimed it"
+    assert commits.unanswered([expired], 1001.0) == []
+    assert settled[1:] == [(expired, None, 1001.0)]
+
+
+def test_what_is_set_aside_or_answered_is_not_committed_with_its_group():
+    commits, _ = recording()
+    aside, answered, open_ = pending(1), pending(2), pending(3)
+    aside.aside = True
+    commits.answer(answered, STALE, 0.0)
+    assert commits.unanswered([aside, answered, open_], 0.0) == [open_]
+    assert aside.open
 
 
 async def test_a_row_may_stay_locked_for_hours(autojump_clock):
@@ -367,22 +437,13 @@ async def test_a_row_may_stay_locked_for_hours(autojump_clock):
     assert list(commits.releases) == [how]
 
 
-async def test_the_first_outcome_of_a_group_wakes_the_flusher(nursery):
+async def test_the_first_outcome_of_a_group_wakes_the_flusher():
     """The others need not: it sleeps only when nothing is queued, and looks before it sleeps."""
     wake: Address[object] = Address("flusher", capacity=10)
-    queue = Commits(wake)
-
-    async def step(number: int) -> None:
-        held = ActiveClaim(claim(None, number))
-        change = Transition(held.claim, "done", "s", attempt=0)
-        await queue.commit(change, held)
-
+    commits = Commits(wake)
     for number in (1, 2):
-        nursery.start_soon(step, number)
-    await trio.testing.wait_all_tasks_blocked()
+        commits.enqueue(pending(number))
     assert wake.statistics().depth == 1
-    assert len(queue.take()) == 2
-    nursery.start_soon(step, 3)  # while those are committed
-    await trio.testing.wait_all_tasks_blocked()
+    assert len(commits.take(0.0)) == 2
+    commits.enqueue(pending(3))  # while those are committed
     assert wake.statistics().depth == 2
-    nursery.cancel_scope.cancel()

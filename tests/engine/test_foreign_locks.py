@@ -5,15 +5,15 @@ from __future__ import annotations
 import durable_actors as da
 import psycopg
 import pytest
-import trio
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing import flusher
 from durable_actors._engine.committing.flusher import Flusher
-from durable_actors._engine.committing.queue import Commits
+from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._store.rows import Committed, Transition
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import StepCommitted
 from tests.engine.kit import Gate, make_node, pick, running
+from tests.kit import until
 from tests.support.interleave import open_sessions
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -182,7 +182,8 @@ async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcome
     numbers = [db.insert(partition_key="bad" if i == 3 else None) for i in range(8)]
     async with make_node(durable_dsn) as node:
         wake: Address[object] = Address("flusher", capacity=1)
-        commits = Commits(wake)
+        verdicts: list[object] = []
+        commits = Commits(wake, lambda pending, verdict, now: verdicts.append(verdict))
         claims = await pick(node)
         with open_sessions(durable_dsn, 1) as (other,):
             other.run("begin")
@@ -194,9 +195,9 @@ async def test_a_release_that_meets_a_lock_holds_up_neither_releases_nor_outcome
                     "select count(*) = 6 from durable.gen_durable where status = 'runnable' and id = any(%s)",
                     numbers[:7],
                 )
-                held = ActiveClaim(claims[7])
-                with trio.fail_after(10):
-                    verdict = await commits.commit(Transition(held.claim, "done", "s", attempt=0), held)
+                done = Transition(claims[7], "done", "s", attempt=0)
+                commits.enqueue(PendingCommit(ActiveClaim(claims[7]), None, done, "Done"))
+                [verdict] = await until(lambda: verdicts, timeout=10)
                 assert isinstance(verdict, Committed)
                 assert db.row(numbers[3], "status, attempt") == ("executing", 0)
                 other.run("rollback")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.maintenance.heartbeat import Heartbeat, pulse_interval
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from tests.engine.kit import Db, Gate, make_node, pick, reap, running
@@ -101,7 +102,7 @@ async def test_a_renewal_that_is_refused_costs_only_its_claim(durable_dsn, db, n
     numbers = [db.insert(partition_key="bad" if i == 5 else None) for i in range(20)]
     async with make_node(durable_dsn, **BEATS) as node:
         for claim in await pick(node):
-            node.claims.hold(claim)
+            node.claims.add(ActiveClaim(claim))
         address: Address[object] = Address("heartbeat", capacity=1)
         with open_sessions(durable_dsn, 1) as (other,):
             other.run("begin")
@@ -131,7 +132,7 @@ async def test_a_node_that_lives_is_not_proved_dead_between_two_heartbeats(db: D
     options = {"lease_ttl": 10_800, "heartbeat_interval": 3600, "dead_after": 1.0}
     async with make_node(db.dsn, name="cut", **options) as cut, make_node(db.dsn, **options) as node:
         for claim in await pick(cut):
-            cut.claims.hold(claim)
+            cut.claims.add(ActiveClaim(claim))
         address: Address[object] = Address("heartbeat", capacity=1)
         async with (
             open_tree(Supervisor("test", [ActorChild(address, lambda: Heartbeat(cut))], intensity=0)),
@@ -153,7 +154,7 @@ async def test_a_pulse_whose_rows_are_locked_becomes_a_beat(db: Db):
     numbers = [db.insert() for _ in range(30)]
     async with make_node(db.dsn, heartbeat_interval=20, dead_after=0.3) as node:
         for claim in await pick(node):
-            node.claims.hold(claim)
+            node.claims.add(ActiveClaim(claim))
         with open_sessions(db.dsn, 1) as (other,):
             other.run("begin")
             other.run("select 1 from durable.gen_durable where id <= %s for update", [numbers[14]])

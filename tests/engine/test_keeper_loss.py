@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.claims import ActiveClaim, ClaimState
 from durable_actors._engine.keys import locks as keys, session as key_session
 from durable_actors._engine.keys.locks import PATIENCE
 from durable_actors._engine.keys.session import KeySession, trust_window
@@ -35,12 +35,22 @@ class Task:
         return True
 
 
-async def running(kept: Kept, key: str, number: int = 1) -> ActiveClaim:
-    """A claim whose step runs under its key."""
-    held = kept.node.claims.hold(claim(key, number))
-    assert await kept.keys.take([held.claim]) == {held.claim.claim_id}
-    held.task = Task()  # type: ignore[assignment]
-    return held
+def buffered(kept: Kept, key: str | None, number: int = 1) -> ActiveClaim:
+    """A claim of this node that waits for its slot and its key."""
+    active = ActiveClaim(claim(key, number))
+    active.state = ClaimState.BUFFERED
+    kept.node.claims.add(active)
+    return active
+
+
+async def running(kept: Kept, key: str | None, number: int = 1) -> ActiveClaim:
+    """A claim whose step runs, under its key if it has one."""
+    active = buffered(kept, key, number)
+    if key is not None:
+        assert await kept.keys.take([active.claim]) == {active.claim.claim_id}
+    active.task = Task()  # type: ignore[assignment]
+    active.state = ClaimState.RUNNING
+    return active
 
 
 def session_pid(db: Db, owner: str) -> int:
@@ -62,16 +72,15 @@ async def cut(db: Db, owner: str) -> None:
 
 async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: Db):
     async with keep(db.dsn, name="a") as a, keep(db.dsn, name="b") as b:
-        held = await running(a, "k")
-        plain = a.node.claims.hold(claim(None, 2))
-        plain.task = Task()  # type: ignore[assignment]
+        active = await running(a, "k")
+        plain = await running(a, None, 2)
         await cut(db, "a")
-        await until(lambda: held.interrupted)
-        assert held.task.why == held.interrupted  # type: ignore[union-attr]
-        assert "session" in held.interrupted  # type: ignore[operator]
-        assert held.lost is None, "the row is still ours: it goes back at once, attempt + 1"
+        await until(lambda: active.interrupted)
+        assert active.task.why == active.interrupted  # type: ignore[union-attr]
+        assert "session" in active.interrupted  # type: ignore[operator]
+        assert active.lost is None, "the row is still ours: it goes back at once, attempt + 1"
         assert plain.task.why is None, "a step without a key goes on"
-        assert not a.keys.owns(held.claim)
+        assert not a.keys.owns(active.claim)
 
         await until(lambda: a.keys.up)
         assert session_pid(db, "a"), "the new session shows that the node lives"
@@ -79,43 +88,43 @@ async def test_a_terminated_session_cancels_its_keyed_steps_and_comes_back(db: D
         assert await a.keys.take([new]) == set(), "its task has not exited"
         assert await b.keys.take([claim("k", 4)]) == {"k/4"}, "the fence, not the key, keeps the old step out"
         b.keys.free(claim("k", 4))
-        a.keys.free(held.claim)
+        a.keys.free(active.claim)
         await until(lambda: not b.keys.statistics().locked)
         assert await a.keys.take([new]) == {new.claim_id}
 
 
 async def test_a_thread_that_outlives_the_session_keeps_its_key_here(db: Db):
     async with keep(db.dsn, name="a") as a:
-        held = await running(a, "k")
+        active = await running(a, "k")
         for _ in range(2):
             await cut(db, "a")
             await until(lambda: a.keys.up)
             assert await a.keys.take([claim("k", 2)]) == set()
             assert a.keys.statistics().owned == 1
             assert db.locks() == 1, "nothing is locked for it any more"
-        a.keys.free(held.claim)
+        a.keys.free(active.claim)
         assert await a.keys.take([claim("k", 2)]) == {"k/2"}
 
 
 async def test_a_buffered_claim_loses_its_key_and_may_take_it_again(db: Db):
     """It never ran: nothing to cancel, nothing that could be still running."""
     async with keep(db.dsn, name="a") as a:
-        held = a.node.claims.hold(claim("k"))
-        await a.keys.take([held.claim])
+        active = buffered(a, "k")
+        await a.keys.take([active.claim])
         await cut(db, "a")
-        assert not a.keys.owns(held.claim)
+        assert not a.keys.owns(active.claim)
         assert a.keys.statistics().owned == 0
         await until(lambda: a.keys.up)
-        assert await a.keys.take([held.claim]) == {held.claim.claim_id}
+        assert await a.keys.take([active.claim]) == {active.claim.claim_id}
 
 
 async def test_an_outage_is_borne_and_told_once(db: Db, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING, "durable_actors")
     async with open_proxy(db.dsn) as proxy, keep(proxy.dsn, name="a") as a:
-        held = await running(a, "k")
+        active = await running(a, "k")
         proxy.refuse()
         proxy.reset()
-        await until(lambda: held.interrupted)
+        await until(lambda: active.interrupted)
         assert await a.keys.take([claim("x", 9)]) == set()
         await until(lambda: a.node.pool.statistics().connect_failures > 2)
         proxy.heal()
@@ -131,12 +140,12 @@ async def test_an_outage_is_borne_and_told_once(db: Db, caplog: pytest.LogCaptur
 async def test_silence_ends_the_trust(db: Db):
     """No error, no answer: the server may have freed the locks of a host that it takes for gone."""
     async with open_proxy(db.dsn) as proxy, keep(proxy.dsn, name="a", lease_ttl=1.2) as a:
-        held = await running(a, "k")
+        active = await running(a, "k")
         began = trio.current_time()
         proxy.blackhole()
-        await until(lambda: held.interrupted)
+        await until(lambda: active.interrupted)
         waited = trio.current_time() - began
-        assert "could not be confirmed" in held.interrupted  # type: ignore[operator]
+        assert "could not be confirmed" in active.interrupted  # type: ignore[operator]
         assert trust_window(1.2) - 0.3 < waited < trust_window(1.2) + 2
         assert await a.keys.take([claim("l", 2)]) == set()
         await until(lambda: a.keys.statistics().locked == 0)
@@ -147,15 +156,15 @@ async def test_silence_ends_the_trust(db: Db):
 async def test_a_node_that_was_late_itself_keeps_its_session_and_the_keys_of_its_threads(db: Db):
     """Stopped, or blocked by user code, past the trust window: closing the session would give the keys away."""
     async with keep(db.dsn, name="a", lease_ttl=0.9) as a, keep(db.dsn, name="b") as b:
-        held = await running(a, "k")
+        active = await running(a, "k")
         first = session_pid(db, "a")
         time.sleep(trust_window(0.9) + 0.1)  # nothing of this process moves
-        await until(lambda: held.interrupted)
-        assert "could not be confirmed" in held.interrupted  # type: ignore[operator]
+        await until(lambda: active.interrupted)
+        assert "could not be confirmed" in active.interrupted  # type: ignore[operator]
         await until(lambda: a.keys.up)
         assert session_pid(db, "a") == first, "the session is there, and so are its locks"
         assert await b.keys.take([claim("k", 2)]) == set(), "the thread has not returned"
-        a.keys.free(held.claim)
+        a.keys.free(active.claim)
         await until(lambda: not a.keys.statistics().locked)
         assert await b.keys.take([claim("k", 2)]) == {"k/2"}
 
@@ -167,19 +176,19 @@ async def test_a_refused_check_does_not_end_the_session(db: Db, monkeypatch: pyt
 
     async def refuse(conn: PgConn, schema: str, owner: str) -> Any:
         nonlocal refused
-        if refused < 3 and owner == "a" and held:
+        if refused < 3 and owner == "a" and active:
             refused += 1
             raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
         return await check(conn, schema, owner)
 
     monkeypatch.setattr(key_session, "check_session", refuse)
-    held: ActiveClaim | None = None
+    active: ActiveClaim | None = None
     async with keep(db.dsn, name="a", lease_ttl=0.9) as a:
-        held = await running(a, "k")
+        active = await running(a, "k")
         first = session_pid(db, "a")
         await until(lambda: refused == 3 and a.keys.up)
         assert session_pid(db, "a") == first
-        assert a.keys.owns(held.claim)
+        assert a.keys.owns(active.claim)
 
 
 async def test_a_confirmed_session_stays_trusted(db: Db, monkeypatch: pytest.MonkeyPatch):
@@ -194,10 +203,10 @@ async def test_a_confirmed_session_stays_trusted(db: Db, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(key_session, "check_session", count)
     async with keep(db.dsn, name="a", lease_ttl=0.9) as a:
-        held = await running(a, "k")
+        active = await running(a, "k")
         first = session_pid(db, "a")
         await until(lambda: checks > 7)
-        assert held.interrupted is None
+        assert active.interrupted is None
         assert session_pid(db, "a") == first
 
 

@@ -34,7 +34,7 @@ async def test_the_rows_of_a_lost_answer_run_soon_and_once(db: Db, registry: obj
         async with open_engine(**options, machines=[Once]) as engine:
             number = db.insert(queue="once", fsm="test.Once", step="start", partition_key=key)
             proxy.lose_reply(after=b"pick_instances")
-            engine._node.poke("once")
+            engine._node.notify("once")
             await proxy.wait_lost()
             with trio.fail_after(10):  # the lease is a minute
                 assert await da.result(number) == 0
@@ -150,13 +150,14 @@ async def test_what_is_on_its_way_back_is_no_stray(
         with trio.fail_after(30):
             await begun.wait()
             if how == "cancelled":
-                [held] = node.claims.live()
-                node.claims.interrupt(held, "the test says so")
+                [active] = node.claims.live()
+                node.claims.interrupt(active, "the test says so")
             else:
                 go.set()
             await sent.wait()
-            node.feeders["slow"]._unsure = True  # as after a pick whose answer was lost
-            node.poke("slow")
+            assert engine._parts is not None
+            engine._parts.planners["slow"].failed(unknown_fate=True)  # as after a pick whose reply was lost
+            node.notify("slow")
             await da.result(number)
     assert attempts == [0, 1]
     assert db.row(number, "crashes") == (int(how == "crashed"),)

@@ -223,13 +223,12 @@ async def test_a_chain_gives_its_slot_to_more_urgent_work(durable_dsn):
 
 
 async def until_buffered(run) -> None:
-    feeder = run.engine._node.feeders["default"]
-    await until(lambda: len(feeder.claimed))
+    await until(lambda: run.engine._parts.dispatchers["default"].buffered)
 
 
 async def test_a_long_chain_lets_others_in(durable_dsn, monkeypatch):
     """The budget of steps: the chain goes back to its queue, and what came meanwhile has its turn."""
-    monkeypatch.setattr("durable_actors._engine.running.step_task.AHEAD_STEPS", 3)
+    monkeypatch.setattr("durable_actors._engine.running.dispatcher.RUN_AHEAD_STEPS", 3)
     claims = []
 
     class Chain(da.Machine):

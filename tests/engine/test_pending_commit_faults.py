@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import durable_actors as da
 import psycopg
 import pytest
 import trio
+from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.committing import flusher
+from durable_actors._engine.running.step_task import RECOVER_AGAIN
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepStarted, StepStopped
 from tests.engine.kit import QUIET, Gate, active_claims, gated, locked, refuse_bad, running, saying, state_of
 from tests.kit import until
@@ -25,6 +29,17 @@ class Away(logging.Handler):
             raise OSError("the log server is away")
 
 
+@contextmanager
+def failing_log() -> Iterator[None]:
+    """The engine's log has such a handler."""
+    log, handler = logging.getLogger("durable_actors.engine"), Away()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
 async def test_a_log_handler_that_fails_hurts_no_other_step(durable_dsn, db):
     gate, other = Gate(), Gate()
 
@@ -32,7 +47,6 @@ async def test_a_log_handler_that_fails_hurts_no_other_step(durable_dsn, db):
     async def bystander(args):
         await other.wait()
 
-    log, handler = logging.getLogger("durable_actors.engine"), Away()
     async with running(durable_dsn, reap_interval=3600) as run:
         beside = await run.insert(bystander, args={})
         await other.wait_entered()
@@ -43,12 +57,9 @@ async def test_a_log_handler_that_fails_hurts_no_other_step(durable_dsn, db):
             " claim_id = null, eligible_at = now() + interval '1 h' where id = %s",
             number,
         )
-        log.addHandler(handler)
-        try:
+        with failing_log():
             gate.open()
-            await until(lambda: len(active_claims(run)) == 1)  # stale: its end is told, which fails
-        finally:
-            log.removeHandler(handler)
+            await until(lambda: len(active_claims(run)) == 1)  # stale, which is logged
         other.open()
         assert (await run.ended(beside)).status == "done"
     assert len(run.events.all(StepStarted, id=beside)) == 1
@@ -128,13 +139,13 @@ async def test_nor_one_whose_key_is_lost(durable_dsn, db):
             return da.Stop(error)
 
     async with running(durable_dsn) as run:
-        keys = run.engine._node.feeders["default"].claimed._keys
+        keys = run.engine._parts.keys
         number = await run.insert(M, partition_key="k")
         await gate.wait_entered()
         with locked(durable_dsn, number):
             gate.open()
             await run.events.wait(StepStopped, id=number)
-            await until(lambda: active_claims(run)[0].left)
+            await until(lambda: active_claims(run)[0].state is ClaimState.COMMITTING)
             db.execute(
                 "select pg_terminate_backend(l.pid) from pg_locks l join pg_database d on d.oid = l.database"
                 " where l.locktype = 'advisory' and d.datname = current_database()"  # others test on this server, too
@@ -237,7 +248,7 @@ async def test_a_read_that_fails_after_the_commit_makes_nobody_stale(durable_dsn
         await until(lambda: commits == 3)
         apart.set()
         gate.open()
-        queue = run.engine._node.feeders["default"].claimed._commits
+        queue = run.engine._parts.commits
         await until(lambda: len(queue.entries) == 2)
         together.set()
         for number in (goes_on, unknown, third):
@@ -248,10 +259,10 @@ async def test_a_read_that_fails_after_the_commit_makes_nobody_stale(durable_dsn
 
 
 async def test_a_refused_group_is_handled_a_few_at_a_time(durable_dsn, db, monkeypatch):
-    """Four times as many outcomes are on their way as steps may run; of their `handle`s twice as many run."""
+    """Four times as many outcomes wait for their commit as steps may run; of their `handle`s twice as many run."""
     refuse_bad(db, "P0001")
     real, blocked = flusher.commit_outcomes, trio.Event()
-    running_now = most = 0
+    handling, running_now, most = Gate(), 0, 0
 
     async def late(*args, **options):
         await blocked.wait()
@@ -266,6 +277,7 @@ async def test_a_refused_group_is_handled_a_few_at_a_time(durable_dsn, db, monke
             nonlocal running_now, most
             running_now += 1
             most = max(most, running_now)
+            await handling.wait()
             await trio.sleep(0.05)
             running_now -= 1
             return da.Stop(error)
@@ -273,9 +285,66 @@ async def test_a_refused_group_is_handled_a_few_at_a_time(durable_dsn, db, monke
     monkeypatch.setattr(flusher, "commit_outcomes", late)
     async with running(durable_dsn, queues={"default": 2}) as run:
         numbers = [await run.insert(M) for _ in range(8)]
-        await until(lambda: run.engine._node.feeders["default"].claimed.slots.ending == 8)
+        parts = run.engine._parts
+        dispatcher = parts.dispatchers["default"]
+        await until(lambda: dispatcher.count(ClaimState.COMMITTING) == 8)
+        assert not len(parts.pool)
         blocked.set()
+        await until(lambda: len(parts.pool) == 8)  # a task for each
+        await handling.wait_entered(4)
+        await trio.sleep(5 * RECOVER_AGAIN)
+        assert handling.entered == 4
+        assert (dispatcher.count(ClaimState.RECOVERING), dispatcher.count(ClaimState.COMMITTING)) == (4, 4)
+        handling.open()
         for number in numbers:
             row = await run.ended(number)
             assert (row.status, row.attempt) == ("failed", 0)
     assert most == 4
+
+
+async def test_a_log_handler_that_fails_beside_a_cancelled_step_hurts_no_other_step(durable_dsn, db):
+    """The task ends with the handler's error, and that is logged, too."""
+    gate, other = Gate(), Gate()
+    async with running(durable_dsn, **QUIET) as run:
+        beside = await run.insert(gated(other, "bystander"))
+        await other.wait_entered()
+        number = await run.insert(gated(gate))
+        await gate.wait_entered()
+        [lost] = [each for each in active_claims(run) if each.claim.id == number]
+        with failing_log():
+            run.engine._node.claims.lose(lost, "another worker has claimed it")
+            await until(lambda: len(active_claims(run)) == 1)
+        other.open()
+        assert (await run.ended(beside)).status == "done"
+    assert len(run.events.all(StepStarted, id=beside)) == 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
+async def test_a_log_handler_that_fails_at_a_refusal_costs_nobody_an_outcome(durable_dsn, db, caplog, again):
+    """The refusal is logged in the flusher, which has others to serve. `handle` runs all the same."""
+    refuse_bad(db, "P0001")
+    gate, other = Gate(), Gate()
+
+    class M(da.Machine, name="m"):
+        @da.step
+        async def start(self, ctx):
+            await gate.wait()
+            return da.Done("bad")
+
+        async def handle(self, error, ctx):
+            return da.Done("bad" if again else "handled")
+
+    async with running(durable_dsn, **QUIET) as run:
+        beside = await run.insert(gated(other, "bystander"))
+        await other.wait_entered()
+        number = await run.insert(M)
+        await gate.wait_entered()
+        with failing_log():
+            gate.open()
+            assert await run.events.final(number) == ("failed" if again else "done")
+            await until(lambda: len(active_claims(run)) == 1)
+        other.open()
+        assert (await run.ended(beside)).status == "done"
+        assert [run.events.all(StepStarted, id=each)[1:] for each in (number, beside)] == [[], []]
+    assert db.row(number, "status, attempt") == ("failed" if again else "done", 0)
+    assert "restarting" not in caplog.text

@@ -6,8 +6,9 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.committing import flusher
-from durable_actors._engine.committing.completion import Settling
+from durable_actors._engine.committing.completion import Completion
 from durable_actors._engine.maintenance import heartbeat
 from durable_actors._engine.running.step_task import StepTasks
 from durable_actors.telemetry import (
@@ -47,19 +48,22 @@ async def test_its_task_is_gone_and_its_claim_is_kept(durable_dsn, db):
     gate = Gate()
     async with running(durable_dsn, lease_ttl=0.9, heartbeat_interval=0.1) as run:
         number = await leave_one(run, gate)
-        claimed = run.engine._node.feeders["default"].claimed
+        parts = run.engine._parts
+        dispatcher = parts.dispatchers["default"]
         with locked(durable_dsn, number):
             gate.open()
             await run.events.wait(StepStopped, id=number)
             [one] = active_claims(run)
-            await until(lambda: one.left)
-            assert not len(claimed._pool)
-            assert (claimed.slots.running, claimed.slots.ending) == (0, 1)
+            await until(lambda: one.state is ClaimState.COMMITTING)
+            assert one.task is None
+            assert not len(parts.pool)
+            assert (dispatcher.running, dispatcher.count(ClaimState.COMMITTING)) == (0, 1)
             assert not run.events.all(StepCommitted)
         row = await run.ended(number)
         assert (row.status, row.result, row.attempt) == ("done", "finished", 0)
         await until(lambda: not active_claims(run))
-        assert (claimed.slots.running, claimed.slots.ending) == (0, 0)
+        assert (dispatcher.running, dispatcher.count(ClaimState.COMMITTING)) == (0, 0)
+        assert one.state is ClaimState.GONE
 
 
 async def test_one_whose_lease_is_over_is_for_the_fence(durable_dsn, monkeypatch):
@@ -117,7 +121,8 @@ async def test_the_flusher_withdraws_what_the_heartbeat_says_is_lost(durable_dsn
             lost = await run.events.wait(ClaimLost, id=number)
             await until(lambda: not active_claims(run))
             assert lost.reason == "another worker has claimed it"
-            assert run.engine._node.feeders["default"].claimed.slots.ending == 0
+            assert one.state is ClaimState.GONE
+            assert run.engine._parts.dispatchers["default"].count(ClaimState.COMMITTING) == 0
     assert db.row(number, "status") == ("executing",), "nothing of it was written, and it was not given back"
 
 
@@ -144,17 +149,17 @@ async def test_a_flusher_that_dies_leaves_them_to_the_next(durable_dsn, monkeypa
 
 async def test_an_end_that_fails_lets_its_claim_go(durable_dsn, db, monkeypatch, caplog):
     """A bug of ours, or of a log handler: nothing is renewed for nobody, and the flusher goes on."""
-    told = Settling.committed
+    committed = Completion._committed
     crash = True
 
-    def crashes(self, ran, held, verdict):
+    def crashes(self, pending, verdict, now):
         nonlocal crash
         if crash:
             crash = False
             raise RuntimeError("a bug")
-        told(self, ran, held, verdict)
+        committed(self, pending, verdict, now)
 
-    monkeypatch.setattr(Settling, "committed", crashes)
+    monkeypatch.setattr(Completion, "_committed", crashes)
     gate = Gate()
     job = gated(gate)
     gate.open()
@@ -163,10 +168,10 @@ async def test_an_end_that_fails_lets_its_claim_go(durable_dsn, db, monkeypatch,
         await until(lambda: not crash)
         assert (await run.run(job, args={})).status == "done"
         await until(lambda: not active_claims(run))
-        claimed = run.engine._node.feeders["default"].claimed
-        await until(lambda: (claimed.slots.running, claimed.slots.ending) == (0, 0))
-    assert db.row(first, "status") == ("done",), "it was committed; only the telling failed"
-    assert caplog.text.count("could not be told") == 1
+        dispatcher = run.engine._parts.dispatchers["default"]
+        await until(lambda: (dispatcher.running, dispatcher.count(ClaimState.COMMITTING)) == (0, 0))
+    assert db.row(first, "status") == ("done",), "it was committed; only the follow-up failed"
+    assert caplog.text.count("the follow-up of its outcome failed") == 1
     assert "restarting" not in caplog.text
 
 
@@ -182,8 +187,7 @@ async def test_a_refusal_that_comes_in_a_drain_gives_the_row_back(durable_dsn, d
             gate.open()
             await run.events.wait(StepStopped, id=number)
             run.engine.request_stop()
-            claimed = run.engine._node.feeders["default"].claimed
-            await until(lambda: not claimed._pool._accepting)
+            await until(lambda: not run.engine._parts.pool.statistics().accepting)
     assert db.row(number, "status, attempt, crashes, interruptions") == ("runnable", 0, 0, 1)
 
 
@@ -204,13 +208,13 @@ async def test_a_stop_commits_what_is_left(durable_dsn, db):
 async def test_a_task_is_gone_when_its_outcome_is_refused(durable_dsn, db, monkeypatch, caplog):
     """It leaves the outcome last: the task that runs `handle` has the claim alone."""
     refuse_bad(db, "P0001")
-    renew = StepTasks._renew
+    reset = StepTasks._reset_context
 
     async def slowly(self):
         await trio.sleep(0.3)  # as if the step had left a context behind, on a machine that is slow
-        await renew(self)
+        await reset(self)
 
-    monkeypatch.setattr(StepTasks, "_renew", slowly)
+    monkeypatch.setattr(StepTasks, "_reset_context", slowly)
     gate = Gate()
     gate.open()
     async with running(durable_dsn) as run:

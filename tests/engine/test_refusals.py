@@ -5,6 +5,7 @@ from __future__ import annotations
 import durable_actors as da
 import psycopg
 import pytest
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing import flusher, spawn
 from durable_actors._engine.committing.verdicts import blames_data
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
@@ -214,14 +215,16 @@ async def test_two_claims_of_one_instance_are_told_apart(durable_dsn, db):
     number = db.insert(state="{}")
     async with make_node(durable_dsn) as node:
         [first] = await pick(node)
-        old = node.claims.hold(first)
+        old = ActiveClaim(first)
+        node.claims.add(old)
         db.execute(
             "update durable.gen_durable set status = 'runnable', claim_id = null, locked_by = null,"
             " lease_expires_at = null where id = %s",
             number,
         )
         [second] = await pick(node)
-        new = node.claims.hold(second)
+        new = ActiveClaim(second)
+        node.claims.add(new)
         trusted = first.trusted_until
         await Heartbeat(node)._beat()
         assert old.lost == "another worker has claimed it"

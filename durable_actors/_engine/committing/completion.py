@@ -55,10 +55,12 @@ class Completion:
         """Follow up on an outcome; None: it was withdrawn. Called in the flusher, so nothing may escape from it."""
         active = pending.active
         owner = self._owners[active.claim.queue]
-        if isinstance(verdict, Refused) and not pending.final and self._try_otherwise(pending, verdict, now):
-            return
         try:
-            if verdict is None or (isinstance(verdict, Refused) and not pending.final):
+            if isinstance(verdict, Refused) and not pending.final:
+                if self._try_otherwise(pending, verdict, now):
+                    return
+                verdict = None
+            if verdict is None:
                 self.interrupted(active, now)
             else:
                 self.report(pending, verdict, now)
@@ -74,9 +76,7 @@ class Completion:
 
     def _try_otherwise(self, pending: PendingCommit, refused: Refused, now: float) -> bool:
         """Postgres refuses the data: let `handle` choose another outcome, once; then store a plain failure."""
-        logger.warning(
-            "instance %d: Postgres refused its outcome: %s", pending.active.claim.id, refused.error
-        )
+        log_refused(pending, refused)
         if pending.error is None:
             pending.refusal = refused.error
             return self._owners[pending.active.claim.queue].recover(pending, now)
@@ -169,6 +169,14 @@ class Completion:
         )
         if node.telemetry.active:
             node.telemetry.emit(StepCrashed(**facts(claim), error=error))
+
+
+def log_refused(pending: PendingCommit, refused: Refused) -> None:
+    """Log why Postgres refused an outcome. A user's log handler that raises must not cost the instance its next one."""
+    with contextlib.suppress(Exception):
+        logger.warning(
+            "instance %d: Postgres refused its outcome: %s", pending.active.claim.id, refused.error
+        )
 
 
 def plain_failure(refused: PendingCommit, error: Exception) -> PendingCommit:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import trio
 
 from durable_actors._engine.claims import ActiveClaim
-from durable_actors._engine.committing.completion import Completion, facts, plain_failure
+from durable_actors._engine.committing.completion import Completion, facts, log_refused, plain_failure
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.spawn import spawn_children
 from durable_actors._engine.committing.verdicts import Refused
@@ -191,8 +191,7 @@ class StepTasks:
         if not isinstance(verdict, Refused):
             self._completion.report(pending, verdict, trio.current_time())
             return None
-        instance_id = pending.active.claim.id
-        logger.warning("instance %d: Postgres refused its outcome: %s", instance_id, verdict.error)
+        log_refused(pending, verdict)
         if pending.error is not None:
             return plain_failure(pending, verdict.error)
         pending.refusal = verdict.error
