@@ -3,10 +3,10 @@
 Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 
     cli, testing                leaves: nothing imports them
-    engine                      serve, start_engine, open_engine: config, connections and tree wired together
+    engine                      serve, start_engine, open_engine: start-up of config, connections and tree
     _engine, client, sync, aio  the actors · callers on Trio, plain psycopg, asyncio
     _store                      every SQL statement, one function each; migrations
-    otp, machine, _postgres     three islands: actors · the state-machine language · psycopg on Trio
+    otp, machine, _postgres     independent of each other: actors · the state-machine language · psycopg on Trio
     config, telemetry, errors   values
 """
 
@@ -139,7 +139,7 @@ __all__ = [
     "telemetry",
 ]
 
-# Where people find them, not where they are written.
+# Show the public import path, not the module that defines them.
 for _public in (Client, Filter, Instance, TrioConnection, embedded_dsn, migrate):
     _public.__module__ = __name__
 del _public

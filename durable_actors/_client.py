@@ -1,4 +1,4 @@
-"""The client itself: insert, signal, wait and look, on one schema of one database."""
+"""`Client`: insert, signal, wait for results and read instances, on one schema of one database."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ from durable_actors.machine import (
 T = TypeVar("T")
 
 MAX_HINTS: Final = 100
-"""Rows of one insert that are pointed out to the feeder one by one."""
+"""The largest number of rows per insert for which the feeder gets a hint for each row."""
 
 TrioConn = psycopg.AsyncConnection[Any]
-"""A `TrioConnection`, or what behaves like one."""
+"""A `TrioConnection`, or a connection with the same interface."""
 
 
 class SignalOptions(TypedDict, total=False):
@@ -65,11 +65,11 @@ class SignalOptions(TypedDict, total=False):
 
 
 SignalOutcome = Literal["sent", "duplicate", "no_target"]
-"""What became of a signal."""
+"""The result of sending a signal."""
 
 
 class Notify(Protocol):
-    """A hint that work may be there."""
+    """A hint to the feeder of a queue that there may be work."""
 
     def __call__(
         self,
@@ -81,9 +81,9 @@ class Notify(Protocol):
         new_unkeyed: bool = False,
         by_signal: bool = False,
     ) -> None:
-        """A row of this queue is on offer: the one with this id, or some row of this priority.
+        """Hint at work in this queue, optionally with its instance id and priority.
 
-        `new_unkeyed`: it is new and due, and has no partition key. `by_signal`: a signal woke it.
+        `new_unkeyed`: the instance is new, due and has no partition key. `by_signal`: a signal woke it.
         """
 
 
@@ -96,28 +96,28 @@ def _no_notify(
     new_unkeyed: bool = False,
     by_signal: bool = False,
 ) -> None:
-    """No engine runs here; its feeders poll."""
+    """Do nothing: there is no engine in this process, and feeders elsewhere poll."""
 
 
 class Client:
-    """Calls on one schema of one database. `open_client` makes one; every engine has one.
+    """Inserts, signals and reads instances in one schema of one database. See `open_client`; every engine has one.
 
-    It belongs to the Trio run in which it was opened. Another run, or asyncio, gets a `DurableError` that says what to
-    use instead; inside a `def` step calls find their way by themselves.
+    A client belongs to the Trio run in which it was opened. Calls from another run or from asyncio raise a
+    `DurableError` that says what to use instead. Calls from the thread of a `def` step work.
     """
 
     def __init__(self, name: str, pool: ConnectionPool, lane: str, schema: str) -> None:
         self.name = name
-        """What `engine=` calls it."""
+        """The name for `engine=`."""
         self.home: Final = HomeRun()
-        """The Trio run it belongs to."""
+        """The Trio run that the client belongs to."""
         self._pool = pool
         self._lane = lane
         self._schema = schema
         self.results: Final = ResultWatch(pool, lane, schema)
-        """Who waits for results here."""
+        """Waits for results on behalf of all callers."""
         self.notify: Notify = _no_notify
-        """Called when work was committed; an engine of this process starts it at once."""
+        """Called after a commit that created work, so that an engine in this process starts it at once."""
 
     @overload
     async def insert(
@@ -156,7 +156,7 @@ class Client:
         else:
             insertion = Insertion(plans)
             while insertion.pending:
-                # One statement a call: `_run` repeats what a lock has refused.
+                # One statement per call: `_run` repeats a statement that could not get a lock.
                 call = partial(_run_call, insert_call(insertion.pending, self._schema))
                 insertion.answered((await self._run(call)).rows)
             ids = insertion.ids()
@@ -164,19 +164,19 @@ class Client:
         return ids
 
     def _notify_inserted(self, plans: list[InsertPlan], ids: list[int | None]) -> None:
-        """Future rows, too: the feeder must learn when its next one is due."""
+        """Notify the feeders, also for rows that are due later: a feeder sleeps until its next row is due."""
         new = [(plan, number) for plan, number in zip(plans, ids, strict=True) if number is not None]
         if len(new) == 1 and (plan := new[0][0]).plain:
             self.notify(plan.queue, instance_id=new[0][1], priority=plan.priority, new_unkeyed=True)
             return
         for queue, priority in {(plan.queue, plan.priority) for plan, _ in new}:
             self.notify(queue, priority=priority)
-        # With a date in the past it lies before the feeder's cursor: found at once by its id, or later by a full scan.
+        # A row with a date in the past is behind the feeder's cursor: found at once by its id, or later by a full scan.
         for plan, number in [each for each in new if each[0].eligible_at is not None][:MAX_HINTS]:
             self.notify(plan.queue, instance_id=number)
 
     def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
-        """Poke when the rows can be seen. On a foreign kind of connection nobody can tell: polling finds them."""
+        """Notify the feeders after the commit. Only a `TrioConnection` reports that; otherwise polling finds the rows."""
         if conn is None:
             self.home.soon(notify)
         elif isinstance(conn, TrioConnection):
@@ -213,13 +213,13 @@ class Client:
         dedup_key: str | None = None,
         **options: Unpack[RowOptions],
     ) -> int:
-        """Deliver to the key's live instance, or start it with the signal; see `durable_actors.signal_with_start`."""
+        """Signal the live instance of a key, or start one; see `durable_actors.signal_with_start`."""
         spec = current_registry().find(machine)
         for option in ("unique_key", "on_duplicate"):
             if option in options:
                 raise ConfigError(
-                    f"signal_with_start takes no {option}: its key= is the unique key, and whoever occupies it gets "
-                    "the signal",
+                    f"signal_with_start does not take {option}: its key= is the unique key, and the instance that "
+                    "occupies it receives the signal",
                     option=option,
                 )
         plan = plan_insert(spec, cast("InsertOptions", {**options, "unique_key": key}))
@@ -227,7 +227,7 @@ class Client:
         sent, new = await self._run(lambda conn: start_with_signal(conn, self._schema, plan, delivery))
         if sent.target is None:
             raise NoTarget(
-                f"unique key {key!r} is occupied by an instance that has ended (its unique_scope says so)"
+                f"unique key {key!r} is occupied by an instance that has ended (its unique_scope includes that status)"
             )
         if new or sent.woken:
             queue = plan.queue if new else sent.queue or plan.queue
@@ -238,8 +238,8 @@ class Client:
         size = sum(len(each.payload) for each in deliveries)
         if size > MAX_BYTES:
             raise ConfigError(
-                f"signal_many takes payloads of up to {MAX_BYTES} bytes together, these have {size}: "
-                "send fewer at a time",
+                f"signal_many takes payloads of up to {MAX_BYTES} bytes in total, these have {size}: "
+                "send fewer signals per call",
                 option="signals",
             )
         if conn is not None:
@@ -252,7 +252,7 @@ class Client:
 
     @at_home
     async def _run(self, call: Callable[[PgConn], Awaitable[T]]) -> T:
-        """Run a statement that may have to wait for a lock of somebody's transaction."""
+        """Run a statement that may have to wait for a row lock of another transaction."""
         return await retry_while_locked(self._pool, self._lane, call)
 
     def _notify_woken(self, found: list[Sent]) -> None:
@@ -285,7 +285,7 @@ class Client:
 
     @at_home
     async def retry(self, target: int | str | bytes) -> int:
-        """Let a failed instance run again; see `durable_actors.retry`."""
+        """Run a failed instance again; see `durable_actors.retry`."""
         instance = await self._run(lambda conn: run_dialogue(conn, retrying(self._schema, target)))
         self.notify(instance.queue, instance_id=instance.id, priority=instance.priority)
         return instance.id
@@ -312,7 +312,7 @@ async def _run_call(call: tuple[Statement, Params], conn: PgConn) -> Result:
 
 
 async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> list[int | None]:
-    """Insert in the caller's transaction, on the caller's connection."""
+    """Insert on the caller's connection, in the caller's transaction."""
     insertion = Insertion(plans)
     while insertion.pending:
         insertion.answered(await execute_async(conn, *insert_call(insertion.pending, schema), schema=schema))
@@ -320,7 +320,7 @@ async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> 
 
 
 async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) -> list[Sent]:
-    """Send signals in the caller's transaction: the wake becomes visible with its commit."""
+    """Send signals in the caller's transaction; the instances wake when it commits."""
     if not deliveries:
         return []
     call = statement("send_signals", schema)
@@ -332,8 +332,8 @@ def _delivery_of(options: SignalOptions) -> Delivery:
     names = set(options) if isinstance(given, Mapping) else set[str]()
     if not {"target", "name"} <= names <= {"target", "name", "payload", "dedup_key"}:
         raise ConfigError(
-            "a signal is a dict with target and name, and payload and dedup_key as needed; "
-            f"this one is {shown(given)}",
+            "a signal must be a dict with target and name, and optionally payload and dedup_key; "
+            f"it is {shown(given)}",
             option="signals",
             value=given,
         )

@@ -1,4 +1,7 @@
-"""Checks of option values: each returns the value in its one form, or raises a `ConfigError` that names both."""
+"""Checks of option values: each returns the value in its normal form or raises a `ConfigError`.
+
+Every error names the option and the value.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,26 @@ Duration = float | timedelta
 """Seconds, or a timedelta."""
 
 _SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_LONGEST: Final = 10.0 * 365 * 86400
-_SHORTEST: Final = 0.001
-"""Seconds between two looks, or of a lease. Less is a busy loop; a third of the smallest float is no time at all."""
+_MAX_DURATION: Final = 10.0 * 365 * 86400
+"""Seconds: ten years."""
+_MIN_INTERVAL: Final = 0.001
+"""Seconds. A shorter poll interval would be a busy loop, and a third of the smallest float is zero."""
 
 
 def shown(value: object) -> str:
-    """`repr` for an error's text: short, and it survives objects whose own `repr` raises."""
+    """Return a short `repr` for an error message; works for objects whose own `repr` raises."""
     return _repr.repr(value)
 
 
 class SafeRepr(reprlib.Repr):
-    """`repr` that is cut at `limit` and does not raise."""
+    """A `repr` that is cut at `limit` characters and does not raise."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.maxstring = self.maxother = limit
 
     def repr_int(self, x: int, level: int) -> str:
-        """Printing an int of more than 4,300 digits raises ValueError; tell its size."""
+        """Show the size of a large int: printing more than 4,300 digits raises ValueError."""
         return f"<int of {x.bit_length()} bits>" if x.bit_length() > 256 else super().repr_int(x, level)
 
 
@@ -40,10 +44,10 @@ _repr = SafeRepr(120)
 
 
 def check_schema_name(schema: Any) -> str:
-    """Return the name if it can be a schema of ours; names that start with `pg_` belong to Postgres."""
+    """Return the schema name if it is valid; names that start with `pg_` are reserved by Postgres."""
     if not isinstance(schema, str) or not _SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise ConfigError(
-            f"schema={shown(schema)} is not a usable schema name: up to 63 of a-z, 0-9 and _, not starting with "
+            f"schema={shown(schema)} is not a valid schema name: use up to 63 of a-z, 0-9 and _, not starting with "
             "a digit or with pg_",
             option="schema",
             value=schema,
@@ -52,33 +56,33 @@ def check_schema_name(schema: Any) -> str:
 
 
 def is_seconds(value: Any, *, least: float = 0) -> bool:
-    """Whether this is a number of seconds, at most 10 years."""
+    """Return whether this is a number of seconds, at most 10 years."""
     usable = isinstance(value, int | float) and not isinstance(value, bool)
-    # Written so that NaN fails it, too. An int of 400 digits compares, where float() and isnan() would overflow.
-    return usable and least <= value <= _LONGEST
+    # NaN fails this comparison, too. It works for an int of 400 digits, for which float() and isnan() overflow.
+    return usable and least <= value <= _MAX_DURATION
 
 
 def duration(option: str, value: Any, *, positive: bool = True) -> float:
-    """Seconds or a timedelta, as seconds."""
+    """Check seconds or a timedelta; return seconds."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    if not is_seconds(number, least=_SHORTEST if positive else 0):
+    if not is_seconds(number, least=_MIN_INTERVAL if positive else 0):
         least = "at least 0.001" if positive else "0 or more"
         raise ConfigError(
-            f"{option}={shown(value)} must be seconds or a timedelta, {least}, at most {_LONGEST:.0f} (10 years)",
+            f"{option}={shown(value)} must be seconds or a timedelta, {least}, at most {_MAX_DURATION:.0f} (10 years)",
             option=option,
             value=value,
         )
     return float(number)
 
 
-_LONGEST_LONG_POLL: Final = 1.0
-"""Seconds. A server that looks less often than that saves nothing: `poll_interval` does it."""
+_MAX_LONG_POLL: Final = 1.0
+"""Seconds. A longer interval saves nothing compared with `poll_interval`."""
 
 
 def long_poll(option: str, value: Any) -> float:
-    """Seconds between two looks of the server's; 0 or None is off, as 0."""
+    """Check the interval of the long poll in seconds; 0 or None turns it off, as 0."""
     found = 0.0 if value is None else duration(option, value, positive=False)
-    if not (found == 0.0 or _SHORTEST <= found <= _LONGEST_LONG_POLL):
+    if not (found == 0.0 or _MIN_INTERVAL <= found <= _MAX_LONG_POLL):
         raise ConfigError(
             f"{option}={shown(value)} must be seconds or a timedelta from 0.001 to 1, or 0 or None for no long poll",
             option=option,
@@ -88,7 +92,7 @@ def long_poll(option: str, value: Any) -> float:
 
 
 def count(option: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> int:
-    """A whole number within bounds."""
+    """Check a whole number within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ConfigError(
             f"{option}={shown(value)} must be a whole number from {least} to {most}",
@@ -99,7 +103,7 @@ def count(option: str, value: Any, *, least: int = 0, most: int = 1_000_000) -> 
 
 
 def name(option: str, value: Any) -> str:
-    """A text that can be stored and shown."""
+    """Check a text that can be stored and printed."""
     if not isinstance(value, str) or not 0 < len(value) <= 200 or not value.isprintable():
         raise ConfigError(
             f"{option}={shown(value)} must be a printable text of 1 to 200 characters",
@@ -110,7 +114,7 @@ def name(option: str, value: Any) -> str:
 
 
 def queue_name(option: str, value: Any) -> str:
-    """The name of a queue: every one that a machine or an insert may name can be served."""
+    """Check the name of a queue: every name that a machine or an insert may use is valid."""
     if not isinstance(value, str) or not 0 < len(value) <= 255 or "\0" in value or not _is_unicode(value):
         raise ConfigError(
             f"{option}={shown(value)} must be a text of 1 to 255 characters without NUL or lone surrogates",
@@ -129,30 +133,30 @@ def _is_unicode(value: str) -> bool:
 
 
 def several(option: str, value: Iterable[Any]) -> tuple[Any, ...]:
-    """Several values; a text is one value."""
+    """Check an iterable of values; a text is a single value."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise ConfigError(f"{option}={shown(value)} must be several values", option=option, value=value)
+        raise ConfigError(f"{option}={shown(value)} must be a list of values", option=option, value=value)
     return tuple(value)
 
 
 def callables(option: str, value: Any) -> tuple[Callable[[Any], object], ...]:
-    """Several functions of one argument."""
+    """Check an iterable of functions."""
     found = several(option, value)
     for each in found:
         if not callable(each):
-            raise ConfigError(f"{option}: {shown(each)} cannot be called", option=option, value=value)
+            raise ConfigError(f"{option}: {shown(each)} is not callable", option=option, value=value)
     return found
 
 
 def flag(option: str, value: Any) -> bool:
-    """True or False."""
+    """Check True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{option}={shown(value)} must be True or False", option=option, value=value)
     return value
 
 
 def choice(option: str, value: Any, *choices: str) -> str:
-    """One of these words."""
+    """Check that the value is one of these words."""
     if value not in choices:
         words = " or ".join(map(repr, choices))
         raise ConfigError(f"{option}={shown(value)} must be {words}", option=option, value=value)

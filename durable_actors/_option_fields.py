@@ -1,4 +1,4 @@
-"""The parts that an option's declaration in config.py is made of, and `options_of`, which reads a declaration.
+"""The parts of an option's declaration in config.py, and `options_of`, which reads a declaration.
 
 An option is one field of an attrs class::
 
@@ -6,9 +6,9 @@ An option is one field of an attrs class::
         default=60, converter=seconds, validator=INTERVAL, metadata=about("How long …", flag="--lease")
     )
 
-A converter brings what callers may pass into one type. It must be a plain function: type checkers take the type of the
-constructor's argument from it. A validator refuses what cannot work with an error that names option and value. The
-reference pages and the command line are made of the rest.
+A converter turns the values that callers may pass into one type. It must be a plain function: type checkers take the
+type of the constructor's argument from it. A validator raises an error that names the option and the value. The
+reference pages and the command line are generated from the rest.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from durable_actors._option_checks import Duration
 
 
 def seconds(value: Duration) -> float:
-    """A duration as seconds. What is not a duration stays as it is, so that the validator can name it."""
+    """Convert a duration to seconds. Other values are unchanged, so that the validator can report them."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     return float(number) if check.is_seconds(number) else cast("float", value)
 
 
 def optional_seconds(value: Duration | None) -> Any:
-    """As `seconds`. None stays: the value comes from other options."""
+    """Like `seconds`, but None is unchanged: the value is derived from other options."""
     return None if value is None else seconds(value)
 
 
 def seconds_or_off(value: Duration | None) -> float:
-    """As `seconds`. None is 0."""
+    """Like `seconds`, but None becomes 0."""
     return 0.0 if value is None else seconds(value)
 
 
@@ -50,31 +50,31 @@ Kind = Literal["duration", "number", "flag", "text"]
 
 @attrs.frozen
 class Check:
-    """A validator: `accept(option, value)` raises a `ConfigError`."""
+    """A validator: `accept(option, value)` raises `ConfigError` for an invalid value."""
 
     kind: Kind
     words: str
-    """The values that pass, for the reference."""
+    """The valid values, for the reference."""
     accept: Callable[[str, Any], object]
 
     def __call__(self, _owner: object, field: attrs.Attribute[Any], value: Any) -> None:
-        """Called by attrs after all converters."""
+        """Check a value; attrs calls this after all converters."""
         self.accept(field.name, value)
 
 
 def whole(least: int = 0, most: int = 1_000_000) -> Check:
-    """A whole number within bounds."""
+    """Accept a whole number within bounds."""
     return Check("number", f"{least} to {most}", partial(check.count, least=least, most=most))
 
 
 def one_of(*choices: str) -> Check:
-    """One of these words."""
+    """Accept one of these words."""
     words = " or ".join(f'`"{choice}"`' for choice in choices)
     return Check("text", words, lambda option, value: check.choice(option, value, *choices))
 
 
 def optional(inner: Check) -> Check:
-    """None, or what the other check accepts."""
+    """Accept None, or what the other check accepts."""
 
     def accept(option: str, value: Any) -> None:
         if value is not None:
@@ -99,11 +99,11 @@ SCHEMA: Final = Check(
 
 
 def about(meaning: str, *, flag: str = "", default: str = "", values: str = "") -> Mapping[str, Any]:
-    """The metadata of an option.
+    """Return the metadata of an option.
 
-    `meaning` is one sentence, with the names of other options in backquotes. `flag`: of `durable-actors serve`; without
-    one the option is not on the command line. `default`: in words, where it is no constant. `values`: what it takes,
-    where no `Check` says it.
+    `meaning` is one sentence, with the names of other options in backquotes. `flag` is the option of `durable-actors
+    serve`; without it the option is not on the command line. `default` describes a default that is not a constant.
+    `values` describes the valid values of an option without a `Check`.
     """
     return {"about": {"meaning": meaning, "flag": flag, "default_words": default, "values": values}}
 
@@ -115,7 +115,7 @@ class Option:
     name: str
     kind: Kind
     values: str
-    """What it takes, in words."""
+    """The valid values, in words."""
     default: Any
     default_words: str
     meaning: str
@@ -123,21 +123,21 @@ class Option:
 
 
 def options_of(cls: type[attrs.AttrsInstance]) -> dict[str, Option]:
-    """The options that a class declares, by name."""
+    """Return the options that a class declares, by name."""
     return {field.name: _option(field) for field in attrs.fields(cls)}
 
 
 def _option(field: attrs.Attribute[Any]) -> Option:
-    told: dict[str, str] = field.metadata["about"]
+    metadata: dict[str, str] = field.metadata["about"]
     found = field.validator if isinstance(field.validator, Check) else None
     return Option(
         name=field.name,
         kind=found.kind if found else "text",
-        values=told["values"] or (found.words if found else ""),
+        values=metadata["values"] or (found.words if found else ""),
         default=field.default,
-        default_words=told["default_words"] or f"`{_literal(field.default)}`",
-        meaning=told["meaning"],
-        flag=told["flag"],
+        default_words=metadata["default_words"] or f"`{_literal(field.default)}`",
+        meaning=metadata["meaning"],
+        flag=metadata["flag"],
     )
 
 

@@ -1,13 +1,13 @@
-"""Waiting for results: one watcher for all waiters of a client, whoever of them happens to lead.
+"""Waiting for results: one poll loop for all waiters of a client.
 
-No background task: the first waiter polls for everybody, and passes the lead on when it has its own answer or goes.
-A hint (an instance ended in this very process) makes it look at once; polling is the floor.
+There is no background task: the first waiter becomes the leader and polls for all of them. When it has its own result
+or is cancelled, the next waiter becomes the leader. A hint (an instance ended in this process) triggers a query at
+once; without hints, the leader polls.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import trio
 
@@ -15,15 +15,16 @@ from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.read import Ending, read_finals
 from durable_actors.errors import NoTarget, StoreUnavailable
 
-FIRST_LOOK: Final = 0.01
-SLOWEST_LOOK: Final = 0.25
-LOOK_SHARE: Final = 5.0
-"""A look at everybody may cost one part in so many: with 10,000 waiters it takes some 50 ms of this process."""
-PATIENCE: Final = 30.0
-"""Seconds that the store may be away before a waiter without a timeout is told."""
-
-ANSWER: Final = 10.0
-"""Seconds for one look; then the connection is taken for dead, and another one asked."""
+MIN_POLL_INTERVAL: Final = 0.01
+"""Seconds between polls at first, and after a result was found."""
+MAX_POLL_INTERVAL: Final = 0.25
+"""Seconds between polls while no instance ends."""
+POLL_COST_FACTOR: Final = 5.0
+"""The pause after a poll is at least its duration times this factor. A poll for 10,000 waiters takes about 50 ms."""
+OUTAGE_TIMEOUT: Final = 30.0
+"""Seconds for which Postgres may be unavailable before a waiter without a timeout gets `StoreUnavailable`."""
+QUERY_TIMEOUT: Final = 10.0
+"""Seconds for one query; then the connection counts as dead, and another one is used."""
 
 
 class _Waiter:
@@ -41,7 +42,7 @@ class _Waiter:
 
 
 class ResultWatch:
-    """The waiters of one client."""
+    """All tasks that wait for results through one client."""
 
     def __init__(self, pool: ConnectionPool, lane: str, schema: str) -> None:
         self._pool = pool
@@ -51,20 +52,20 @@ class ResultWatch:
         self._led = False
         self._hinted: set[int] = set()
         self._hint = trio.Event()
-        self._look_at = 0.0  # when to look for everybody
+        self._poll_at = 0.0  # when to query for all waiters
         self._away_since = math.inf
 
     def hint(self, number: int) -> None:
-        """An instance ended here. Costs one test when nobody waits for it."""
+        """Query at once for an instance that ended in this process, if a task waits for it."""
         if number in self._waiters:
             self._hinted.add(number)
             self._hint.set()
 
     async def wait(self, number: int) -> Ending:
-        """Wait until the instance has ended. `NoTarget` when it does not exist. Cancelled: nothing is left behind."""
+        """Wait until the instance has ended. Raises `NoTarget` if it does not exist."""
         waiter = _Waiter(number)
         self._waiters.setdefault(number, set()).add(waiter)
-        self.hint(number)  # the leader, if there is one, looks for this one, too
+        self.hint(number)  # a leader queries for this one as well
         try:
             while not waiter.settled():
                 if self._led:
@@ -79,7 +80,7 @@ class ResultWatch:
         return waiter.final
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Go, and pass the lead on. Also who was woken to lead and is cancelled instead: the others wait for it."""
+        """Remove a waiter and wake the next leader, also if this waiter was woken to lead and then cancelled."""
         others = self._waiters[waiter.number]
         others.discard(waiter)
         if not others:
@@ -89,47 +90,47 @@ class ResultWatch:
 
     async def _lead(self, own: _Waiter) -> None:
         self._led = True
-        pause = FIRST_LOOK
+        pause = MIN_POLL_INTERVAL
         try:
             while not own.settled():
                 began = trio.current_time()
-                everybody = began >= self._look_at
-                numbers = sorted(self._waiters if everybody else self._hinted & self._waiters.keys())
+                poll_all = began >= self._poll_at
+                numbers = sorted(self._waiters if poll_all else self._hinted & self._waiters.keys())
                 self._hinted.clear()
                 self._hint = trio.Event()
-                found = await self._look_patiently(numbers, own)
+                found = await self._query_through_outage(numbers, own)
                 now = trio.current_time()
-                if everybody:
-                    pause = FIRST_LOOK if found else min(pause * 1.5, SLOWEST_LOOK)
-                    self._look_at = now + max(pause, LOOK_SHARE * (now - began))
+                if poll_all:
+                    pause = MIN_POLL_INTERVAL if found else min(pause * 1.5, MAX_POLL_INTERVAL)
+                    self._poll_at = now + max(pause, POLL_COST_FACTOR * (now - began))
                 if not own.settled():
-                    with trio.move_on_at(self._look_at):
+                    with trio.move_on_at(self._poll_at):
                         await self._hint.wait()
         finally:
             self._led = False
 
-    async def _look_patiently(self, numbers: list[int], own: _Waiter) -> bool:
-        """Look; while the store is away, nothing is found, until the leader's patience is over."""
+    async def _query_through_outage(self, numbers: list[int], own: _Waiter) -> bool:
+        """Query; while Postgres is unavailable return False, for at most OUTAGE_TIMEOUT."""
         try:
-            found = await self._look(numbers)
+            found = await self._query(numbers)
         except StoreUnavailable:
             now = trio.current_time()
             self._away_since = min(self._away_since, now)
-            if self._pool.closed or now - max(self._away_since, own.since) > PATIENCE:
+            if self._pool.closed or now - max(self._away_since, own.since) > OUTAGE_TIMEOUT:
                 raise
-            self._look_at = now  # what was hinted is not forgotten: everybody is looked for next
-            await trio.sleep(FIRST_LOOK)
+            self._poll_at = now  # the hints are lost, so query for all waiters next
+            await trio.sleep(MIN_POLL_INTERVAL)
             return False
         self._away_since = math.inf
         return found
 
-    async def _look(self, numbers: list[int]) -> bool:
-        """Read the rows of those who wait for these; tell whether somebody has an answer."""
+    async def _query(self, numbers: list[int]) -> bool:
+        """Read these rows and wake the tasks that wait for them. Returns whether a result was found."""
         if not numbers:
             return False
-        # Those who wait now: whoever comes while it is read may have inserted what is missing in it.
+        # Only the current waiters: one that arrives during the query may have inserted a row that the query misses.
         asked = {number: tuple(self._waiters[number]) for number in numbers}
-        async with self._pool.acquire(self._lane, within=ANSWER) as conn:
+        async with self._pool.acquire(self._lane, within=QUERY_TIMEOUT) as conn:
             finals, missing = await read_finals(conn, self._schema, numbers)
         for number in (*finals, *missing):
             for waiter in asked[number]:

@@ -1,15 +1,15 @@
-"""The inside of Trio, as far as we depend on it. tests/test_trio_inside.py fails when Trio changes any of it.
+"""The private parts of Trio that this package uses. tests/test_trio_inside.py fails if Trio changes one of them.
 
-Worker tasks run the code of one step after the other. What a step leaves open in its task (a cancel scope, a nursery, a
-lock) would hit the next ones: most often it is an async generator with a cancel scope inside that the step has left by
-`return` or `break`. Trio has no public way to see or close that. The hot paths of `_engine/running/step_task.py` and
-`otp/_pool.py` read `_cancel_status` and `_child_nurseries` of a task in place, for a call costs three times as much;
-all other private names are here.
+Worker tasks run the code of one step after another. If a step leaves something open in its task (a cancel scope, a
+nursery, a lock), it affects the next steps. The usual cause is an async generator with a cancel scope inside that the
+step leaves by `return` or `break`. Trio has no public way to detect or close this. The hot paths of
+`_engine/running/step_task.py` and `otp/_pool.py` read `_cancel_status` and `_child_nurseries` of a task directly,
+because a function call costs three times as much; all other private names are used only here.
 
-A generator that nobody refers to any more is closed by Trio, in a task of its own. With a scope inside that is refused,
-and changes nothing. With a nursery inside it waits there for ever, while the task that had opened the nursery is woken
-from whatever it waits for, and if that has ended, the whole run dies (TrioInternalError). So such a generator is kept
-with its nursery, and closed where that was opened.
+Trio closes an async generator that is garbage-collected, in a task of its own. If the generator has an open cancel
+scope, Trio refuses, and nothing changes. If it has an open nursery, the close waits there forever, while the task that
+opened the nursery is woken from whatever it waits for; if that task has ended, the whole run dies (TrioInternalError).
+So such a generator is stored with its nursery, and closed in the task that opened the nursery.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from trio._core import _parking_lot, _run
 # ruff: noqa: SLF001 - that is what this file is for
 
 LOCKS: Final[Mapping[trio.lowlevel.Task, object]] = _parking_lot.GLOBAL_PARKING_LOT_BREAKER
-"""The tasks that hold a lock, and which. Trio breaks it when such a task ends, so that nobody waits for ever."""
+"""The tasks that hold a lock, with their locks. Trio breaks the lock when its task ends, so no task waits forever."""
 
 
 def innermost(task: trio.lowlevel.Task) -> object:
-    """The same object as long as the same cancel scopes are open in a task."""
+    """Return an object that stays the same as long as the same cancel scopes are open in a task."""
     return cast("Any", task)._cancel_status
 
 
 def left_open(task: trio.lowlevel.Task, home: object) -> bool:
-    """Whether code has left something open in its task since `home` was `innermost`."""
+    """Return whether code left something open in its task since `home` was `innermost`."""
     return innermost(task) is not home or bool(task.child_nurseries) or task in LOCKS
 
 
 def is_cancelled() -> bool:
-    """Whether a scope around the current task is cancelled, so that a `Cancelled` finds its way."""
+    """Return whether a scope around the current task is cancelled, so that it will catch a `Cancelled`."""
     return trio.current_effective_deadline() == -float("inf")
 
 
 async def close_left(home: object) -> list[str]:
-    """Close what code has left open in the current task since `home` was `innermost`; return what that was.
+    """Close what code left open in the current task since `home` was `innermost`; return descriptions of it.
 
-    Innermost first, as the code should have done. Children of a nursery are cancelled and waited for; what they raise
-    is added to the names. A generator that had opened all this and is still in use finds its scopes and nurseries
-    closed. A lock stays: only the end of the task breaks it.
+    The innermost is closed first. Child tasks of a nursery are cancelled and awaited; the type of an exception that
+    they raise is part of the description. A generator that opened these and is still in use finds its scopes and
+    nurseries closed. Locks stay held until the task ends.
     """
     task: Any = trio.lowlevel.current_task()
     closed: list[str] = []
@@ -70,26 +70,26 @@ async def close_left(home: object) -> list[str]:
         if task._cancel_status is None or (
             scope is not None and generator is None and task._cancel_status is status
         ):
-            task._activate_cancel_status(home)  # closed in the wrong order before, it leads nowhere
+            task._activate_cancel_status(home)  # it was closed in the wrong order before
     if task in LOCKS:
         closed.append("a lock")
     return closed
 
 
 async def _close_generator(generator: AsyncGeneratorType[Any, Any], nursery: Any) -> str:
-    told = f"an async generator ({generator.__qualname__}) with a nursery"
-    nursery.cancel_scope.cancel()  # what it would still want to do is for nobody
+    description = f"an async generator ({generator.__qualname__}) with a nursery"
+    nursery.cancel_scope.cancel()  # the results of its tasks are not needed
     try:
         await generator.aclose()
-    except BaseException as exc:  # noqa: BLE001 - user code; what it has not closed is closed by the caller
-        return f"{told}, which raised {type(exc).__name__}"
-    return told
+    except BaseException as exc:  # noqa: BLE001 - user code; the caller closes the rest
+        return f"{description}, which raised {type(exc).__name__}"
+    return description
 
 
 async def _close_nursery(nursery: Any, scope: Any) -> str:
     count = len(nursery.child_tasks)
     finish = nursery._nested_child_finished
-    # Whoever closes it again, in another task, would wait there for ever, and wake this one instead.
+    # Closing it a second time, in another task, would wait there forever and wake this task instead.
     nursery._nested_child_finished = _closed_already
     nursery.cancel_scope.cancel()
     error = await finish(None)
@@ -97,19 +97,19 @@ async def _close_nursery(nursery: Any, scope: Any) -> str:
         _exit(scope, error)
     if isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).split(trio.Cancelled)[1]
-    told = f"a nursery with {count} {'task' if count == 1 else 'tasks'}"
-    return told if error is None else f"{told}, which raised {type(error).__name__}"
+    description = f"a nursery with {count} {'task' if count == 1 else 'tasks'}"
+    return description if error is None else f"{description}, which raised {type(error).__name__}"
 
 
 def _exit(scope: trio.CancelScope, error: BaseException | None) -> None:
     with contextlib.suppress(
         BaseException
-    ):  # what is left of `error`; or Trio's, about scopes in the wrong order
+    ):  # the rest of `error`, or an error of Trio about scopes in the wrong order
         scope.__exit__(None if error is None else type(error), error, None)
 
 
 def keep_generators() -> None:
-    """From now on, in this run, keep generators that nobody refers to with the nursery inside them, if it is open."""
+    """For the rest of this Trio run, store garbage-collected generators with the open nursery inside them."""
     finalize = sys.get_asyncgen_hooks().finalizer
     if finalize is None or getattr(finalize, _GENERATOR, False):
         return
@@ -122,16 +122,16 @@ def keep_generators() -> None:
             nursery.__dict__[_GENERATOR] = generator
 
     setattr(finalizer, _GENERATOR, True)
-    sys.set_asyncgen_hooks(finalizer=finalizer)  # Trio puts back what was there before it when its run ends
+    sys.set_asyncgen_hooks(finalizer=finalizer)  # Trio restores the original hooks when its run ends
 
 
 _GENERATOR: Final = "durable_actors_generator"
 
 
 def _nursery_in(generator: AsyncGenerator[Any, Any]) -> Any:
-    """The open nursery in which a suspended generator stands, directly or in a context manager or another generator."""
+    """Return the open nursery in a suspended generator, directly or in a context manager or another generator."""
     todo: list[Any] = [generator]
-    for _ in range(_DEEP):
+    for _ in range(_MAX_OBJECTS):
         if not todo:
             break
         each = todo.pop()
@@ -149,8 +149,8 @@ def _nursery_in(generator: AsyncGenerator[Any, Any]) -> Any:
     return None
 
 
-_DEEP: Final = 1000
-"""So many objects are looked at."""
+_MAX_OBJECTS: Final = 1000
+"""The largest number of objects that `_nursery_in` inspects."""
 
 
 async def _closed_already(error: BaseException | None) -> BaseException | None:
@@ -159,17 +159,17 @@ async def _closed_already(error: BaseException | None) -> BaseException | None:
 
 @attrs.frozen(eq=False)
 class Running:
-    """What a loop runs at this moment."""
+    """The task that an event loop is running."""
 
     task: trio.lowlevel.Task
     turns: int
-    """How often the task has given way to others."""
+    """How often the task has been scheduled."""
     where: str
-    """The line of code."""
+    """The current line of code."""
 
 
 def what_runs(thread: int) -> Running | None:
-    """What the loop in a thread runs; None: it waits, or is between two tasks. May be called in any thread."""
+    """Return what the loop in a thread is running, or None if it is waiting. Can be called from any thread."""
     top = frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code is not _run.unrolled_run.__code__:
         frame = frame.f_back
@@ -181,5 +181,5 @@ def what_runs(thread: int) -> Running | None:
 
 
 def runs_in_real_time() -> bool:
-    """Whether the clock of this run is the system's."""
+    """Return whether this run uses the system clock."""
     return isinstance(trio.lowlevel.current_clock(), _run.SystemClock)

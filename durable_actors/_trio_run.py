@@ -1,15 +1,15 @@
-"""Which Trio run a client belongs to, and what becomes of a call from elsewhere.
+"""Which Trio run a client belongs to, and how calls from elsewhere are handled.
 
-Connections, events and pokes of a client work in one Trio run only: used from a second one, they corrupt both. So each
-call looks first where it is:
+The connections and events of a client work in one Trio run only; using them from a second run would corrupt both. So
+each call first checks where it is made:
 
 =====================================  =============================================================================
-called from                            then
+called from                            effect
 =====================================  =============================================================================
-the client's own run                   it goes on
-a second run, inside a step's code     it is carried to the client's run: a `def` step has called `trio.run`
-a second run, anywhere else            `DurableError`, which says what to do
-asyncio, or no event loop at all       `DurableError`, which names `durable_actors.aio` or `trio.run`
+the client's own run                   the call runs
+a second run, inside a step's code     the call runs in the client's run (a `def` step has called `trio.run`)
+a second run, anywhere else            `DurableError`, with a message that says what to do
+asyncio, or no event loop at all       `DurableError`, with a message that names `durable_actors.aio` or `trio.run`
 =====================================  =============================================================================
 """
 
@@ -31,46 +31,46 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _engine_run: Final[ContextVar[TrioToken | None]] = ContextVar("durable_actors_run", default=None)
-"""The run of the engine whose code this is; inherited by the threads of its steps."""
+"""The Trio run of the engine that runs this code; threads of steps inherit it."""
 
 
 class HomeRun:
-    """The Trio run that an object belongs to: the one in which it was made, else in which it is first used."""
+    """The Trio run that an object belongs to: where it was created, or else where it is first used."""
 
     __slots__ = ("_anywhere", "_token")
 
     def __init__(self, *, anywhere: bool = False) -> None:
         self._token: TrioToken | None = _current()
-        self._anywhere = anywhere  # carried from every run, not only from a step's own code
+        self._anywhere = anywhere  # accept calls from every run, not only from a step's code
 
     def is_here(self) -> bool:
-        """Tell whether this is the object's run."""
+        """Return whether the caller is in the object's run."""
         current = _current()
         if self._token is None:
             self._token = current
         return current is not None and current is self._token
 
     def adopt(self) -> None:
-        """Calls from this task, the tasks it starts and their threads are this run's, wherever they are made."""
+        """Accept calls from this task, the tasks it starts and their threads, also from a second run there."""
         _engine_run.set(self._token)
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Call a plain function in this run: now if this is it, else soon; never if the run has ended."""
+        """Call a function in this run: at once if the caller is in it, otherwise soon; never if the run has ended."""
         if self._token is None or self.is_here():
             call()
         else:
             _call_soon(self._token, call)
 
     def check(self) -> None:
-        """Raise `DurableError` when this is another run, asyncio, or no event loop."""
+        """Raise `DurableError` if the caller is in another run, in asyncio, or in no event loop."""
         if not self.is_here():
             require_trio()
             raise _elsewhere()
 
     async def carry(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Run `call` in the object's run, from a second one inside a step's code.
+        """Run `call` in the object's run, for a caller in a second run inside a step's code.
 
-        Cancelled: the call is cancelled there, and has ended.
+        If this raises Cancelled, the call was cancelled in its run and has ended.
         """
         require_trio()
         assert self._token is not None
@@ -80,13 +80,13 @@ class HomeRun:
         return carried
 
     def call_from_thread(self, call: Callable[[], Awaitable[R]]) -> R:
-        """Run `call` in the object's run, for plain code in a thread; blocks until it has ended.
+        """Run `call` in the object's run, for synchronous code in a thread; block until it has ended.
 
-        In the thread of a `def` step: cancelled with the step, raising `trio.Cancelled`.
+        In the thread of a `def` step, it is cancelled with the step and raises `trio.Cancelled`.
         """
         if _current() is not None:
             raise DurableError(
-                "durable_actors.sync blocks, and this code runs in a Trio task: await ctx.insert(...), ctx.signal(...) "
+                "durable_actors.sync blocks, but this code runs in a Trio task: await ctx.insert(...), ctx.signal(...) "
                 "or ctx.start_child(...)"
             )
         try:
@@ -96,7 +96,7 @@ class HomeRun:
 
 
 class _Carried:
-    """One call on its way to another run and back."""
+    """A call that runs in another Trio run and returns its result here."""
 
     def __init__(self, call: Callable[[], Awaitable[Any]]) -> None:
         self._call = call
@@ -107,7 +107,7 @@ class _Carried:
         self._ended = False
 
     async def run(self, there: TrioToken) -> Any:
-        """Raise what the call raises."""
+        """Run the call; return its value or raise its exception."""
         begin = partial(self._begin, copy_context(), current_trio_token())
         try:
             there.run_sync_soon(begin)
@@ -129,11 +129,11 @@ class _Carried:
     def _begin(self, context: Context, back: TrioToken) -> None:
         try:
             spawn_system_task(self._run_there, back, context=context)
-        except RuntimeError:  # its run is ending and takes no more tasks
+        except RuntimeError:  # the run is ending and accepts no more tasks
             _call_soon(back, self._back.set)
 
     async def _run_there(self, back: TrioToken) -> None:
-        """A system task: an error that left it would end the whole run."""
+        """Run the call in a system task, in which an uncaught error would end the whole run."""
         try:
             with self._scope:
                 self._value = await self._call()
@@ -155,7 +155,7 @@ Self_ = TypeVar("Self_", bound=_AtHome)
 def at_home(
     method: Callable[Concatenate[Self_, P], Awaitable[R]],
 ) -> Callable[Concatenate[Self_, P], Coroutine[Any, Any, R]]:
-    """Let a method of an object with a `home` run there, or refuse before anything is touched."""
+    """Decorate a method of an object with a `home`: it runs there, or raises before it does anything."""
 
     @wraps(method)
     async def call(self: Self_, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -167,29 +167,29 @@ def at_home(
 
 
 def require_trio(doing: str = "this call of durable_actors") -> None:
-    """Raise `DurableError` when no Trio run is here."""
+    """Raise `DurableError` if the caller is not in a Trio run."""
     if _current() is not None:
         return
     if _asyncio_runs():
         raise DurableError(
-            f"{doing} runs on Trio, and this is an asyncio event loop: use durable_actors.aio with a "
-            "psycopg.AsyncConnection of yours (insert, signal, inspect, result, retry)"
+            f"{doing} needs Trio, and this is an asyncio event loop: use durable_actors.aio with your own "
+            "psycopg.AsyncConnection (insert, signal, inspect, result, retry)"
         )
     raise DurableError(
-        f"{doing} must be awaited inside of trio.run; plain code uses durable_actors.sync with a psycopg.Connection"
+        f"{doing} must be awaited inside trio.run; synchronous code uses durable_actors.sync with a psycopg.Connection"
     )
 
 
 def _elsewhere() -> DurableError:
     return DurableError(
-        "this engine or client belongs to another Trio run of the process, and works in that one only. In a thread "
-        "of that run use trio.from_thread.run(...); elsewhere open a client in this run (durable_actors.open_client "
-        "with a name= of its own), or use durable_actors.sync with a connection of yours"
+        "this engine or client belongs to another Trio run of the process and works only there. In a thread of that "
+        "run, use trio.from_thread.run(...); otherwise open a client in this run (durable_actors.open_client with "
+        "another name=), or use durable_actors.sync with your own connection"
     )
 
 
 def _over() -> DurableError:
-    return DurableError("the engine's Trio run ended during this call: it may have been done or not")
+    return DurableError("the engine's Trio run ended during this call: it may or may not have been done")
 
 
 def _call_soon(token: TrioToken, call: Callable[[], object]) -> None:
@@ -198,7 +198,7 @@ def _call_soon(token: TrioToken, call: Callable[[], object]) -> None:
 
 
 def _in_thread_of_trio() -> bool:
-    """Whether `trio.to_thread` made this thread. Raises `trio.Cancelled` where its task is cancelled."""
+    """Return whether `trio.to_thread` started this thread. Raises `trio.Cancelled` if its task is cancelled."""
     try:
         trio.from_thread.check_cancelled()
     except RuntimeError:

@@ -6,7 +6,7 @@
         await conn.execute("insert into orders ...")
         await durable_actors.aio.insert(conn, Checkout, state=Order(42))
 
-The instance exists when your transaction commits, and only then. Workers find it at their next poll.
+The instance exists once your transaction commits. Workers find it at their next poll.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ async def insert(
     schema: str = "durable",
     **options: Unpack[InsertOptions],
 ) -> int | None:
-    """Insert an instance; return its id. Raises `Duplicate` when its unique key is occupied (see `on_duplicate`).
+    """Insert an instance and return its id. Raises `Duplicate` if its unique key is occupied (see `on_duplicate`).
 
-    The `Duplicate` is raised after the statement: your transaction goes on if you catch it.
+    `Duplicate` does not abort your transaction: you can catch it and continue.
     """
     check_schema_name(schema)
     check_aio(conn)
@@ -73,7 +73,7 @@ async def insert_many(
     *,
     schema: str = "durable",
 ) -> list[int | None]:
-    """Insert many instances in one statement; ids in input order, None where a unique key is occupied."""
+    """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied."""
     check_schema_name(schema)
     check_aio(conn)
     plans = plan_rows(machine, rows)
@@ -89,9 +89,9 @@ async def signal(
     dedup_key: str | None = None,
     schema: str = "durable",
 ) -> None:
-    """Send a signal to an instance, by id or unique key; it wakes when your transaction commits.
+    """Send a signal to an instance, by id or unique key. The instance wakes when your transaction commits.
 
-    Raises `NoTarget` when the instance has ended or does not exist. Its row stays locked until you commit.
+    Raises `NoTarget` if the instance has ended or does not exist. Its row stays locked until your transaction ends.
     """
     check_schema_name(schema)
     check_aio(conn)
@@ -103,7 +103,7 @@ async def signal(
 async def inspect(
     conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
 ) -> Instance:
-    """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
+    """Read an instance by id, or by unique key (the current holder, or else the last one). Raises `NoTarget`."""
     check_aio(conn)
     return await run_dialogue_async(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
@@ -111,10 +111,10 @@ async def inspect(
 async def retry(
     conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
 ) -> int:
-    """Let a failed instance run again, when your transaction commits; return its id.
+    """Run a failed instance again once your transaction commits; return its id.
 
-    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another instance occupies its unique key by
-    now; your transaction goes on if you catch it.
+    Raises `NoTarget` if it does not exist, `Conflict` if it is not failed, and `Duplicate` if another instance now
+    occupies its unique key. These errors do not abort your transaction.
     """
     check_aio(conn)
     return (await run_dialogue_async(conn, retrying(check_schema_name(schema), target), schema=schema)).id
@@ -128,11 +128,11 @@ async def result(
     type: Any = Any,
     schema: str = "durable",
 ) -> Any:
-    """Wait until an instance (by id or unique key) has ended; return its result, decoded to `type` if given.
+    """Wait until an instance (by id or unique key) has ended, and return its result, decoded to `type` if given.
 
-    It looks again and again: after 50 ms at first, every second later. Raises `InstanceFailed` when it failed,
-    `NoTarget` when there is none, `TimeoutError` after `timeout` seconds. Commit first: what you inserted in a
-    transaction that is still open cannot end.
+    It polls: first after 50 ms, later every second. Raises `InstanceFailed` if the instance failed, `NoTarget` if it
+    does not exist, and `TimeoutError` after `timeout` seconds. Commit first: an instance that you inserted in a
+    transaction that is still open cannot run.
     """
     check_schema_name(schema)
     check_aio(conn)

@@ -1,7 +1,7 @@
-"""What callers do: insert, wait for results, look. Works in a process that runs no engine.
+"""The helpers `insert`, `signal`, `result`, …, and `open_client`. They work in a process without an engine.
 
-Each call uses the client (or engine) of the current step, else the only open one of the process, else the one named
-"default"; `engine=` names another.
+Each call uses the engine of the current step, or the only open engine or client of the process, or the one named
+"default". `engine=` selects another one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _current: ContextVar[Client | None] = ContextVar("durable_actors_client", defaul
 
 @contextmanager
 def opened(client: Client) -> Generator[None, None, None]:
-    """Let helpers find this client while the block runs."""
+    """Make this client available to the helpers while the block runs."""
     if client.name in _open:
         raise ConfigError(
-            f"name={client.name!r}: an engine or client of that name is open in this process already",
+            f"name={client.name!r}: an engine or client with this name is already open in this process",
             option="name",
             value=client.name,
         )
@@ -51,15 +51,15 @@ def opened(client: Client) -> Generator[None, None, None]:
 
 
 def use(client: Client) -> None:
-    """Let helpers in this task, and in tasks started from it, mean this client."""
+    """Make this client the default in this task and in the tasks that it starts."""
     _current.set(client)
     client.home.adopt()
 
 
 def find_client(engine: object = None) -> Client:
-    """Return the client that a helper means. `engine` is a name, a client, or an engine.
+    """Return the client that a helper uses. `engine` is a name, a client or an engine.
 
-    Those of this Trio run come before those of another run of the process.
+    Clients of the current Trio run take precedence over those of other runs in the process.
     """
     require_trio()
     if isinstance(engine, Client):
@@ -71,7 +71,7 @@ def find_client(engine: object = None) -> Client:
         found = _open.get(engine) if isinstance(engine, str) else None
         if found is None:
             raise DurableError(
-                f"no engine or client is named {shown(engine)} in this process; open are {_names()}"
+                f"no engine or client named {shown(engine)} is open in this process; open are: {_names()}"
             )
         return found
     current = _current.get()
@@ -84,7 +84,7 @@ def find_client(engine: object = None) -> Client:
         return near["default"]
     if near:
         raise DurableError(
-            f"several engines are open ({_names()}) and none is named 'default': say which, engine=..."
+            f"several engines are open ({_names()}) and none is named 'default': choose one with engine=..."
         )
     raise DurableError(
         "no engine or client is open in this process: use open_engine, start_engine or open_client"
@@ -104,10 +104,10 @@ async def open_client(
     pool_size: int = 4,
     start_timeout: Duration = 30,
 ) -> AsyncGenerator[Client, None]:
-    """Open a client: insert, signal and wait, without running any step here.
+    """Open a client, to insert instances, send signals and wait for results without running steps.
 
-    The schema must exist (an engine or `durable-actors migrate` makes it). Waits up to `start_timeout` seconds for a
-    Postgres that is starting, recovering or locked for a moment; then `StoreUnavailable`.
+    The schema must exist; an engine or `durable-actors migrate` creates it. Waits up to `start_timeout` seconds while
+    Postgres is starting, recovering or briefly locked, and then raises `StoreUnavailable`.
     """
     require_trio("open_client")
     count("pool_size", pool_size, least=1, most=1000)
@@ -154,12 +154,14 @@ async def insert(
     conn: TrioConn | None = None,
     **options: Unpack[InsertOptions],
 ) -> int | None:
-    """Insert an instance of a machine or job; return its id. Raises `Duplicate` when its unique key is occupied.
+    """Insert an instance of a machine or job, and return its id.
 
-    With `on_duplicate="return"` the id of the instance that occupies the key is returned instead, with `"skip"` None.
-    With `conn` (a Trio connection) the row joins the caller's transaction.
+    Raises `Duplicate` if its unique key is occupied; `on_duplicate="return"` returns the id of the instance that
+    occupies the key instead, and `"skip"` returns None. With `conn` (a Trio connection) the insert is part of your
+    transaction.
 
-    Cancelled or `CommitUnknown`: it may have been inserted; a `unique_key` makes repeating harmless.
+    If this raises Cancelled or `CommitUnknown`, the instance may or may not be inserted; with a `unique_key` it is safe
+    to try again.
     """
     return await find_client(engine).insert(machine, conn=conn, **options)
 
@@ -171,10 +173,11 @@ async def insert_many(
     engine: object = None,
     conn: TrioConn | None = None,
 ) -> list[int | None]:
-    """Insert many instances in one statement; ids in input order, None where a unique key is occupied.
+    """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied.
 
-    `rows` are options, one dict each: `insert_many(send_email, [dict(args=a), dict(args=b, priority=5)])`. A row with
-    `on_duplicate="return"` gives the existing id; one with `"raise"` raises `Duplicate` when all others are inserted.
+    `rows` has one dict of options per instance: `insert_many(send_email, [dict(args=a), dict(args=b, priority=5)])`.
+    For a row with `on_duplicate="return"` the existing id is returned; with `"raise"`, `Duplicate` is raised after all
+    other rows are inserted.
     """
     return await find_client(engine).insert_many(machine, rows, conn=conn)
 
@@ -198,9 +201,10 @@ async def result(
     type: Any = Any,
     engine: object = None,
 ) -> Any:
-    """Wait until an instance (by id or unique key) has ended; return its result, decoded to `type` if given.
+    """Wait until an instance (by id or unique key) has ended, and return its result, decoded to `type` if given.
 
-    Raises `InstanceFailed` when it failed, `NoTarget` when there is none, `trio.TooSlowError` after `timeout` seconds.
+    Raises `InstanceFailed` if the instance failed, `NoTarget` if it does not exist, and `trio.TooSlowError` after
+    `timeout` seconds. Waiting does not affect the instance: if this raises Cancelled, it continues.
     """
     return await find_client(engine).result(target, timeout=timeout, type=type)
 
@@ -214,10 +218,11 @@ async def signal(
     engine: object = None,
     conn: TrioConn | None = None,
 ) -> None:
-    """Send a durable message to an instance, by id or unique key; it wakes if it awaits that name.
+    """Send a durable signal to an instance, by id or unique key. The instance wakes if it awaits this name.
 
-    `dedup_key` makes redelivery harmless, also after the first one was consumed. Raises `NoTarget` when the instance
-    has ended or does not exist; nothing is written then. With `conn` it joins the caller's transaction.
+    With a `dedup_key` it is safe to send the same signal again, even after the first one was consumed. Raises
+    `NoTarget` if the instance has ended or does not exist; nothing is written then. With `conn` (a Trio connection) the
+    signal is part of your transaction. If this raises Cancelled or `CommitUnknown`, it may or may not be sent.
     """
     await find_client(engine).signal(target, name, payload, dedup_key=dedup_key, conn=conn)
 
@@ -225,9 +230,9 @@ async def signal(
 async def signal_many(
     signals: Iterable[SignalOptions], *, engine: object = None, conn: TrioConn | None = None
 ) -> list[SignalOutcome]:
-    """Send many signals in one statement: dicts with target, name, and payload and dedup_key as needed.
+    """Send many signals in one statement. Each is a dict with target, name, and optionally payload and dedup_key.
 
-    Returns "sent", "duplicate" or "no_target" for each, in input order; a missing target is no error here.
+    Returns "sent", "duplicate" or "no_target" for each signal, in input order. A missing target is not an error.
     """
     return await find_client(engine).signal_many(signals, conn=conn)
 
@@ -242,9 +247,10 @@ async def signal_with_start(
     engine: object = None,
     **options: Unpack[RowOptions],
 ) -> int:
-    """Deliver a signal to the live instance of a unique key, or start one with the signal in its inbox; atomically.
+    """Send a signal to the live instance with a unique key; start it with the signal in its inbox if there is none.
 
-    Returns the instance's id. The options are those of `insert`, and matter only when it is started.
+    Both happen in one transaction. Returns the id of the instance. The options are those of `insert` and are used only
+    if an instance is started. Raises `NoTarget` if an ended instance occupies the key.
     """
     return await find_client(engine).signal_with_start(
         machine, key=key, name=name, payload=payload, dedup_key=dedup_key, **options
@@ -252,10 +258,10 @@ async def signal_with_start(
 
 
 async def retry(target: int | str | bytes, *, engine: object = None) -> int:
-    """Let a failed instance (by id or unique key) run again in the step where it failed; return its id.
+    """Run a failed instance (by id or unique key) again, from the step in which it failed; return its id.
 
-    Attempts count from 0. Raises `NoTarget` when there is none, `Conflict` when it is not failed, `Duplicate` when
-    another instance occupies its unique key by now. Nothing is written then.
+    Attempts start again at 0. Raises `NoTarget` if it does not exist, `Conflict` if it is not failed, and `Duplicate`
+    if another instance now occupies its unique key; nothing is written then.
     """
     return await find_client(engine).retry(target)
 
@@ -270,13 +276,13 @@ async def list_instances(
 ) -> list[Instance]:
     """List instances, newest first: `list_instances(Filter(status="failed", machine=Checkout))`.
 
-    Without `full` they come without state, result and errors. A list that is shorter than `limit` (at most 10,000) has
-    all there are; with `after`, an id, it goes on below that one. Filters by unique key, parent
-    or tag have an index; others read rows, newest first, until `limit` of them pass.
+    Without `full`, the instances have no state, result and errors. A list shorter than `limit` (at most 10,000) is
+    complete; for the next page, pass the last id as `after`. Filters by unique key, parent and tag use an index;
+    others read rows, newest first, until `limit` of them match.
     """
     return await find_client(engine).list_instances(where, limit=limit, after=after, full=full)
 
 
 async def inspect(target: int | str | bytes, *, engine: object = None) -> Instance:
-    """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
+    """Read an instance by id, or by unique key (the current holder, or else the last one). Raises `NoTarget`."""
     return await find_client(engine).inspect(target)

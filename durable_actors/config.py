@@ -1,7 +1,7 @@
 """The settings of an engine, a client and a queue: frozen, validated once, passed down.
 
 An option is declared once, as a field: name, type, default, check, meaning and its flag of `durable-actors serve`. The
-command line and the tables of docs/reference are made from the fields, so a new option is a new field.
+command line and the tables of docs/reference are generated from the fields, so a new option is a new field.
 
 Only this module and the command line read the environment. Every error names the option and the value, and is raised
 before anything is written.
@@ -36,16 +36,16 @@ from durable_actors._option_fields import (
 from durable_actors.errors import ConfigError
 
 EMBEDDED: Final = "embedded"
-"""The DSN that asks for the embedded Postgres by name."""
+"""The DSN of the embedded Postgres."""
 
 MAX_SLOTS: Final = 100_000
-"""Steps of one queue at a time."""
+"""The largest concurrency of a queue."""
 
 _LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE")
 _OFF: Final = frozenset({"0", "false", "no", "off"})
 
 _MAX_POLL: Final = 5.0
-"""The default of `max_poll_interval`, unless `poll_interval` is more."""
+"""Seconds: the default of `max_poll_interval`, unless `poll_interval` is longer."""
 
 _ENGINES: Final = "the engine's"
 
@@ -54,11 +54,11 @@ def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> st
     """Decide which Postgres to use: a DSN for libpq, or `EMBEDDED`.
 
     The first of: `dsn`, `$DURABLE_DSN`, libpq's own environment (PGHOST, PGHOSTADDR, PGSERVICE), the embedded
-    server. `DURABLE_EMBEDDED=0` forbids the last one, also by name. Pure but for reading the environment.
+    server. `DURABLE_EMBEDDED=0` forbids the embedded server. Pure except for reading the environment.
     """
     environ = os.environ if environ is None else environ
     if dsn is not None and not isinstance(dsn, str):
-        raise ConfigError(f"dsn={check.shown(dsn)} is not a string", option="dsn", value=dsn)
+        raise ConfigError(f"dsn={check.shown(dsn)} must be a string", option="dsn", value=dsn)
     found: str | None = dsn if dsn is not None else environ.get("DURABLE_DSN") or None
     if found is None:
         found = "" if any(environ.get(name) for name in _LIBPQ) else EMBEDDED
@@ -75,10 +75,12 @@ def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> st
 
 @attrs.frozen
 class Queue:
-    """Options of one queue: `Queue(20, prefetch=10)`. What is None comes from the engine's options."""
+    """Options of one queue: `Queue(20, prefetch=10)`. None means the option of the engine."""
 
     concurrency: int = attrs.field(
-        default=10, validator=whole(1, MAX_SLOTS), metadata=about("Steps that run at a time.")
+        default=10,
+        validator=whole(1, MAX_SLOTS),
+        metadata=about("The number of steps that run at the same time."),
     )
     prefetch: int | None = attrs.field(
         default=None,
@@ -115,7 +117,7 @@ class Queue:
     )
 
 
-# Converters of single options. They know its name, and raise themselves.
+# Converters of single options. They know the name of their option and raise ConfigError themselves.
 
 
 def _dsn(value: str | None) -> str:
@@ -167,7 +169,7 @@ def _observers(value: Iterable[Callable[[Any], object]]) -> tuple[Callable[[Any]
 
 
 def _without_password(dsn: str | None) -> str:
-    """A config is shown in logs and tracebacks."""
+    """Return the repr of a DSN for logs and tracebacks, without a password."""
     return "'…'" if dsn is not None and ("password" in dsn or "@" in dsn) else repr(dsn)
 
 
@@ -180,7 +182,7 @@ class Config:
         converter=_dsn,
         repr=_without_password,
         metadata=about(
-            "Postgres to use: a libpq connection string or URI, or `embedded`.",
+            "The Postgres server: a libpq connection string or URI, or `embedded`.",
             flag="--dsn",
             default="`$DURABLE_DSN`, else libpq's environment, else `embedded`",
             values="a string",
@@ -191,57 +193,57 @@ class Config:
         converter=_session_dsn,
         repr=_without_password,
         metadata=about(
-            "Direct connection for session locks, when `dsn` goes through a transaction pooler.",
+            "A direct connection for session locks, if `dsn` goes through a transaction pooler.",
             flag="--session-dsn",
             default="`dsn`",
             values="a string",
         ),
     )
     schema: str = attrs.field(
-        default="durable", validator=SCHEMA, metadata=about("Schema of the tables.", flag="--schema")
+        default="durable", validator=SCHEMA, metadata=about("The schema of the tables.", flag="--schema")
     )
     migrate: bool = attrs.field(
         default=True,
         validator=FLAG,
         metadata=about(
-            "On start, create the schema or bring it up to date; otherwise refuse one that is not up to date.",
+            "Create or update the schema on start. If off, an outdated schema is an error.",
             flag="--migrate/--no-migrate",
         ),
     )
     name: str = attrs.field(
         default="default",
         validator=NAME,
-        metadata=about("Name of the engine; engines of one process need different names."),
+        metadata=about("The name of the engine. Engines in one process need different names."),
     )
     node: str = attrs.field(
         default=None,
         converter=_node,
         validator=NAME,
         metadata=about(
-            "Name of the node, shown as the owner of its claims; each start adds a suffix of its own.",
+            "The name of the node, shown as the owner of its claims. Each start adds a unique suffix.",
             flag="--node",
-            default="the host's name",
+            default="the host name",
         ),
     )
     machines: tuple[Any, ...] = attrs.field(
         default=(),
         converter=_machines,
         metadata=about(
-            "Machines and jobs to serve, beside all that are registered.", values="machines and jobs"
+            "Machines and jobs to serve, in addition to all registered ones.", values="machines and jobs"
         ),
     )
     modules: tuple[str, ...] = attrs.field(
         default=(),
         converter=_modules,
         metadata=about(
-            "Modules to import on start; their machines register themselves.", values="names of modules"
+            "Modules to import on start, which registers their machines.", values="names of modules"
         ),
     )
     queues: Mapping[str, Queue] | None = attrs.field(
         default=None,
         converter=_queues,
         metadata=about(
-            "Queues to serve. `{}`: none, the engine is a client only.",
+            "The queues to serve. With `{}` the engine serves none and is only a client.",
             default='the queues of all machines and "default"',
             values="name to concurrency or `Queue`",
         ),
@@ -250,14 +252,14 @@ class Config:
         default=60,
         converter=seconds,
         validator=INTERVAL,
-        metadata=about("How long a claim is valid without a heartbeat.", flag="--lease"),
+        metadata=about("How long a claim stays valid without a heartbeat.", flag="--lease"),
     )
     heartbeat_interval: float = attrs.field(
         default=None,
         converter=optional_seconds,
         validator=optional(INTERVAL),
         metadata=about(
-            "Time between heartbeats, which renew the claims of a node; at most `lease_ttl` / 3.",
+            "The time between heartbeats, which renew the leases of a node; at most `lease_ttl` / 3.",
             default="`lease_ttl` / 3",
         ),
     )
@@ -266,7 +268,8 @@ class Config:
         converter=seconds,
         validator=INTERVAL,
         metadata=about(
-            "First pause between polls of an idle queue; it doubles up to `max_poll_interval`.", flag="--poll"
+            "The first pause between polls of an idle queue. It doubles up to `max_poll_interval`.",
+            flag="--poll",
         ),
     )
     max_poll_interval: float = attrs.field(
@@ -274,9 +277,9 @@ class Config:
         converter=optional_seconds,
         validator=optional(INTERVAL),
         metadata=about(
-            "Longest pause between polls of an idle queue.",
+            "The longest pause between polls of an idle queue.",
             flag="--max-poll",
-            default=f"{_MAX_POLL:g}, or `poll_interval` when that is more",
+            default=f"{_MAX_POLL:g}, or `poll_interval` if that is longer",
         ),
     )
     long_poll: float = attrs.field(
@@ -284,8 +287,8 @@ class Config:
         converter=seconds_or_off,
         validator=LONG_POLL,
         metadata=about(
-            "Pause between checks of idle queues by the server itself, which find what other processes insert; 0: "
-            "none. Needs `pool_size` 6 or more, and no pooler.",
+            "The interval at which the server checks idle queues for rows that other processes inserted; 0 turns it "
+            "off. Needs `pool_size` 6 or more, and no pooler.",
             flag="--long-poll",
         ),
     )
@@ -293,65 +296,69 @@ class Config:
         default=30,
         converter=seconds,
         validator=INTERVAL,
-        metadata=about("Longest pause between searches for expired claims.", flag="--reap"),
+        metadata=about("The longest pause between searches for expired leases.", flag="--reap"),
     )
     dead_after: float = attrs.field(
         default=10,
         converter=seconds,
         validator=INTERVAL,
         metadata=about(
-            "How long a node must be seen dead before its claims are taken early.", flag="--dead-after"
+            "How long a node must be seen dead before its claims are released, even if their leases have not expired.",
+            flag="--dead-after",
         ),
     )
     prefetch: int = attrs.field(
         default=0,
         validator=whole(),
         metadata=about(
-            "Rows that a queue claims beyond its concurrency, so that a free slot finds its next step at once."
+            "The number of rows that a queue claims beyond its concurrency, so that a free slot has work at once."
         ),
     )
     min_demand: int = attrs.field(
         default=1,
         validator=whole(1),
-        metadata=about("Free places that a queue needs before it claims again; an idle queue always claims."),
+        metadata=about(
+            "The number of rows that a queue must have room for before it claims again. An idle queue always claims."
+        ),
     )
     drain_timeout: float = attrs.field(
         default=5,
         converter=seconds,
         validator=TIMEOUT,
-        metadata=about("How long running steps may go on when the engine stops.", flag="--drain"),
+        metadata=about("How long running steps may continue when the engine stops.", flag="--drain"),
     )
     drain_on_cancel: bool = attrs.field(
         default=True,
         validator=FLAG,
-        metadata=about("Drain also when the engine is cancelled from outside."),
+        metadata=about("Drain when the engine is cancelled from outside, too."),
     )
     start_timeout: float = attrs.field(
         default=30,
         converter=seconds,
         validator=TIMEOUT,
         metadata=about(
-            "How long to wait for a Postgres that is starting, recovering or locked.", flag="--start-timeout"
+            "How long to wait on start while Postgres is starting, recovering or locked.",
+            flag="--start-timeout",
         ),
     )
     pool_size: int = attrs.field(
         default=6,
         validator=whole(3, 1000),
         metadata=about(
-            "Connections of the node: session, heartbeat, claim and commit first, the rest for clients.",
+            "The connections of the node: first for session, heartbeat, claim and commit, the rest for clients.",
             flag="--pool-size",
         ),
     )
     thread_limit: int = attrs.field(
         default=40,
         validator=whole(1, 10_000),
-        metadata=about("Threads for `def` steps.", flag="--threads"),
+        metadata=about("The number of threads for `def` steps.", flag="--threads"),
     )
     max_crashes: int | None = attrs.field(
         default=None,
         validator=optional(whole(1)),
         metadata=about(
-            "Quarantine (fail, with the reason) a step that ended so often without an outcome.",
+            "Fail an instance whose step ended this often without an outcome.",
             flag="--max-crashes",
             default="never",
         ),
@@ -367,30 +374,30 @@ class Config:
         default=(),
         converter=_observers,
         metadata=about(
-            "Called with every telemetry event from the first one on; `engine.telemetry.subscribe` comes later.",
+            "Called with every telemetry event from the start on. `engine.telemetry.subscribe` adds observers later.",
             values="functions of one argument",
         ),
     )
 
     def __attrs_post_init__(self) -> None:
-        """The options that depend on each other."""
+        """Derive and check the options that depend on each other."""
         self._derive("heartbeat_interval", self.lease_ttl / 3)
         self._derive("max_poll_interval", max(_MAX_POLL, self.poll_interval))
         if self.heartbeat_interval * 3 > self.lease_ttl * 1.000001:
             raise ConfigError(
-                f"heartbeat_interval={self.heartbeat_interval:g} is too slow for lease_ttl={self.lease_ttl:g}: three "
+                f"heartbeat_interval={self.heartbeat_interval:g} is too long for lease_ttl={self.lease_ttl:g}: three "
                 "heartbeats must fit into a lease",
                 option="heartbeat_interval",
                 value=self.heartbeat_interval,
             )
         if self.max_poll_interval < self.poll_interval:
             raise ConfigError(
-                f"max_poll_interval={self.max_poll_interval:g} is below poll_interval={self.poll_interval:g}",
+                f"max_poll_interval={self.max_poll_interval:g} is less than poll_interval={self.poll_interval:g}",
                 option="max_poll_interval",
                 value=self.max_poll_interval,
             )
 
     def _derive(self, option: str, value: float) -> None:
-        """Set an option that was not given."""
+        """Set an option that was not given to the derived value."""
         if getattr(self, option) is None:
             object.__setattr__(self, option, value)  # the class is frozen

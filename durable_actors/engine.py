@@ -1,4 +1,4 @@
-"""Running: `serve`, `start_engine`, `open_engine`. Wires config, connections and the tree together."""
+"""Run an engine: `serve`, `start_engine` and `open_engine`, and the start-up and shutdown behind them."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.otp import ChildSpec, Node as TreeNode, StartFailed, TaskChild, Tree, run_tree
 from durable_actors.telemetry import NodeStarted, NodeStopped
 
-FAREWELL: Final = 1.0
-"""Seconds to note the stop in the database."""
+STOP_RECORD_TIMEOUT: Final = 1.0
+"""Seconds for recording the stop of the node in the database."""
 
 
 class Engine:
-    """A running engine."""
+    """A running engine. `start_engine`, `open_engine` and `serve` (through `nursery.start`) return one."""
 
     def __init__(self, config: Config, node: Node, client: Client, *, dsn: str, ended: trio.Event) -> None:
         self.config: Final = config
-        """Its settings."""
+        """The settings of the engine."""
         self.dsn: Final = dsn
-        """Its database, for connections of your own; `config.dsn` may be the word "embedded"."""
+        """The DSN of its database, for your own connections; `config.dsn` may be "embedded"."""
         self.client: Final = client
-        """Inserts, signals and waits through this engine."""
+        """The client of this engine: inserts instances, sends signals and waits for results."""
         self.telemetry: Final = node.telemetry
-        """Its events."""
+        """The events of this engine; see `durable_actors.telemetry`."""
         self._node = node
         self._ended = ended
         self._tree: Tree | None = None
@@ -59,16 +59,16 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """What `engine=` calls it."""
+        """The name for `engine=`."""
         return self.config.name
 
     @property
     def incarnation(self) -> str:
-        """`locked_by` of its claims: the node's name and what this start added to it."""
+        """The name of the node with the suffix of this start, as in the column `locked_by` of its claims."""
         return self._node.owner.name
 
     def request_stop(self) -> None:
-        """Begin to drain; `stop` does so and waits. While it still starts: as soon as it has. From any thread."""
+        """Begin to drain without waiting. Can be called from any thread; during start-up it takes effect after it."""
         self.client.home.soon(self._request_stop)
 
     def _request_stop(self) -> None:
@@ -77,60 +77,139 @@ class Engine:
             self._tree.request_stop("asked to stop")
 
     async def stop(self) -> None:
-        """Drain and stop: nothing new is claimed, buffered rows go back, running steps have `drain_timeout` seconds.
+        """Drain and stop the engine; return when it has stopped.
 
-        Returns when all is done. Cancelled: the stop goes on. A thread of a `def` step that runs longer is left behind:
-        it goes on in this process, without its partition key, and its row comes back when other nodes have seen this
-        engine gone for `dead_after`.
+        It claims no more rows, releases claimed rows that have not started, and lets running steps continue for up to
+        `drain_timeout` seconds. If this raises Cancelled, the stop continues. The thread of a `def` step that runs
+        longer is abandoned: it continues in this process without its partition key, and its row is released when other
+        nodes have seen this engine dead for `dead_after`.
         """
         self.client.home.check()
         self.request_stop()
         await self.wait_stopped()
 
-    def hurry(self) -> None:
-        """While it drains: cancel what still runs now. Threads of `def` steps are left behind."""
+    def cancel_steps(self) -> None:
+        """Cancel all running steps now. While the engine drains, threads of `def` steps are abandoned."""
         for active in self._node.claims.all():
             if active.task is not None:
-                active.task.cancel("told to stop at once")
+                active.task.cancel("the engine cancels its steps")
         if self._node.draining.value:
             self._node.threads.leave()
 
     async def wait_stopped(self) -> None:
-        """Wait until the engine has stopped, for whatever reason: its connections are closed, its name is free."""
+        """Wait until the engine has stopped for any reason: its connections are closed and its name is free."""
         self.client.home.check()
         await self._ended.wait()
 
     def snapshot(self, *, tasks: int = 0) -> TreeNode:
-        """Its live tree; `.render()` gives a text. Of the step tasks at most `tasks` are listed."""
+        """Return its supervision tree; `.render()` formats it as text. At most `tasks` step tasks are listed."""
         if self._tree is None:
-            raise ConfigError("the engine has not started")
+            raise ConfigError("the engine has not started yet")
         return self._tree.snapshot(tasks=tasks)
 
     def connections(self) -> ConnectionStatistics:
-        """Its connections, per lane."""
+        """Return statistics of its connections, per lane."""
         return self._node.pool.statistics()
 
     def _attach(self, tree: Tree) -> None:
         self._tree = tree
-        if self._node.draining.value:  # a signal came meanwhile, and will not come again
+        if self._node.draining.value:  # a stop was requested during start-up
             self.request_stop()
 
     def _fail(self, error: BaseException) -> None:
-        """A step raised KeyboardInterrupt: stop, then raise it where the engine was started."""
+        """Stop because a step raised KeyboardInterrupt; `run_engine` raises it at the end."""
         self._fatal = self._fatal or error
         self.request_stop()
-        self.hurry()
+        self.cancel_steps()
+
+
+# -- how an engine is started
+
+
+async def serve(
+    config: Config | None = None,
+    *,
+    task_status: trio.TaskStatus[Engine] = trio.TASK_STATUS_IGNORED,
+    **options: Any,
+) -> None:
+    """Run an engine until SIGINT or SIGTERM, then drain: `trio.run(da.serve, da.Config(...))`.
+
+    A second signal cancels running steps. Inside a Trio program, use `engine = await nursery.start(da.serve, config)`.
+    Raises `ConfigError` for an invalid option, `SchemaError` if the schema does not match, and `StoreUnavailable` if
+    Postgres is not ready within `start_timeout`. Cancelling it drains the engine, unless `drain_on_cancel=False`.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    await run_engine(_make_config(config, options), signals=main, task_status=task_status)
+
+
+async def start_engine(nursery: trio.Nursery, config: Config | None = None, **options: Any) -> Engine:
+    """Start an engine in your nursery: `engine = await da.start_engine(nursery, queues={"mail": 5})`.
+
+    Returns when the engine is ready. Stop it with `await engine.stop()`; cancelling the nursery drains it, too. Raises
+    the same errors as `serve`.
+    """
+    checked = _make_config(config, options)
+    engine: Engine = await nursery.start(partial(run_engine, checked))
+    return engine
+
+
+@asynccontextmanager
+async def open_engine(config: Config | None = None, **options: Any) -> AsyncGenerator[Engine, None]:
+    """Run an engine while a block runs: `async with da.open_engine(config) as engine`. It drains when the block ends.
+
+    An exception of the block is raised unchanged, after the drain. If the engine fails, the block is cancelled and the
+    engine's error is raised; if both fail, an ExceptionGroup of both is raised.
+    """
+    require_trio("open_engine")
+    checked = _make_config(config, options)
+    body: BaseException | None = None
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            engine: Engine = await nursery.start(partial(run_engine, checked))
+            try:
+                yield engine
+            except BaseException as exc:
+                if _is_cancelled(exc):
+                    raise
+                body = exc
+            await _stop_after(engine, body)
+    except BaseExceptionGroup as group:
+        failure = group.exceptions[0] if len(group.exceptions) == 1 else group
+    if failure is not None and (body is None or failure is body or _is_cancelled(failure)):
+        raise failure  # Cancelled propagates to its scope, together with the block's error
+    if body is not None and failure is not None:
+        raise BaseExceptionGroup("both the block and the engine failed", [body, failure])
+    if body is not None:
+        raise body
+
+
+async def _stop_after(engine: Engine, body: BaseException | None) -> None:
+    """Stop the engine. If this is cancelled, raise the block's error, which would be lost otherwise."""
+    stopped = False
+    try:
+        await engine.stop()
+        stopped = True
+    finally:
+        if not stopped and body is not None:
+            raise body
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_cancelled, cast("BaseExceptionGroup[BaseException]", error).exceptions))
+    return isinstance(error, trio.Cancelled)
 
 
 def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
     if config is None:
         try:
             return Config(**options)
-        except TypeError as exc:  # an unknown option: say so in our words
+        except TypeError as exc:  # an unknown option
             raise ConfigError(f"{exc}; see durable_actors.Config for the options") from None
     if options:
         raise ConfigError(
-            f"give a config or options, not both: {', '.join(options)}", option=next(iter(options))
+            f"give either a config or options, not both: {', '.join(options)}", option=next(iter(options))
         )
     if not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
@@ -139,23 +218,15 @@ def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
     return config
 
 
-async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, lane: str) -> None:
-    if config.migrate:
-        # On this lane a table that somebody has locked is refused after a moment; a migrator would wait for it.
-        async with pool.acquire(lane) as conn:
-            await schema_version(conn, schema=config.schema)
-        # Past a pooler where there is one: the migrators' lock belongs to a session.
-        await migrate(config.session_dsn or target.dsn, schema=config.schema)
-    async with pool.acquire(lane) as conn:
-        await require_schema(conn, schema=config.schema)
+# -- start-up, run and shutdown
 
 
 async def run_engine(
     config: Config, *, signals: bool = False, task_status: trio.TaskStatus[Engine] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run an engine until it is asked to stop. `task_status` gets it when it is ready.
+    """Run an engine until it is asked to stop. `task_status` receives it when it is ready.
 
-    The body of `serve` and of the other ways to start one.
+    All public ways to start an engine call this function.
     """
     require_trio("an engine")
     specs = load_machines(config)
@@ -163,7 +234,7 @@ async def run_engine(
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
     ended = trio.Event()
     async with AsyncExitStack() as stack:
-        stack.callback(ended.set)  # the last of all
+        stack.callback(ended.set)  # after everything else is closed
         target = await stack.enter_async_context(open_target(config.dsn))
         distinct = {lane.name: lane for lane in roles.values()}
         pool = await stack.enter_async_context(open_pool(target.dsn, lanes=distinct.values()))
@@ -181,8 +252,19 @@ async def run_engine(
             raise engine._fatal  # noqa: SLF001
 
 
+async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, lane: str) -> None:
+    if config.migrate:
+        # This lane has a lock timeout, so a locked table raises an error soon; the migration would wait for it.
+        async with pool.acquire(lane) as conn:
+            await schema_version(conn, schema=config.schema)
+        # Not through a pooler: the lock of the migration belongs to a session.
+        await migrate(config.session_dsn or target.dsn, schema=config.schema)
+    async with pool.acquire(lane) as conn:
+        await require_schema(conn, schema=config.schema)
+
+
 def _connect(engine: Engine, node: Node, client: Client) -> None:
-    """Let the parts find each other."""
+    """Connect the callbacks of engine, node and client."""
     client.notify = node.notify
     if isinstance(node.port, EnginePort):
         node.port.notify = node.notify
@@ -204,7 +286,7 @@ async def _run_tree(
     if target.server is not None:
         extra.append(TaskChild("embedded Postgres", partial(keep_up, target.server)))
     if signals:
-        extra.append(TaskChild("signals", partial(_obey_signals, engine), handshake=True))
+        extra.append(TaskChild("signals", partial(_handle_signals, engine), handshake=True))
     parts = engine._parts = build_tree(node, queues, *extra)  # noqa: SLF001 - same module
 
     class Started:
@@ -226,7 +308,7 @@ async def _run_tree(
         failed = not _is_cancelled(exc)
         if not isinstance(exc, StartFailed):
             raise
-        # A mistake in the options that shows in use only, e.g. a pooler: told as it is, not as a failed tree.
+        # Some invalid options show only in use (a pooler, for example): raise the ConfigError, not StartFailed.
         cause: BaseException | None = exc
         while cause is not None and not isinstance(cause, ConfigError):
             cause = cause.__cause__
@@ -234,13 +316,13 @@ async def _run_tree(
             raise
         raise cause from cause.__cause__
     finally:
-        await _farewell(node, failed=failed)
+        await _record_stop(node, failed=failed)
         if not failed:
             logger.info("engine %s: %s stopped", engine.name, node.owner.name)
 
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
-    """Tell people that this node is there. Somebody's lock must not keep it from working."""
+    """Insert the row of this node, which tools show. A locked table must not prevent the start."""
     steps = node.catalog.steps
     node.about = {
         "queues": {name: limits.concurrency for name, limits in queues.items()},
@@ -257,23 +339,27 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
             )
     except psycopg.errors.LockNotAvailable as exc:
         node.registered = False
-        logger.info("%s will be listed among the nodes later: %s", owner.name, exc)
+        logger.info(
+            "node %s is not listed yet, because the table is locked; it tries again later: %s",
+            owner.name,
+            exc,
+        )
 
 
-async def _farewell(node: Node, *, failed: bool) -> None:
-    """Note a stop in good order: claims that are not back (threads, locked rows) were interrupted, not crashed."""
-    with trio.move_on_after(0 if failed else FAREWELL, shield=True):
+async def _record_stop(node: Node, *, failed: bool) -> None:
+    """Record an orderly stop: claims not yet released (threads, locked rows) then count as interrupted, not crashed."""
+    with trio.move_on_after(0 if failed else STOP_RECORD_TIMEOUT, shield=True):
         try:
             async with node.pool.acquire(node.lane("client")) as conn:
                 await stop_node(conn, node.owner.schema, node.owner.name)
         except (StoreUnavailable, psycopg.Error) as exc:
-            logger.debug("the stop of %s could not be noted: %s", node.owner.name, exc)
+            logger.debug("node %s: could not record its stop: %s", node.owner.name, exc)
     if node.telemetry.active:
         node.telemetry.emit(NodeStopped(node=node.owner.name))
 
 
-async def _obey_signals(engine: Engine, *, task_status: trio.TaskStatus[None]) -> None:
-    """First SIGINT or SIGTERM: drain. Second: cancel what runs. Third: as if nobody caught it."""
+async def _handle_signals(engine: Engine, *, task_status: trio.TaskStatus[None]) -> None:
+    """Drain on the first SIGINT or SIGTERM, cancel running steps on the second, restore the default on the third."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         task_status.started()
         count = 0
@@ -281,83 +367,16 @@ async def _obey_signals(engine: Engine, *, task_status: trio.TaskStatus[None]) -
             count += 1
             name = signal.Signals(number).name
             if count == 1:
-                logger.info("%s: draining, for at most %g s", name, engine.config.drain_timeout)
+                logger.info(
+                    "engine %s: received %s, draining for up to %g s",
+                    engine.name,
+                    name,
+                    engine.config.drain_timeout,
+                )
                 engine.request_stop()
             elif count == 2:
-                logger.warning("%s again: cancelling the steps that still run", name)
-                engine.hurry()
+                logger.warning("engine %s: received %s again, cancelling running steps", engine.name, name)
+                engine.cancel_steps()
             else:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
-
-
-async def serve(
-    config: Config | None = None,
-    *,
-    task_status: trio.TaskStatus[Engine] = trio.TASK_STATUS_IGNORED,
-    **options: Any,
-) -> None:
-    """Run an engine until SIGINT or SIGTERM, then drain: `trio.run(da.serve, da.Config(...))`.
-
-    Inside a Trio program: `engine = await nursery.start(da.serve, config)`. A second signal cancels what still runs.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    await run_engine(_make_config(config, options), signals=main, task_status=task_status)
-
-
-async def start_engine(nursery: trio.Nursery, config: Config | None = None, **options: Any) -> Engine:
-    """Start an engine in a nursery of yours: `engine = await da.start_engine(nursery, queues={"mail": 5})`.
-
-    Stop it with `await engine.stop()`; cancelling the nursery drains it, too.
-    """
-    checked = _make_config(config, options)
-    engine: Engine = await nursery.start(partial(run_engine, checked))
-    return engine
-
-
-@asynccontextmanager
-async def open_engine(config: Config | None = None, **options: Any) -> AsyncGenerator[Engine, None]:
-    """Run an engine around a block; it drains when the block ends.
-
-    An error raised in the block leaves it as it is. If the engine fails, the block is cancelled and the engine's error
-    raised; if both fail, an ExceptionGroup of both.
-    """
-    require_trio("open_engine")
-    checked = _make_config(config, options)
-    body: BaseException | None = None
-    failure: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            engine: Engine = await nursery.start(partial(run_engine, checked))
-            try:
-                yield engine
-            except BaseException as exc:
-                if _is_cancelled(exc):
-                    raise
-                body = exc
-            await _stop_after(engine, body)
-    except BaseExceptionGroup as group:
-        failure = group.exceptions[0] if len(group.exceptions) == 1 else group
-    if failure is not None and (body is None or failure is body or _is_cancelled(failure)):
-        raise failure  # with Cancelled in it: on its way to its scope, the block's error with it
-    if body is not None and failure is not None:
-        raise BaseExceptionGroup("the block failed, and so did the engine", [body, failure])
-    if body is not None:
-        raise body
-
-
-async def _stop_after(engine: Engine, body: BaseException | None) -> None:
-    """Stop the engine; if cancelled meanwhile, raise the block's error, or it would be lost."""
-    stopped = False
-    try:
-        await engine.stop()
-        stopped = True
-    finally:
-        if not stopped and body is not None:
-            raise body
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_is_cancelled, cast("BaseExceptionGroup[BaseException]", error).exceptions))
-    return isinstance(error, trio.Cancelled)

@@ -1,49 +1,49 @@
-"""Every exception this package raises, split by who must act.
+"""Every exception of this package, with who has to act.
 
 ::
 
     DurableError
-    ├── ConfigError             the operator: an option or its value is wrong
-    ├── DefinitionError         the author: a machine, step or job is defined wrongly
-    ├── StateError              the author or the data: a state, result or payload does not fit its type
-    ├── InvalidOutcome          the author: a step returned something that is not an outcome
-    ├── StepTimeout             (also TimeoutError) the step ran longer than its timeout
+    ├── ConfigError             the operator: an option has an invalid value
+    ├── DefinitionError         the author: the definition of a machine, step or job is invalid
+    ├── StateError              the author or the data: a state, result or payload does not match its type
+    ├── InvalidOutcome          the author: a step returned something that is not a valid outcome
+    ├── StepTimeout             the author: a step ran longer than its timeout (also a TimeoutError)
     ├── UnknownMachine          the caller: no such machine or version is registered here
     ├── Duplicate               the caller: the unique key is occupied
-    ├── Conflict                the caller: what is there already does not allow it
-    ├── NoTarget                the caller: the instance is terminal or does not exist
-    ├── InstanceFailed          the caller: the awaited instance ended as failed
+    ├── Conflict                the caller: the call contradicts the current state of the instance
+    ├── NoTarget                the caller: the instance has ended or does not exist
+    ├── InstanceFailed          the caller: the instance whose result was awaited failed
     ├── TooManyChildren         the author: a step has more children than `ctx.children` holds
     ├── LeaseLost               the engine: this worker no longer owns the claim
-    ├── SchemaError             the operator: the database's schema does not fit this version
-    └── StoreUnavailable        nobody: Postgres cannot be reached now; nothing was done
+    ├── SchemaError             the operator: the schema of the database does not match this version
+    └── StoreUnavailable        the operator: Postgres is unavailable; nothing was done
         ├── PoolTimeout         no connection became free in time; nothing was done
-        └── CommitUnknown       the connection was lost after the commit was sent: done or not, unknown
+        └── CommitUnknown       the connection was lost during the commit: it may or may not be done
 """
 
 from __future__ import annotations
 
 
 class DurableError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class ConfigError(DurableError, ValueError):
-    """An option has a value that cannot work. The text names the option and the value.
+    """An option has an invalid value. The message names the option and the value.
 
-    Raised before anything is written. Fix the configuration.
+    Raised before anything is written.
     """
 
     def __init__(self, text: str, *, option: str | None = None, value: object = None) -> None:
         super().__init__(text)
         self.option = option
-        """The option's name, where one option is to blame."""
+        """The name of the option, if the error concerns a single one."""
         self.value = value
-        """The value that was refused."""
+        """The invalid value."""
 
 
 class DefinitionError(DurableError, TypeError):
-    """A machine, step or job is defined wrongly. Raised when the class is made or registered."""
+    """The definition of a machine, step or job is invalid. Raised when it is defined or registered."""
 
 
 class StateError(DurableError, ValueError):
@@ -60,13 +60,13 @@ class StateError(DurableError, ValueError):
     ) -> None:
         super().__init__(text)
         self.machine = machine
-        """The machine's name, where one is involved."""
+        """The name of the machine, if one is involved."""
         self.version = version
-        """Its version."""
+        """The version of the machine."""
         self.step = step
-        """The step that made, or should read, the value."""
+        """The step that wrote or reads the value."""
         self.path = path
-        """Where in the value, e.g. `$.items[3].price`."""
+        """The path inside the value, for example `$.items[3].price`."""
 
 
 class InvalidOutcome(DurableError, TypeError):  # noqa: N818 - the contract's name
@@ -74,11 +74,11 @@ class InvalidOutcome(DurableError, TypeError):  # noqa: N818 - the contract's na
 
 
 class StepTimeout(DurableError, TimeoutError):  # noqa: N818 - the contract's name
-    """A step ran longer than its own `timeout`. It goes through `handle` like any exception."""
+    """A step ran longer than its `timeout`. It is passed to `handle` like any other exception."""
 
 
 class UnknownMachine(DurableError, LookupError):  # noqa: N818 - the contract's name
-    """No machine of that name and version is registered in this process."""
+    """No machine with this name and version is registered in this process."""
 
 
 class Duplicate(DurableError):  # noqa: N818 - the contract's name
@@ -87,9 +87,9 @@ class Duplicate(DurableError):  # noqa: N818 - the contract's name
     def __init__(self, key: str | bytes, existing_id: int | None) -> None:
         super().__init__(key, existing_id)
         self.key = key
-        """The unique key as the caller gave it."""
+        """The unique key."""
         self.existing_id = existing_id
-        """The instance that occupies it; None when it cannot be seen (row security, a trigger that drops inserts)."""
+        """The instance that occupies it; None if it is not visible (row security, a trigger that drops inserts)."""
 
     def __str__(self) -> str:
         owner = "an instance not visible here" if self.existing_id is None else f"instance {self.existing_id}"
@@ -97,23 +97,24 @@ class Duplicate(DurableError):  # noqa: N818 - the contract's name
 
 
 class Conflict(DurableError):  # noqa: N818 - the contract's name
-    """What is there already does not allow this call; the text says what it is. Nothing was written.
+    """The call contradicts the current state; the message says how. Nothing was written.
 
-    Raised by `ctx.start_child` when this step has started a child of the same identity with other arguments.
+    Raised by `ctx.start_child` if this step has already started a child with the same identity and other arguments, and
+    by `retry` if the instance is not failed.
     """
 
 
 class NoTarget(DurableError, LookupError):  # noqa: N818 - the contract's name
-    """The addressed instance does not exist or is terminal. Nothing was written."""
+    """The instance does not exist or has ended. Nothing was written."""
 
 
 class InstanceFailed(DurableError):  # noqa: N818 - the contract's name
-    """The instance whose result was awaited ended as failed."""
+    """The instance whose result was awaited failed."""
 
     def __init__(self, id: int, reason: str) -> None:  # noqa: A002 - the contract's name
         super().__init__(id, reason)
         self.id = id
-        """The failed instance."""
+        """The id of the failed instance."""
         self.reason = reason
         """Its `last_error`."""
 
@@ -122,16 +123,19 @@ class InstanceFailed(DurableError):  # noqa: N818 - the contract's name
 
 
 class TooManyChildren(DurableError):  # noqa: N818 - the contract's name
-    """A step read `ctx.children`, and its barrier has more children than that holds: a short list would mislead."""
+    """A step read `ctx.children`, but its barrier has more children than the list may hold.
+
+    Use `ctx.iter_children()` or `ctx.children_counts` instead.
+    """
 
     def __init__(self, id: int, count: int, most: int) -> None:  # noqa: A002 - as in `InstanceFailed`
         super().__init__(id, count, most)
         self.id = id
-        """The parent."""
+        """The id of the parent."""
         self.count = count
-        """Its children at this barrier."""
+        """The number of children at this barrier."""
         self.most = most
-        """So many `ctx.children` holds at most."""
+        """The largest number of children that `ctx.children` holds."""
 
     def __str__(self) -> str:
         return (
@@ -141,23 +145,23 @@ class TooManyChildren(DurableError):  # noqa: N818 - the contract's name
 
 
 class LeaseLost(DurableError):  # noqa: N818 - the contract's name
-    """This worker no longer owns the claim; nothing of the step was committed."""
+    """This worker no longer owns the claim. Nothing of the step was committed."""
 
 
 class SchemaError(DurableError):
-    """The schema in the database does not fit this version of the package. The text tells the remedy."""
+    """The schema of the database does not match this version of the package. The message says what to do."""
 
 
 class StoreUnavailable(DurableError):  # noqa: N818 - the contract's name
-    """Postgres cannot be reached or refused the connection. What was asked was *not* done; try again."""
+    """Postgres cannot be reached or refused the connection. The call was *not* done; try again."""
 
 
 class PoolTimeout(StoreUnavailable):
-    """No connection of the lane became free in time, or too many callers wait already."""
+    """No connection became free in time, or too many callers are already waiting. The call was not done."""
 
 
 class CommitUnknown(StoreUnavailable):
-    """The connection was lost after the commit was sent: it may have happened or not.
+    """The connection was lost after the commit was sent: the commit may or may not have happened.
 
-    Read back before repeating, or make the operation idempotent (`unique_key`, `dedup_key`).
+    Read the data before you try again, or make the call idempotent with a `unique_key` or `dedup_key`.
     """

@@ -6,10 +6,10 @@
         conn.execute("insert into orders ...")
         durable_actors.sync.insert(conn, Checkout, state=Order(42))
 
-The instance exists when your transaction commits, and only then. Workers find it at their next poll.
+The instance exists once your transaction commits. Workers find it at their next poll.
 
-Inside a `def` step, give the step's context instead of a connection: `insert`, `signal` and `start_child` then do what
-`ctx.insert`, `ctx.signal` and `ctx.start_child` do, and return when it is done::
+Inside a `def` step, pass the step's context instead of a connection: `insert`, `signal` and `start_child` then do what
+`ctx.insert`, `ctx.signal` and `ctx.start_child` do, and block until it is done::
 
     @da.job
     def resize(args: Image, ctx: da.Context[Image]) -> None:
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 
 def _from_step(ctx: Context[Any], call: Callable[[], Awaitable[R]]) -> R:
-    """Run a call of a step's context, from the thread of that step."""
+    """Run a call of a step's context in the engine's Trio run, from the thread of that step."""
     home: object = getattr(ctx.port, "home", None)
     return home.call_from_thread(call) if isinstance(home, HomeRun) else trio.from_thread.run(call)
 
@@ -74,9 +74,9 @@ def insert(
     schema: str = "durable",
     **options: Unpack[InsertOptions],
 ) -> int | None:
-    """Insert an instance; return its id. Raises `Duplicate` when its unique key is occupied (see `on_duplicate`).
+    """Insert an instance and return its id. Raises `Duplicate` if its unique key is occupied (see `on_duplicate`).
 
-    The `Duplicate` is raised after the statement: your transaction goes on if you catch it.
+    `Duplicate` does not abort your transaction: you can catch it and continue.
     """
     if isinstance(conn, Context):
         return _from_step(conn, partial(conn.insert, machine, **options))
@@ -92,7 +92,7 @@ def insert_many(
     *,
     schema: str = "durable",
 ) -> list[int | None]:
-    """Insert many instances in one statement; ids in input order, None where a unique key is occupied."""
+    """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied."""
     check_sync(conn)
     check_schema_name(schema)
     return _insert(conn, plan_rows(machine, rows), schema)
@@ -114,9 +114,9 @@ def signal(
     dedup_key: str | None = None,
     schema: str = "durable",
 ) -> None:
-    """Send a signal to an instance, by id or unique key; it wakes when your transaction commits.
+    """Send a signal to an instance, by id or unique key. The instance wakes when your transaction commits.
 
-    Raises `NoTarget` when the instance has ended or does not exist. Its row stays locked until you commit.
+    Raises `NoTarget` if the instance has ended or does not exist. Its row stays locked until your transaction ends.
     """
     if isinstance(conn, Context):
         address = cast("int | str", target)  # bytes are a unique key, too
@@ -131,21 +131,21 @@ def signal(
 
 
 def start_child(ctx: Context[Any], machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
-    """Start a child from a `def` step, or find the one that an earlier run started; see `Context.start_child`."""
+    """Start a child from a `def` step, or find the one that an earlier run started. See `Context.start_child`."""
     return _from_step(ctx, partial(ctx.start_child, machine, key=key, **options))
 
 
 def inspect(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> Instance:
-    """Read an instance by id, or by unique key (who occupies it, else who had it last). Raises `NoTarget`."""
+    """Read an instance by id, or by unique key (the current holder, or else the last one). Raises `NoTarget`."""
     check_sync(conn)
     return run_dialogue(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
 def retry(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> int:
-    """Let a failed instance run again, when your transaction commits; return its id.
+    """Run a failed instance again once your transaction commits; return its id.
 
-    Raises `NoTarget`, `Conflict` when it is not failed, `Duplicate` when another instance occupies its unique key by
-    now; your transaction goes on if you catch it.
+    Raises `NoTarget` if it does not exist, `Conflict` if it is not failed, and `Duplicate` if another instance now
+    occupies its unique key. These errors do not abort your transaction.
     """
     check_sync(conn)
     return run_dialogue(conn, retrying(check_schema_name(schema), target), schema=schema).id
@@ -159,11 +159,11 @@ def result(
     type: Any = Any,
     schema: str = "durable",
 ) -> Any:
-    """Wait until an instance (by id or unique key) has ended; return its result, decoded to `type` if given.
+    """Wait until an instance (by id or unique key) has ended, and return its result, decoded to `type` if given.
 
-    It looks again and again: after 50 ms at first, every second later. Raises `InstanceFailed` when it failed,
-    `NoTarget` when there is none, `TimeoutError` after `timeout` seconds. Commit first: what you inserted in a
-    transaction that is still open cannot end.
+    It polls: first after 50 ms, later every second. Raises `InstanceFailed` if the instance failed, `NoTarget` if it
+    does not exist, and `TimeoutError` after `timeout` seconds. Commit first: an instance that you inserted in a
+    transaction that is still open cannot run.
     """
     check_sync(conn)
     check_schema_name(schema)

@@ -1,4 +1,4 @@
-"""What an engine tells about itself: typed events, handed to observers as they happen.
+"""Typed events of an engine, passed to observers as they happen.
 
 ::
 
@@ -6,32 +6,33 @@
         engine.telemetry.subscribe(print)          # from now on
     da.Config(..., observers=[print])              # from the start
 
-An observer is called synchronously in the engine's loop: it must be quick and must not raise (an error is logged and
-the observer is dropped). With no observer an event costs one attribute test; it is not even made.
-`StepStarted` and `StepStopped` are told in the step's own context: a context variable that an observer sets at the one
-is seen by the step, and may be reset at the other. `StepCommitted` and `OutcomeStale` are told outside of it.
+An observer is called synchronously in the engine's event loop: it must be quick and must not raise (an error is logged
+and the observer is removed). Without observers no event objects are created; an event costs one attribute test.
+`StepStarted` and `StepStopped` are emitted in the context of the step: a context variable that an observer sets on
+`StepStarted` is visible to the step and can be reset on `StepStopped`. `StepCommitted` and `OutcomeStale` are emitted
+outside of that context.
 
 =====================  ==================================================================================
 event                  when
 =====================  ==================================================================================
 `NodeStarted`          the engine is ready
 `NodeStopped`          the engine has stopped
-`DrainStarted`         nothing new is claimed from now on
-`Picked`               a pick came back: how many were asked for, claimed, held, shelved
-`QueueSaturated`       every slot and buffer place of a queue is taken
-`StepStarted`          a step begins to run
-`StepStopped`          its outcome is known (not yet committed): kind, seconds, error
-`StepCrashed`          it raised SystemExit or another BaseException: no outcome, it runs again after a pause
-`StepCommitted`        its outcome is in the database
-`OutcomeStale`         its outcome was refused by the fence: another claim owns the instance
-`OutcomeLate`          it was committed after its lease had ended, the claim still being current
-`ClaimLost`            a running step was cancelled because its claim was gone or could not be trusted
-`PartitionContended`   a claimed row went back because its key is busy elsewhere
-`ClaimsReaped`         claims were taken back from dead or silent nodes
-`AwaitTimedOut`        a parked instance's deadline passed
-`LoopBlocked`          something has blocked the event loop for half a second or more
-`StoreDown`            Postgres cannot be reached
-`StoreUp`              Postgres is back
+`DrainStarted`         the engine drains: it claims no more rows
+`Picked`               a pick returned: how many rows were requested, claimed, held, shelved
+`QueueSaturated`       all slots of a queue are busy and its buffer is full
+`StepStarted`          a step starts to run
+`StepStopped`          a step returned; its outcome is not yet committed: kind, seconds, error
+`StepCrashed`          a step raised SystemExit or another BaseException; it runs again after a back-off
+`StepCommitted`        the outcome of a step is committed
+`OutcomeStale`         the fence refused an outcome: another claim owns the instance
+`OutcomeLate`          an outcome was committed after its lease expired; the claim was still current
+`ClaimLost`            a running step was cancelled because its claim was lost or its lease ended
+`PartitionContended`   a claimed row was released because its partition key is busy on another node
+`ClaimsReaped`         the reaper released claims of dead or silent nodes
+`AwaitTimedOut`        deadlines of parked instances passed
+`LoopBlocked`          code has blocked the event loop for half a second or more
+`StoreDown`            Postgres is unavailable
+`StoreUp`              Postgres is available again
 =====================  ==================================================================================
 
 Log records, yours and the engine's, can carry the step they belong to. Add the filter to a handler::
@@ -82,7 +83,7 @@ class NodeStarted:
     """The engine is ready."""
 
     node: str
-    """Node and incarnation, as in `locked_by`."""
+    """The node with its incarnation, as in `locked_by`."""
     queues: tuple[str, ...]
 
 
@@ -95,48 +96,50 @@ class NodeStopped:
 
 @attrs.frozen(kw_only=True)
 class DrainStarted:
-    """Nothing new is claimed from now on."""
+    """The engine drains: it claims no more rows."""
 
     node: str
     running: int
-    """Steps that may finish."""
+    """Running steps, which may finish within `drain_timeout`."""
     buffered: int
-    """Rows that go back at once."""
+    """Claimed rows that have not started; they are released at once."""
 
 
 @attrs.frozen(kw_only=True)
 class Picked:
-    """A pick came back."""
+    """A pick (the query that claims rows) returned."""
 
     queue: str
     wanted: int
+    """Rows requested."""
     claimed: int
+    """Rows claimed."""
     held: int
-    """Rows put behind a running sibling of their key."""
+    """Rows held back behind another instance with the same partition key."""
     shelved: int
-    """Rows of machines that this node does not know."""
+    """Rows of machines or steps that this node does not know."""
     left: int
-    """Rows to look at again."""
+    """Rows to check again."""
     seconds: float
 
 
 @attrs.frozen(kw_only=True)
 class QueueSaturated:
-    """Every slot and buffer place of a queue is taken."""
+    """All slots of a queue are busy, and its buffer is full."""
 
     queue: str
     running: int
-    """Steps whose code runs. Claimed rows begin one after another: some may be about to."""
+    """Steps whose code is running."""
     buffered: int
-    """Claimed rows that have not begun."""
+    """Claimed rows that have not started."""
 
 
 @attrs.frozen(kw_only=True)
 class _OfStep:
-    """Fields of every event about one step."""
+    """The fields of every event about one step."""
 
     id: int
-    """The instance."""
+    """The id of the instance."""
     machine: str
     version: int
     step: str
@@ -147,110 +150,110 @@ class _OfStep:
 
 @attrs.frozen(kw_only=True)
 class StepStarted(_OfStep):
-    """A step begins to run."""
+    """A step starts to run."""
 
 
 @attrs.frozen(kw_only=True)
 class StepStopped(_OfStep):
-    """Its outcome is known, not yet committed."""
+    """A step returned or raised. Its outcome is not yet committed."""
 
     outcome: str
     """Next, Retry, Await, ScheduleChildren, Done or Stop."""
     seconds: float
     error: BaseException | None
-    """What went through `handle`, if anything did."""
+    """The error that was passed to `handle`, if there was one."""
 
 
 @attrs.frozen(kw_only=True)
 class StepCrashed(_OfStep):
-    """Its code raised SystemExit or another BaseException: no outcome, `handle` is not asked, it runs again."""
+    """A step raised SystemExit or another BaseException. `handle` is not called, and the step runs again."""
 
     error: BaseException
 
 
 @attrs.frozen(kw_only=True)
 class StepCommitted(_OfStep):
-    """Its outcome is in the database. Told when the answer is read; the next step may have begun already."""
+    """The outcome of a step is committed. The next step may have started before this event is emitted."""
 
     status: str
-    """The instance's status now."""
+    """The new status of the instance."""
 
 
 @attrs.frozen(kw_only=True)
 class OutcomeStale(_OfStep):
-    """Its outcome was refused by the fence: another claim owns the instance."""
+    """The fence refused the outcome: another claim owns the instance."""
 
 
 @attrs.frozen(kw_only=True)
 class OutcomeLate(_OfStep):
-    """It was committed after its lease had ended, the claim still being current."""
+    """The outcome was committed after its lease expired, because the claim was still current."""
 
 
 @attrs.frozen(kw_only=True)
 class ClaimLost(_OfStep):
-    """A running step was cancelled because its claim was gone or could not be trusted."""
+    """A running step was cancelled because its claim was lost or its lease ended."""
 
     reason: str
 
 
 @attrs.frozen(kw_only=True)
 class PartitionContended(_OfStep):
-    """A claimed row went back because its key is busy elsewhere."""
+    """A claimed row was released because its partition key is busy on another node."""
 
     key: str
 
 
 @attrs.frozen(kw_only=True)
 class ClaimsReaped:
-    """Claims were taken back from dead or silent nodes."""
+    """The reaper released claims of dead or silent nodes."""
 
     count: int
     failed: int
-    """Of these, steps that crashed too often and are quarantined."""
+    """How many of these instances failed because they reached `max_crashes`."""
     dead_nodes: tuple[str, ...]
-    """Nodes whose claims were taken before their leases ended."""
+    """Nodes whose claims were released before their leases expired."""
 
 
 @attrs.frozen(kw_only=True)
 class AwaitTimedOut:
-    """Deadlines of parked instances passed."""
+    """The deadlines of parked instances passed, and they woke."""
 
     count: int
 
 
 @attrs.frozen(kw_only=True)
 class LoopBlocked:
-    """Code has blocked the event loop: no other step and no heartbeat of this process could run."""
+    """Code blocked the event loop: no other step and no heartbeat of this process could run."""
 
     id: int | None
-    """The instance whose step it was; None: another task of the process."""
+    """The instance whose step blocked the loop; None if it was another task."""
     machine: str | None
     step: str | None
     task: str
-    """Trio's name of the task."""
+    """The name of the Trio task."""
     where: str
-    """The line that ran when it was seen."""
+    """The line of code that was running when the block was detected."""
     seconds: float
-    """For how long, at least: from when it was first seen."""
+    """The duration since the block was first detected: a lower bound."""
 
 
 @attrs.frozen(kw_only=True)
 class StoreDown:
-    """Postgres cannot be reached: once per outage of a node; or it refuses statements of an actor: once per actor."""
+    """Postgres is unavailable (emitted once per outage and node) or refuses statements of an actor (once per actor)."""
 
     actor: str
-    """Who noticed it first."""
+    """The actor that noticed it first."""
     error: BaseException
 
 
 @attrs.frozen(kw_only=True)
 class StoreUp:
-    """Postgres is back, for everybody who could not reach it."""
+    """Postgres is available again for all actors of the node."""
 
     actor: str
-    """Who noticed it last."""
+    """The actor that noticed it last."""
     seconds: float
-    """How long it was away."""
+    """The duration of the outage."""
 
 
 Event = (
@@ -284,10 +287,10 @@ class Telemetry:
     def __init__(self, observers: tuple[Callable[[Event], object], ...] = ()) -> None:
         self._observers = observers
         self.active = bool(observers)
-        """Whether anybody listens. The engine asks before it makes an event."""
+        """Whether there are observers. The engine checks this before it creates an event."""
 
     def subscribe(self, observer: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `observer` with every event from now on. Returns what ends it."""
+        """Call `observer` with every event from now on. Returns a function that unsubscribes it."""
         self._observers = (*self._observers, observer)
         self.active = True
 
@@ -298,37 +301,37 @@ class Telemetry:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Hand an event to every observer. One that raises is logged and dropped: it must not stop the engine."""
+        """Pass an event to every observer. If one raises, the error is logged and the observer is removed."""
         for observer in self._observers:
             try:
                 observer(event)
             except Exception:
-                logger.exception("observer %r failed on %r and is dropped", observer, event)
+                logger.exception("observer %r raised an error on %r and is removed", observer, event)
                 self._observers = tuple(each for each in self._observers if each is not observer)
                 self.active = bool(self._observers)
 
 
 class RunningStep(Protocol):
-    """What a log record is told of a step; a `Context` is one."""
+    """What `StepLogFilter` needs to know about a step. A `Context` provides it."""
 
     @property
     def id(self) -> int:
-        """The instance."""
+        """The id of the instance."""
         ...
 
     @property
     def machine(self) -> str:
-        """The machine's name."""
+        """The name of the machine."""
         ...
 
     @property
     def step(self) -> str:
-        """The step's name."""
+        """The name of the step."""
         ...
 
     @property
     def attempt(self) -> int:
-        """How often it ran before."""
+        """How often the step has run before in this visit."""
         ...
 
 
@@ -337,10 +340,13 @@ current_step: Final[ContextVar[RunningStep | None]] = ContextVar("durable_actors
 
 
 class StepLogFilter(logging.Filter):
-    """Adds `instance`, `machine`, `step` and `attempt` to every record; None outside of steps. Lets all pass."""
+    """A logging filter that adds `instance`, `machine`, `step` and `attempt` to every record.
+
+    They are None outside of steps. No record is filtered out.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Note which step the record comes from."""
+        """Add the fields of the current step to the record."""
         running = current_step.get()
         record.instance = None if running is None else running.id
         record.machine = None if running is None else running.machine

@@ -246,7 +246,7 @@ def test_a_long_poll_that_cannot_work(value):
 
 
 def test_polls_in_order():
-    with pytest.raises(da.ConfigError, match="max_poll_interval=1 is below poll_interval=2"):
+    with pytest.raises(da.ConfigError, match="max_poll_interval=1 is less than poll_interval=2"):
         da.Config(poll_interval=2, max_poll_interval=1, **DSN)
 
 

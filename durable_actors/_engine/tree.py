@@ -192,7 +192,9 @@ def _task_exited(task: PoolTask, reason: ExitReason) -> None:
     task_slice = task.key
     assert isinstance(task_slice, TaskSlice)
     if isinstance(reason, Error):
-        with contextlib.suppress(Exception):  # a user's log handler that raises would end the pool, and all its steps
+        with contextlib.suppress(
+            Exception
+        ):  # a user's log handler that raises would end the pool, and all its steps
             instance_id = task_slice.active.claim.id
             logger.error("the task of instance %d failed", instance_id, exc_info=reason.error)
     task_slice.dispatcher.on_exited(task_slice, trio.current_time())

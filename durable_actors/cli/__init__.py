@@ -1,4 +1,4 @@
-"""The command line: `durable-actors`. Every verb has `--help`; what prints data has `--json`."""
+"""The command line `durable-actors`. Every command has `--help`; commands that print data have `--json`."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ __all__ = ["cli", "main"]
 
 
 class Failure(click.ClickException):
-    """An error of ours: one line on stderr and exit code 1, never a traceback."""
+    """An expected error: one line on stderr and exit code 1, no traceback."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print it."""
+        """Print the error."""
         click.echo(f"durable-actors: {' '.join(self.message.split())}", file=file or sys.stderr)
 
 
 class Verbs(click.Group):
-    """The group of all verbs, in the order in which people need them; errors are told in one line."""
+    """The group of all commands. Expected errors are printed as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """In the order in which they were added."""
+        """Return the commands in the order in which they were added."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a verb."""
+        """Run a command."""
         try:
             return super().invoke(ctx)
         except DurableError as exc:
             raise Failure(str(exc)) from exc
         except psycopg.Error as exc:
-            raise Failure(f"Postgres refused: {exc}") from exc
+            raise Failure(f"Postgres returned an error: {exc}") from exc
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="durable-actors")
-@click.option("-v", "--verbose", count=True, help="Show what happens; twice for every detail.")
+@click.option("-v", "--verbose", count=True, help="Log at level INFO; -vv logs at level DEBUG.")
 @click.pass_context
 def cli(ctx: click.Context, /, verbose: int) -> None:
     """Durable state machines and jobs on Trio and Postgres.
@@ -59,7 +59,7 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
     """
     ctx.obj = verbose
     if ctx.invoked_subcommand == "serve":
-        return  # it asks the user's modules first
+        return  # it configures logging after importing the user's modules
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""`python -m durable_actors.cli`, where the script is not on the path."""
+"""Run the command line as `python -m durable_actors.cli`."""
 
 from durable_actors.cli import main
 

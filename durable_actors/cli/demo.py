@@ -1,4 +1,4 @@
-"""`durable-actors demo`: orders on two worker processes, one of them killed; in the end every order is there."""
+"""`durable-actors demo`: two worker processes run orders, one is killed, and every order is completed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._store import migrate as migrating
 from durable_actors._store.observe import Filter, count_statuses, list_instances, read_nodes
 from durable_actors._store.read import Instance, read_by_ids
+from durable_actors._wording import counted
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts, Order, audit
-from durable_actors.cli.demo_workers import LOOK_EVERY, MACHINES, Worker, open_workers, wait_alive
+from durable_actors.cli.demo_workers import MACHINES, POLL_INTERVAL, Worker, open_workers, wait_alive
 from durable_actors.cli.options import Whole, bare_errors, import_modules, json_option
 from durable_actors.cli.output import plain, print_json
 from durable_actors.client import open_client
 from durable_actors.config import EMBEDDED, Config
 from durable_actors.errors import DurableError
 
-PATIENCE: Final = 60.0
-"""Seconds after which the demo gives up on the orders; it takes 6 to 10."""
-CLEANUP: Final = 15.0
-"""Seconds for dropping everything; it takes 0.05 unless somebody else holds a lock there."""
+ORDERS_TIMEOUT: Final = 60.0
+"""Seconds after which the demo stops waiting for the orders; they take 6 to 10."""
+CLEANUP_TIMEOUT: Final = 15.0
+"""Seconds for dropping the schema; it takes 0.05 unless another session holds a lock in it."""
 
 _HELLO: Final = Statement(
     "demo_hello",
@@ -45,14 +46,14 @@ _PAYMENTS: Final = (
 )
 
 
-@click.command(short_help="Watch orders survive the death of a worker.")
-@click.option("--orders", type=Whole(20, 2000), default=80, help="How many. Default: 80.")
-@click.option("--dsn", default=EMBEDDED, metavar="DSN", help="Postgres to use. Default: the embedded one.")
+@click.command(short_help="Kill a worker and watch its orders recover.")
+@click.option("--orders", type=Whole(20, 2000), default=80, help="The number of orders. Default: 80.")
+@click.option("--dsn", default=EMBEDDED, metavar="DSN", help="The Postgres server. Default: embedded.")
 @json_option
 def demo(*, orders: int, dsn: str, as_json: bool) -> None:
-    """Run an order pipeline on two worker processes, kill one of them, and account for every order.
+    """Run orders on two worker processes, kill one of them, and check that every order is completed.
 
-    Everything happens in a schema of its own, durable_demo, which is dropped in the end, also after Ctrl-C.
+    The demo uses its own schema, durable_demo, and drops it at the end, also after Ctrl-C.
     """
     console = Console(highlight=False, quiet=as_json)
     import_modules([MACHINES], verbose=False)
@@ -63,26 +64,26 @@ def demo(*, orders: int, dsn: str, as_json: bool) -> None:
     if as_json:
         print_json({**plain(found), "right": found.right})
     if not found.right:
-        raise DurableError(f"the sums do not match: {found}")
+        raise DurableError(f"the totals do not match: {found}")
 
 
 async def _until_signal(console: Console, dsn: str, orders: int) -> Accounts | None:
-    """Run the demo; SIGINT or SIGTERM ends it early, cleaned up, with None.
+    """Run the demo. SIGINT or SIGTERM ends it early: it cleans up and returns None.
 
-    Not by KeyboardInterrupt: that comes up in any line, also in those that clean up, and costs the connection whose
-    answer is waited for. A second signal does what it does to a program that catches none; the next demo cleans up.
+    KeyboardInterrupt is not used for that: it can be raised in any line, also during the clean-up, and would break the
+    connection that waits for an answer. A second signal has its default effect; the next demo cleans up.
     """
     found: Accounts | None = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, interrupt := trio.CancelScope())
+            nursery.start_soon(_handle_signals, signals, interrupt := trio.CancelScope())
             with interrupt:
                 found = await _demo(console, dsn, orders)
             nursery.cancel_scope.cancel()
     return found
 
 
-async def _obey(signals: AsyncIterator[int], interrupt: trio.CancelScope) -> None:
+async def _handle_signals(signals: AsyncIterator[int], interrupt: trio.CancelScope) -> None:
     await anext(signals)
     interrupt.cancel()
     number = await anext(signals)
@@ -95,18 +96,18 @@ async def _demo(console: Console, dsn: str, orders: int) -> Accounts:
     async with AsyncExitStack() as stack:
         where = "the server"
         if dsn == EMBEDDED:
-            with console.status(
-                "starting the embedded Postgres (the first time: creating its data, too) ..."
-            ):
+            with console.status("starting the embedded Postgres (the first start also creates its data) ..."):
                 server = await stack.enter_async_context(open_embedded())
             dsn, where = server.dsn(), str(server.data_dir)
-        # The lock has a connection of its own: a cancelled statement may cost its connection, and the lock would go
-        # to another demo, whose schema we would drop.
+        # The lock has its own connection: cancelling a statement may close its connection. The lock would then be
+        # free for another demo, whose schema this one would drop.
         guard = await PgConn.open(dsn)
         stack.callback(guard.close)
         [[version, locked]] = (await guard.run(_HELLO)).rows
         if locked != b"t":
-            raise DurableError("another demo is running on this server; it uses the same schema")
+            raise DurableError(
+                "another demo is running on this server and uses the same schema; wait until it has ended"
+            )
         conn = await PgConn.open(dsn)
         stack.callback(conn.close)
         run = Demo(console, conn, dsn, began)
@@ -115,12 +116,14 @@ async def _demo(console: Console, dsn: str, orders: int) -> Accounts:
             accounts = await run.show(orders)
         finally:
             await run.clean_up()
-        console.print(f"\nDone in {time.monotonic() - began:.1f} s. Nothing is left behind.")
+        console.print(
+            f"\nDone in {time.monotonic() - began:.1f} s. The demo has removed everything it created."
+        )
         return accounts
 
 
 class Demo:
-    """One run: what it prints, and what it looks at meanwhile."""
+    """One run of the demo."""
 
     def __init__(self, console: Console, conn: PgConn, dsn: str, began: float) -> None:
         self.console: Final = console
@@ -131,27 +134,27 @@ class Demo:
         self.recovery_seconds = 0.0
 
     def tick(self, text: str, mark: str = "[green]✓[/]") -> None:
-        """A line with the time since the start."""
+        """Print a line with the time since the start."""
         self.console.print(f"{mark} [dim]{time.monotonic() - self.began:4.1f} s[/]  {text}", soft_wrap=True)
 
     async def show(self, count: int) -> Accounts:
-        """The whole story."""
-        await self.clean_up()  # left over from a demo that was killed
+        """Run the demo from start to end."""
+        await self.clean_up()  # a demo that was killed may have left a schema
         found = await migrating.migrate(self.dsn, schema=SCHEMA)
         await self.conn.script(_PAYMENTS)
-        self.tick(f"schema {SCHEMA} made, version {found.current}")
+        self.tick(f"schema {SCHEMA} created, version {found.current}")
         async with open_workers(("worker-1", "worker-2"), dsn=self.dsn, schema=SCHEMA) as workers:
             with self.console.status("starting two worker processes: durable-actors serve ..."):
                 nodes = await wait_alive(self.conn, SCHEMA, workers)
             pids = ", ".join(f"{name} (pid {node.pid})" for name, node in nodes.items())
             self.tick(f"two processes of `durable-actors serve` share the work: {pids}")
             placed = await self._place(count)
-            with trio.move_on_after(PATIENCE) as patience:
+            with trio.move_on_after(ORDERS_TIMEOUT) as patience:
                 await self._work(placed, workers)
             if patience.cancelled_caught:
                 self.tick("the orders take too long", mark="[red]✗[/]")
             code = await workers[1].stop()
-            self.tick(f"worker-2 told to stop (SIGTERM): it drained and left with exit code {code}")
+            self.tick(f"worker-2 received SIGTERM, drained and ended with exit code {code}")
             accounts = await self._audit(placed)
         self._report(accounts)
         return accounts
@@ -164,13 +167,13 @@ class Demo:
         return placed
 
     async def _work(self, placed: list[Order], workers: list[Worker]) -> None:
-        """Watch until every order and mail is done; kill the first worker on the way."""
+        """Wait until every order and mail is done; kill the first worker in the meantime."""
         columns = (TextColumn("         {task.description}"), BarColumn(), MofNCompleteColumn())
         total = len(placed)
         die_at = random.randint(total // 4, total // 3)  # noqa: S311 - which moment, not a secret
         killed = 0.0
         held: list[Instance] = []
-        told = 0
+        reported = 0
         with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
             bars = {queue: progress.add_task(f"{queue:<6} done", total=total) for queue in ("orders", "mail")}
             while True:
@@ -178,9 +181,9 @@ class Demo:
                 done = {queue: counts.get(queue, {}).get("done", 0) for queue in bars}
                 for queue, bar in bars.items():
                     progress.update(bar, completed=done[queue])
-                if not self.console.is_terminal and done["orders"] >= told + total // 4:
-                    told = done["orders"]
-                    self.tick(f"{told} of {total} orders done", mark=" ")
+                if not self.console.is_terminal and done["orders"] >= reported + total // 4:
+                    reported = done["orders"]
+                    self.tick(f"{reported} of {total} orders done", mark=" ")
                 finished = all(each == total for each in done.values())
                 if (
                     not killed
@@ -192,15 +195,15 @@ class Demo:
                     self.recovery_seconds = time.monotonic() - killed
                     numbers = ", ".join(map(str, self.recovered))
                     self.tick(
-                        f"recovered after {self.recovery_seconds:.1f} s: worker-2 has orders {numbers} now"
+                        f"recovered after {self.recovery_seconds:.1f} s: worker-2 runs orders {numbers} now"
                     )
                     held = []
                 if finished and not held:
                     return
-                await trio.sleep(LOOK_EVERY)
+                await trio.sleep(POLL_INTERVAL)
 
     async def _kill(self, worker: Worker) -> list[Instance] | None:
-        """SIGKILL in the middle of its steps; return the orders that it had. None: it has none just now."""
+        """Kill a worker while it runs steps; return its orders. Returns None, and kills nothing, if it has none."""
         owner = next(
             each.incarnation for each in await read_nodes(self.conn, SCHEMA) if each.node == worker.name
         )
@@ -220,7 +223,7 @@ class Demo:
         return [each for each in running.instances if each.locked_by == owner]
 
     async def _came_back(self, held: list[Instance]) -> bool:
-        """Whether nothing is claimed by the dead any more."""
+        """Return whether the dead worker holds no claims any more."""
         rows = await read_by_ids(self.conn, SCHEMA, [each.id for each in held])
         return all(row.locked_by != held[0].locked_by for row in rows.values())
 
@@ -244,21 +247,21 @@ class Demo:
         again = found.asked - found.payments
         self.console.print()
         self.tick(
-            f"{found.done} of {found.orders} orders done, {found.lost} lost; {found.twice} with a step committed twice"
+            f"{found.done} of {found.orders} orders done, {found.lost} lost; {found.twice} committed a step twice"
         )
         self.tick(
             f"placed {_money(found.cents_placed)}, booked {_money(found.cents_done)}, paid {_money(found.cents_paid)}"
         )
         self.tick(f"{found.mailed} of {found.orders} orders got exactly one mail")
         if again:
-            times = "once" if again == 1 else f"{again} times"
+            requests = counted(again, "more request")
             self.tick(
-                f"the bank was asked {times} more than it paid: a killed step runs again, with the same idempotency key"
+                f"the bank received {requests} than it paid: a killed step runs again with the same idempotency key"
             )
 
     async def clean_up(self) -> None:
-        """Drop everything of the demo, also when it was interrupted: on connections that nobody has used."""
-        with trio.move_on_after(CLEANUP, shield=True) as patience:
+        """Drop everything that the demo created, also after an interrupt, on new connections."""
+        with trio.move_on_after(CLEANUP_TIMEOUT, shield=True) as patience:
             conn = await PgConn.open(self.dsn)
             try:
                 await conn.script("drop table if exists durable_demo.payments")
@@ -267,7 +270,7 @@ class Demo:
             await migrating.uninstall(self.dsn, schema=SCHEMA)
         if patience.cancelled_caught:
             raise DurableError(
-                f"schema {SCHEMA} could not be dropped within {CLEANUP:.0f} s, somebody uses it;"
+                f"schema {SCHEMA} could not be dropped within {CLEANUP_TIMEOUT:.0f} s, because another session uses it;"
                 " the next demo tries again"
             )
 

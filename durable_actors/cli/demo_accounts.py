@@ -1,4 +1,4 @@
-"""What the demo places, and its end: is every order accounted for? Pure."""
+"""The orders of the demo, and the check that every order is accounted for. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import attrs
 from durable_actors._store.read import Instance
 
 SCHEMA: Final = "durable_demo"
-"""Where everything of the demo lives; its machines have it in their SQL."""
+"""The schema of the demo; its machines use the name in their SQL."""
 STEPS: Final = 4
-"""Steps of an order; its row counts the visits."""
+"""The number of steps of an order, which equals the visits of its row."""
 
 
 @attrs.frozen
 class Order:
-    """What an order carries along."""
+    """The state of an order."""
 
     number: int
     cents: int
@@ -25,33 +25,33 @@ class Order:
 
 @attrs.frozen(kw_only=True)
 class Accounts:
-    """What the demo found in the end."""
+    """The totals at the end of the demo."""
 
     orders: int
-    """That were placed."""
+    """Orders placed."""
     done: int
     cents_placed: int
     cents_done: int
     lost: int
-    """Placed, and not done."""
+    """Orders that were placed and are not done."""
     twice: int
-    """With more step commits than steps."""
+    """Orders with more step commits than steps."""
     payments: int
-    """That the bank made."""
+    """Payments that the bank made."""
     cents_paid: int
     asked: int
-    """How often it was asked; more often than it paid where a step ran again."""
+    """Requests to the bank: more than payments if a step ran again."""
     mails: int
     mailed: int
-    """Orders that got exactly one."""
+    """Orders with exactly one mail."""
     recovered: tuple[int, ...]
-    """Numbers of the orders that the killed worker had."""
+    """The numbers of the orders that the killed worker was running."""
     recovery_seconds: float
     seconds: float
 
     @property
     def right(self) -> bool:
-        """Whether every sum matches."""
+        """Whether all totals match."""
         return (
             self.done == self.orders == self.payments == self.mails == self.mailed
             and self.cents_placed == self.cents_done == self.cents_paid
@@ -70,7 +70,7 @@ def audit(
     recovery_seconds: float,
     seconds: float,
 ) -> Accounts:
-    """Compare what was placed with what the database has. `payments`: number, cents, how often asked."""
+    """Compare the orders placed with the database. `payments` are tuples of number, cents and requests."""
     done = {_field(each.state, "number"): each for each in orders if each.status == "done"}
     sent: dict[Any, int] = {}
     for mail in mails:

@@ -1,4 +1,4 @@
-"""The worker processes of the demo: `durable-actors serve`, started, killed, stopped. None outlives the demo."""
+"""The worker processes of the demo (`durable-actors serve`): start, kill and stop. None outlives the demo."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.observe import NodeView, read_nodes
 from durable_actors.errors import DurableError
 
-# Short, so that the demo is: a node is given up a second after it vanished. The defaults are 60, 10, 30 and 1 s.
+# Short, so that the demo is short: the claims of a dead node are released after a second. The defaults are 60, 10, 30,
+# 1 and 5 s.
 OPTIONS: Final = ("--lease", "6", "--dead-after", "1", "--reap", "1", "--poll", "200ms", "--drain", "3")
 MACHINES: Final = "durable_actors.cli.demo_orders"
 QUEUES: Final = ("--queue", "orders=6", "--queue", "mail=4")
 START_TIMEOUT: Final = 25.0
+"""Seconds for the workers to start."""
 STOP_TIMEOUT: Final = 4.0
-LOOK_EVERY: Final = 0.1
+"""Seconds for a worker to drain before it is killed."""
+POLL_INTERVAL: Final = 0.1
+"""Seconds between looks at the progress."""
 
 
 class Worker:
@@ -33,14 +37,14 @@ class Worker:
         self.name: Final = name
         self.process: Final = process
         self.said: Final[deque[str]] = deque(maxlen=20)
-        """The last of what it wrote to stderr, for when something goes wrong."""
+        """The last lines that it wrote to stderr, for error messages."""
 
     def kill(self) -> None:
-        """SIGKILL: no word of farewell."""
+        """Send SIGKILL."""
         self.process.kill()
 
     async def stop(self) -> int:
-        """SIGTERM, so that it drains; return its exit code. Killed if it takes too long."""
+        """Send SIGTERM, wait while it drains, and return its exit code. Kill it if it takes too long."""
         self.process.terminate()
         with trio.move_on_after(STOP_TIMEOUT):
             return await self.process.wait()
@@ -48,7 +52,7 @@ class Worker:
         return await self.process.wait()
 
     async def listen(self) -> None:
-        """Gather what it writes until it ends."""
+        """Collect its output until it ends."""
         assert self.process.stderr is not None
         rest = b""
         async for chunk in self.process.stderr:
@@ -60,7 +64,7 @@ class Worker:
 async def open_workers(
     names: tuple[str, ...], *, dsn: str, schema: str
 ) -> AsyncGenerator[list[Worker], None]:
-    """Start workers; all of them are gone when the block ends, however it ends."""
+    """Start workers. All of them have ended when the block ends, also after an error."""
     environ = {**os.environ, "DURABLE_DSN": dsn, "DURABLE_SCHEMA": schema}
     workers: list[Worker] = []
     async with trio.open_nursery() as nursery:
@@ -75,11 +79,11 @@ async def open_workers(
                 ]
                 process = await trio.lowlevel.open_process(
                     [*command, "--node", name, *QUEUES, *OPTIONS, "--stop-on-eof"],
-                    stdin=subprocess.PIPE,  # ends with us, even if we are killed
+                    stdin=subprocess.PIPE,  # ends with this process, even if it is killed
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     env=environ,
-                    start_new_session=True,  # Ctrl-C is for us; we tell them
+                    start_new_session=True,  # Ctrl-C reaches only this process, which stops them
                 )
                 workers.append(Worker(name, process))
                 nursery.start_soon(workers[-1].listen)
@@ -94,17 +98,15 @@ async def open_workers(
 
 
 async def wait_alive(conn: PgConn, schema: str, workers: list[Worker]) -> dict[str, NodeView]:
-    """Wait until every worker serves; return their nodes by name."""
+    """Wait until every worker is running; return their nodes by name."""
     with trio.move_on_after(START_TIMEOUT):
         while True:
             for worker in workers:
                 if worker.process.poll() is not None:
-                    raise DurableError(f"{worker.name} ended: {' · '.join(worker.said) or 'without a word'}")
+                    raise DurableError(f"{worker.name} ended: {' · '.join(worker.said) or 'no output'}")
             nodes = {each.node: each for each in await read_nodes(conn, schema) if each.alive and each.node}
             if all(worker.name in nodes for worker in workers):
                 return {worker.name: nodes[worker.name] for worker in workers}
-            await trio.sleep(LOOK_EVERY)
+            await trio.sleep(POLL_INTERVAL)
     said = " · ".join(line for worker in workers for line in worker.said)
-    raise DurableError(
-        f"the workers did not start within {START_TIMEOUT:.0f} s: {said or 'they said nothing'}"
-    )
+    raise DurableError(f"the workers did not start within {START_TIMEOUT:.0f} s: {said or 'no output'}")

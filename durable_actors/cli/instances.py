@@ -1,4 +1,4 @@
-"""`durable-actors list`, `show` and `retry`: instances, one or many."""
+"""The commands `list`, `show` and `retry`."""
 
 from __future__ import annotations
 
@@ -52,24 +52,35 @@ _ids = Whole(1, NEWEST)
 
 
 @click.command("list")
-@click.option("--status", type=click.Choice(get_args(Status)), help="Only these.")
-@click.option("--machine", metavar="NAME", help="Only of this machine.")
-@click.option("--queue", metavar="NAME", help="Only of this queue.")
-@click.option("--step", metavar="NAME", help="Only in this step.")
-@click.option("--error", metavar="TEXT", help="Only with this text in their error.")
-@click.option("--older-than", type=duration, metavar="DURATION", help="Only unchanged for so long.")
-@click.option("--key", metavar="KEY", help="Only those that have or had this unique key.")
-@click.option("--parent", type=_ids, metavar="ID", help="Only the children of this instance.")
+@click.option("--status", type=click.Choice(get_args(Status)), help="Only instances with this status.")
+@click.option("--machine", metavar="NAME", help="Only instances of this machine.")
+@click.option("--queue", metavar="NAME", help="Only instances in this queue.")
+@click.option("--step", metavar="NAME", help="Only instances in this step.")
+@click.option("--error", metavar="TEXT", help="Only instances with this text in their error.")
 @click.option(
-    "--tag", "tags", multiple=True, metavar="TEXT", help="Only those with this tag. Repeat it: with all."
+    "--older-than",
+    type=duration,
+    metavar="DURATION",
+    help="Only instances that have not changed for this long.",
 )
-@click.option("--limit", type=Whole(1, 10_000), default=20, help="At most so many. Default: 20.")
-@click.option("--before", type=_ids, default=NEWEST, metavar="ID", help="Only older ones: with lower ids.")
+@click.option("--key", metavar="KEY", help="Only instances that have or had this unique key.")
+@click.option("--parent", type=_ids, metavar="ID", help="Only children of this instance.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="TEXT",
+    help="Only instances with this tag. Can be repeated: all must match.",
+)
+@click.option(
+    "--limit", type=Whole(1, 10_000), default=20, help="The largest number of instances to list. Default: 20."
+)
+@click.option("--before", type=_ids, default=NEWEST, metavar="ID", help="Only instances with lower ids.")
 @click.option(
     "--depth",
     type=Whole(1, 100_000_000),
     default=100_000,
-    help="Rows to look at before giving up. Default: 100000.",
+    help="The largest number of rows to read. Default: 100000.",
 )
 @database_options
 @json_option
@@ -93,8 +104,8 @@ def list_(
 ) -> None:
     """List instances, newest first.
 
-    Walks from the newest id down and looks at up to --depth rows, so the cost is bounded whatever the table's size;
-    when older rows are left it prints the --before to go on with. --key, --parent and --tag have indexes of their own.
+    Reads rows from the newest id down, at most --depth of them, so the cost does not depend on the size of the table.
+    If there are older rows, it prints the --before option for the next page. --key, --parent and --tag use an index.
     """
     filters = Filter(
         status=cast("Status | None", status),
@@ -122,8 +133,8 @@ def list_(
     else:
         console.print("no instances")
     if found.before is not None:
-        looked = "" if len(found.instances) == limit else f"{found.looked} rows looked at; "
-        click.echo(f"{looked}older ones: --before {found.before}", err=True)
+        looked = "" if len(found.instances) == limit else f"{found.looked} rows read; "
+        click.echo(f"{looked}for older instances: --before {found.before}", err=True)
 
 
 def _table(instances: tuple[Instance, ...]) -> Any:
@@ -158,13 +169,13 @@ def _table(instances: tuple[Instance, ...]) -> Any:
     return table(headers, rows, right=("id", "runs"))
 
 
-@click.command(short_help="Show one instance, and why it waits.")
+@click.command(short_help="Show one instance, and why it is waiting.")
 @click.argument("target")
 @click.option("--key", "as_key", is_flag=True, help="TARGET is a unique key even if it is a number.")
 @database_options
 @json_option
 def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Show everything about one instance, by id or unique key, and why it waits."""
+    """Show everything about one instance, by id or unique key, and why it is waiting."""
     address = read_target(target, as_key=as_key)
 
     async def run() -> tuple[Instance, InstanceDetails, list[NodeView]]:
@@ -172,7 +183,7 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
             instance = await _find(conn, schema, address)
             around = await observe_instance(conn, schema, instance.id)
             if around is None:
-                raise NoTarget(f"instance {instance.id} was deleted just now")
+                raise NoTarget(f"instance {instance.id} was deleted in the meantime")
             return instance, around, await read_nodes(conn, schema)
 
     instance, around, nodes = trio.run(run)
@@ -195,7 +206,7 @@ async def _find(conn: PgConn, schema: str, address: int | str) -> Instance:
 
 
 def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]]:
-    """What `show` prints, without what is empty."""
+    """Return the lines of `show`, without empty ones."""
     counts = ", ".join(f"{count} {name}" for name, count in around.children.items())
     inbox = ", ".join(f"{count} × {one_line(name)}" for name, count in around.unread.items())
     facts: list[tuple[str, object]] = [
@@ -234,28 +245,30 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
 
 @attrs.frozen
 class Retried:
-    """What became of one target of `retry`."""
+    """The result of `retry` for one target."""
 
     id: int | None
-    """None when a unique key belongs to nobody."""
+    """None if no instance has the unique key."""
     retried: bool
     reason: str | None = None
-    """Why not."""
+    """Why it was not retried."""
 
 
-@click.command(short_help="Let failed instances run again.")
+@click.command(short_help="Run failed instances again.")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.option("--key", "as_key", is_flag=True, help="TARGETs are unique keys even if they are numbers.")
 @click.option(
-    "--status", type=click.Choice(["failed"]), help="All that are failed; other filters narrow it down."
+    "--status",
+    type=click.Choice(["failed"]),
+    help="All failed instances; can be combined with other filters.",
 )
-@click.option("--machine", metavar="NAME", help="All failed ones of this machine.")
-@click.option("--queue", metavar="NAME", help="All failed ones of this queue.")
-@click.option("--step", metavar="NAME", help="All that failed in this step.")
-@click.option("--error", metavar="TEXT", help="All failed ones with this text in their error.")
-@click.option("--tag", metavar="TAG", help="All failed ones with this tag.")
+@click.option("--machine", metavar="NAME", help="All failed instances of this machine.")
+@click.option("--queue", metavar="NAME", help="All failed instances in this queue.")
+@click.option("--step", metavar="NAME", help="All instances that failed in this step.")
+@click.option("--error", metavar="TEXT", help="All failed instances with this text in their error.")
+@click.option("--tag", metavar="TAG", help="All failed instances with this tag.")
 @click.option("--parent", type=_ids, metavar="ID", help="All failed children of this instance.")
-@click.option("--dry-run", is_flag=True, help="Tell which would run again, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print which instances would run again, and change nothing.")
 @database_options
 @json_option
 def retry(
@@ -274,18 +287,16 @@ def retry(
     schema: str,
     as_json: bool,
 ) -> None:
-    """Let failed instances run again in the step where they failed, with attempts from 0.
+    """Run failed instances again, from the step in which they failed, with attempts starting at 0.
 
-    TARGETs are ids or unique keys. Without any, filters say which: all failed ones that pass them. State, step and
-    idempotency key are as they were. What cannot be retried is refused, each with its reason, and the exit code is 1;
-    the others run all the same.
+    TARGETs are ids or unique keys. Without a TARGET, all failed instances that match the filters run again. State, step
+    and idempotency key are unchanged. For each instance that cannot be retried, the reason is printed and the exit code
+    is 1; the others run again.
     """
     narrowing = (status, machine, queue, step, error, tag, parent)
     filtered = any(each is not None for each in narrowing)
     if bool(targets) == filtered:
-        raise click.UsageError(
-            "give TARGETs (ids or unique keys), or filters such as --status failed; not both"
-        )
+        raise click.UsageError("give either TARGETs (ids or unique keys) or filters such as --status failed")
     where = Filter(
         status="failed", machine=machine, queue=queue, step=step, error=error, tag=tag, parent=parent
     )
@@ -302,13 +313,13 @@ def retry(
     if as_json:
         print_json(found)
     elif not found:
-        click.echo("no failed instance passes the filters")
-    _tell(found, as_json=as_json, dry_run=dry_run)
+        click.echo("no failed instance matches the filters")
+    _report(found, as_json=as_json, dry_run=dry_run)
     if not all(each.reason is None for each in found):
         sys.exit(1)
 
 
-def _tell(found: list[Retried], *, as_json: bool, dry_run: bool) -> None:
+def _report(found: list[Retried], *, as_json: bool, dry_run: bool) -> None:
     for each in found:
         if each.reason is not None:
             click.echo(f"durable-actors: not retried: {each.reason}", err=True)
@@ -317,7 +328,7 @@ def _tell(found: list[Retried], *, as_json: bool, dry_run: bool) -> None:
 
 
 async def _ids_of(conn: PgConn, schema: str, where: Filter) -> list[int]:
-    """All that pass the filter now, oldest first; those that fail later are not looked for."""
+    """Return the ids of all instances that match the filter now, oldest first."""
     found: list[int] = []
     before: int | None = NEWEST
     while before is not None:

@@ -1,4 +1,4 @@
-"""What several verbs share: options, argument types, the way to the database."""
+"""Options and argument types that several commands share, and the connection to the database."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _OURS: Final = Path(__file__).parent.parent
 _OPTIONS: Final = options_of(Config)
 _ENVIRONMENT: Final = {"schema": "DURABLE_SCHEMA"}
-"""Variables that the command line alone reads."""
+"""Environment variables that only the command line reads."""
 
 
 def config_option(name: str) -> Callable[[_F], _F]:
-    """Add the flag of an option of `Config`: type, default and help come from its field."""
+    """Add the flag of an option of `Config`. Type, default and help come from its field."""
     option = _OPTIONS[name]
     names = [option.flag, name]
     if option.kind == "flag":
@@ -56,7 +56,7 @@ def config_option(name: str) -> Callable[[_F], _F]:
 
 
 def _plain(text: str) -> str:
-    """A text of the reference for the command line: other options by their flags, no backquotes."""
+    """Turn a text of the reference into help: flags instead of option names, no backquotes."""
     return re.sub(r"`([^`]*)`", lambda match: _flag(match[1]) or match[1], text)
 
 
@@ -80,19 +80,19 @@ def database_options(function: _F) -> _F:
 
 def json_option(function: _F) -> _F:
     """Add `--json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def make_config(dsn: str | None, schema: str) -> Config:
-    """The validated settings of a verb."""
+    """Return the validated settings of a command."""
     return Config(dsn=dsn, schema=schema)
 
 
 @asynccontextmanager
 async def open_store(dsn: str | None, schema: str) -> AsyncGenerator[PgConn, None]:
-    """One connection to a database whose schema is in place, for verbs that look, or change a row they name."""
+    """Open a connection to a database whose schema exists, for commands that read, or change a given row."""
     config = make_config(dsn, schema)
-    # What changes nothing need not warn of the embedded server each time; serve, insert, signal and migrate do.
+    # Commands that only read do not warn about the embedded server; serve, insert, signal and migrate do.
     async with open_target(config.dsn, level=logging.INFO) as target:
         conn = await PgConn.open(target.dsn)
         try:
@@ -104,7 +104,7 @@ async def open_store(dsn: str | None, schema: str) -> AsyncGenerator[PgConn, Non
 
 @contextmanager
 def bare_errors() -> Generator[None, None, None]:
-    """Raise what a nursery has wrapped, when it is one error alone: an error of ours, or Ctrl-C."""
+    """Unwrap an exception group of a nursery that contains a single error, such as a DurableError or Ctrl-C."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -112,7 +112,7 @@ def bare_errors() -> Generator[None, None, None]:
 
 
 def _alone(error: BaseException) -> BaseException:
-    """The only error inside nested groups; the group itself when there are several."""
+    """Return the only error inside nested groups, or the group itself if there are several."""
     inner: tuple[BaseException, ...] = getattr(error, "exceptions", ())
     return _alone(inner[0]) if len(inner) == 1 else error
 
@@ -122,10 +122,10 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)", re.ASCII)
 
 
 def duration(text: str) -> float:
-    """Seconds, or a number with a unit: 90, 500ms, 90s, 5m, 2h, 1d. A `type=` of options."""
+    """Parse seconds, or a number with a unit: 90, 500ms, 90s, 5m, 2h, 1d. For `type=` of options."""
     match = _DURATION.fullmatch(str(text).strip())
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a duration: 90, 500ms, 90s, 5m, 2h or 1d")
+        raise click.BadParameter(f"{text!r} is not a duration, such as 90, 500ms, 90s, 5m, 2h or 1d")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -133,16 +133,16 @@ _PARSERS: Final[dict[Kind, tuple[Callable[[str], Any], str]]] = {
     "duration": (duration, "DURATION"),
     "number": (int, "N"),
 }
-"""By kind of option: the `type=` and the placeholder."""
+"""The `type=` and the placeholder of each kind of option."""
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds. A `type=` of options."""
+    """A whole number within bounds. For `type=` of options."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Make a number of what was typed; say which numbers there are."""
+        """Parse a number; the error message gives the bounds."""
         try:
             number = int(value)
         except ValueError:
@@ -154,21 +154,21 @@ class Whole(click.IntRange):
 
 
 def read_json(argument: str | None, *, option: str) -> Any:
-    """The JSON of an argument; `-` reads it from standard input. None for a missing argument."""
+    """Parse the JSON of an argument; `-` reads standard input. Returns None for a missing argument."""
     if argument is None:
         return None
     text = sys.stdin.read() if argument == "-" else argument
     try:
         return decode_json(text.encode("utf-8", "surrogateescape"), what=option)
     except ValueError as exc:
-        hint = "" if text.lstrip()[:1] in {"{", "[", '"'} else " (a text needs quotes: '\"like this\"')"
+        hint = "" if text.lstrip()[:1] in {"{", "[", '"'} else " (quote a text like this: '\"text\"')"
         raise click.UsageError(f"{_one_line(exc)}{hint}") from None
 
 
 def read_target(text: str, *, as_key: bool) -> int | str:
-    """An instance's address: digits are an id, anything else is a unique key."""
+    """Parse the target of a command: digits are an id, anything else is a unique key."""
     if not as_key and text.isascii() and text.isdigit():
-        number = int(text) if len(text) < 100 else 0  # of 5,000 digits Python makes an error, not a number
+        number = int(text) if len(text) < 100 else 0  # int() raises for 5,000 digits
         if not 0 < number < 2**63:
             raise ConfigError(f"{text[:100]} is not an instance id", option="target", value=text)
         return number
@@ -176,7 +176,7 @@ def read_target(text: str, *, as_key: bool) -> int | str:
 
 
 def key_bytes(text: str) -> bytes:
-    """A unique key as it was typed; bytes that are not text come through as they are."""
+    """Return a unique key as it was typed; bytes that are not UTF-8 are preserved."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -184,27 +184,27 @@ def key_bytes(text: str) -> bytes:
 
 
 def import_modules(names: Iterable[str], *, verbose: bool) -> None:
-    """Import modules, which registers their machines; a failure is one line (and a traceback with -v)."""
+    """Import modules, which registers their machines. A failure prints one line, and a traceback with -v."""
     if os.getcwd() not in sys.path:  # noqa: PTH109 - as `python -m` does
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     for name in names:
         if name.endswith(".py") or "/" in name:
             dotted = name.removesuffix(".py").strip("./").replace("/", ".")
             raise ConfigError(
-                f"{name!r} is a file's name, a module's name is needed: {dotted}", option="module"
+                f"{name!r} is the name of a file; give the name of the module: {dotted}", option="module"
             )
         try:
             importlib.import_module(name)
-        except Exception as exc:  # anything may happen in a module of the user's
+        except Exception as exc:  # user code may raise anything
             if verbose:
                 traceback.print_exc()
             raise ConfigError(f"cannot import {name!r}: {_where(exc)}", option="module", value=name) from exc
 
 
 def _where(error: Exception) -> str:
-    """The error in one line, with the place where it happened."""
+    """Return the error as one line, with the file and line where it was raised."""
     text = f"{type(error).__name__}: {_one_line(error)}"
-    if isinstance(error, ModuleNotFoundError | SyntaxError):  # these tell the place, or there is none
+    if isinstance(error, ModuleNotFoundError | SyntaxError):  # their message has the place, or there is none
         return text
     every = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in every if not Path(frame.filename).is_relative_to(_OURS)] or every

@@ -1,4 +1,4 @@
-"""How verbs print: JSON for programs, tables for people. Data is shown as it is, never as markup."""
+"""The output of commands: JSON for programs, tables for people. Data is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDE = 240
-"""Columns when nobody looks: a pipe must not cut anything off."""
+PIPE_WIDTH = 240
+"""Columns when the output is not a terminal, so that nothing is cut off."""
 
 
 def make_console() -> Console:
-    """A console for one command; as wide as the terminal, or as wide as needed."""
+    """Return a console as wide as the terminal, or PIPE_WIDTH columns wide without one."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line."""
+    """Print one JSON document on one line."""
     click.echo(json.dumps(value, ensure_ascii=False, default=plain))
 
 
 def plain(value: object) -> Any:
-    """One value as JSON has it: an attrs class as an object, an instant in ISO form, bytes as text.
+    """Convert one value for JSON: an attrs object to a dict, an instant to ISO format, bytes to text.
 
-    Not what is in it: the encoder asks again. A state may be nested as deeply as Python can decode it.
+    Not recursive: the encoder calls it again for the parts. A state may be nested as deeply as Python can decode.
     """
     kind: type[Any] = type(value)
     if attrs.has(kind):
         found = {field.name: getattr(value, field.name) for field in attrs.fields(kind)}
-        # JSON has no infinity: an instant that a hand has set to it.
+        # JSON has no infinity, which a row changed by hand may contain.
         return {
             name: None if isinstance(each, float) and not isfinite(each) else each
             for name, each in found.items()
@@ -46,11 +46,11 @@ def plain(value: object) -> Any:
         return value.isoformat()
     if isinstance(value, bytes):
         return shown_key(value)
-    raise TypeError(f"{kind.__name__} is no JSON")
+    raise TypeError(f"{kind.__name__} is not JSON")
 
 
 def shown_key(key: str | bytes | None) -> str | None:
-    r"""A unique key as text; one that is not text as `\x…`."""
+    r"""Return a unique key as text, or as `\x…` if it is not UTF-8."""
     if key is None or isinstance(key, str):
         return key
     try:
@@ -60,14 +60,14 @@ def shown_key(key: str | bytes | None) -> str | None:
 
 
 def one_line(value: object, *, limit: int = 80) -> str:
-    """A value for a table's cell: printable, on one line, cut."""
+    """Format a value for a table cell: printable, on one line, cut at `limit`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = "".join(c if c.isprintable() else "\\n" if c == "\n" else f"\\x{ord(c):02x}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people: 0.4 s, 12 s, 5 min, 3 h, 2 d."""
+    """Format a duration: 0.4 s, 12 s, 5 min, 3 h, 2 d."""
     if value is None:
         return ""
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
@@ -77,14 +77,14 @@ def seconds(value: float | None) -> str:
 
 
 def ago(instant: datetime | None) -> str:
-    """How long ago, by this machine's clock: for people only."""
+    """Format how long ago an instant was, by the clock of this computer."""
     if instant is None:
         return ""
     return seconds(max((datetime.now(instant.tzinfo) - instant).total_seconds(), 0.0)) + " ago"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> Table:
-    """A table without a frame; columns named in `right` are numbers."""
+    """Return a table without a frame; the columns in `right` are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
         made.add_column(header, justify="right" if header in right else "left", no_wrap=True)
@@ -108,5 +108,5 @@ STYLES = {
 
 
 def coloured(word: str) -> Text:
-    """A status or state in its colour."""
+    """Return a status or state in its colour."""
     return Text(word, style=STYLES.get(word, ""))

@@ -1,4 +1,4 @@
-"""`durable-actors queues` and `durable-actors nodes`: what waits, and who works."""
+"""The commands `queues` and `nodes`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from durable_actors.cli.output import (
 )
 from durable_actors.machine import parse_step_address
 
-MOST_UNKNOWN: Final = 20
-"""Lines about steps that nobody knows, per queue."""
+MAX_UNKNOWN_LINES: Final = 20
+"""The largest number of lines about unknown steps, per queue."""
 
 
 @attrs.frozen(kw_only=True)
 class QueueView:
-    """A queue's line."""
+    """One line of `queues`."""
 
     queue: str
     due: int
@@ -41,15 +41,15 @@ class QueueView:
     executing: int
     oldest_due: float | None
     awaiting: int | None
-    """None when it was not counted."""
+    """None if it was not counted."""
     done: int | None
     failed: int | None
     nodes: int
-    """Live nodes that serve it."""
+    """The number of live nodes that serve it."""
     slots: int
-    """Steps that they run at a time, together."""
+    """The total number of steps that they run at the same time."""
     unknown: tuple[str, ...] | None = None
-    """Machines and steps of shelved rows that none of these nodes knows; None when it was not looked at."""
+    """Machines and steps of shelved rows that none of these nodes knows; None if it was not checked."""
 
 
 def make_views(
@@ -58,9 +58,9 @@ def make_views(
     counts: Mapping[str, Mapping[str, int]] | None,
     shelves: Mapping[str, Sequence[str]] | None = None,
 ) -> list[QueueView]:
-    """One line per queue that has work, had some (if counted), or is served. Pure.
+    """Return one line per queue that has work, had work (if counted), or is served. Pure.
 
-    `shelves`: the step addresses on each queue's shelf.
+    `shelves` has the addresses of the shelved steps per queue.
     """
     by_name = {each.queue: each for each in work}
     live = [each for each in nodes if each.alive]
@@ -97,11 +97,11 @@ def make_views(
 
 
 def unknown_steps(shelf: Sequence[str], nodes: Sequence[NodeView]) -> tuple[str, ...]:
-    """What of a shelf none of these nodes can run, for people. Pure."""
+    """Describe the shelved steps that none of these nodes can run. Pure."""
     found: list[str] = []
     for address in shelf:
         parsed = parse_step_address(address)
-        if parsed is None:  # a hand wrote it
+        if parsed is None:  # a row written by hand
             found.append(repr(address))
             continue
         name, version, step = parsed
@@ -112,7 +112,7 @@ def unknown_steps(shelf: Sequence[str], nodes: Sequence[NodeView]) -> tuple[str,
 
 
 def queue_table(views: Sequence[QueueView]) -> Table:
-    """Queues for people; what was not counted has no column."""
+    """Return the table of queues; numbers that were not counted have no column."""
     counted = any(each.awaiting is not None for each in views)
     numbers = ["due", "oldest", "scheduled", "held", "shelved", "executing"]
     numbers += ["awaiting", "done", "failed"] if counted else []
@@ -135,17 +135,17 @@ def queue_table(views: Sequence[QueueView]) -> Table:
     return table(("queue", *numbers), rows, right=numbers)
 
 
-@click.command(short_help="Show what waits and runs per queue.")
+@click.command(short_help="Show waiting and running work per queue.")
 @click.option(
-    "--quick", is_flag=True, help="Leave out awaiting, done and failed, whose count reads the whole table."
+    "--quick", is_flag=True, help="Omit awaiting, done and failed, which need a scan of the whole table."
 )
 @database_options
 @json_option
 def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Show what waits and runs per queue, and how many live nodes serve it.
+    """Show waiting and running work per queue, and the live nodes that serve it.
 
-    Counting awaiting, done and failed instances READS THE WHOLE TABLE; --quick leaves them out and reads only what
-    waits or runs.
+    Counting awaiting, done and failed instances READS THE WHOLE TABLE. With --quick they are omitted, and only waiting
+    and running rows are read.
     """
 
     async def run() -> list[QueueView]:
@@ -165,17 +165,17 @@ def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
     elif found:
         make_console().print(queue_table(found))
         for each in found:
-            for text in (each.unknown or ())[:MOST_UNKNOWN]:
+            for text in (each.unknown or ())[:MAX_UNKNOWN_LINES]:
                 click.echo(
                     f"queue {each.queue!r}: no live node that serves it knows {one_line(text, limit=200)}",
                     err=True,
                 )
     else:
-        click.echo("no queues: nothing waits or runs, and no node is alive")
+        click.echo("no queues: no work is waiting or running, and no node is alive")
 
 
 def node_table(nodes: Sequence[NodeView]) -> Table:
-    """Nodes for people."""
+    """Return the table of nodes."""
     rows = [
         (
             one_line(each.incarnation),
@@ -193,16 +193,16 @@ def node_table(nodes: Sequence[NodeView]) -> Table:
     )
 
 
-@click.command(short_help="Show who works here.")
+@click.command(short_help="Show the nodes (running engines).")
 @click.option(
-    "--all", "everyone", is_flag=True, help="Those that stopped or were lost in the last days, too."
+    "--all", "everyone", is_flag=True, help="Also nodes that stopped or were lost in the last days."
 )
 @database_options
 @json_option
 def nodes(*, everyone: bool, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Show who works here: alive by its session lock, the claims it holds, its queues.
+    """Show the nodes: whether each is alive (holds its session lock), its claims and its queues.
 
-    Without --all: nodes that live, and those that are gone and still hold claims.
+    Without --all, it shows live nodes, and dead nodes that still hold claims.
     """
 
     async def run() -> list[NodeView]:
@@ -215,4 +215,6 @@ def nodes(*, everyone: bool, dsn: str | None, schema: str, as_json: bool) -> Non
     elif found:
         make_console().print(node_table(found))
     else:
-        click.echo("no node is alive" if everyone else "no node is alive (--all shows those that were)")
+        click.echo(
+            "no node is alive" if everyone else "no node is alive (--all shows stopped and lost nodes)"
+        )

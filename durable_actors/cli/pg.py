@@ -1,6 +1,6 @@
-"""``durable-actors pg …``: look after the embedded Postgres.
+"""The command group `pg`: manage the embedded Postgres.
 
-It starts and stops by itself; these commands are for looking inside, for making room, and for scripts.
+The server starts and stops automatically; these commands inspect it, stop it, and delete its data.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _data_option = click.option(
     "--data",
     "data_dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The data directory; by default $DURABLE_DATA, else the user's data directory.",
+    help="The data directory. Default: $DURABLE_DATA, else a directory in the user's data directory.",
 )
 
 
 @click.group()
 def pg() -> None:
-    """Look after the embedded Postgres."""
+    """Manage the embedded Postgres."""
 
 
 @pg.command()
 @_data_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(data_dir: Path | None, as_json: bool) -> None:
-    """Tell whether it runs, where, and who uses it."""
+    """Show whether the server is running, its data directory, and the processes that use it."""
     found = embedded.status(data_dir)
     if as_json:
         values = attrs.asdict(found)
@@ -41,9 +41,11 @@ def status(data_dir: Path | None, as_json: bool) -> None:
         return
     lines = {
         "status": found.phase,
-        "data": f"{found.data_dir}{'' if found.exists else ' (nothing there yet)'}",
+        "data": f"{found.data_dir}{'' if found.exists else ' (does not exist yet)'}",
         "postgres": f"{found.version}" if found.version is not None else "",
-        "process": f"{found.postmaster}, kept by {found.supervisor}" if found.postmaster is not None else "",
+        "process": f"{found.postmaster}, supervised by {found.supervisor}"
+        if found.postmaster is not None
+        else "",
         "used by": ", ".join(map(str, found.clients)),
         "dsn": found.dsn or "",
         "log": str(found.log) if found.log.exists() else "",
@@ -55,10 +57,12 @@ def status(data_dir: Path | None, as_json: bool) -> None:
 
 @pg.command()
 @_data_option
-@click.option("--force", is_flag=True, help="Stop it even while processes use it; they may start it again.")
-@click.option("--quiet", is_flag=True, help="Say nothing when all is well.")
+@click.option(
+    "--force", is_flag=True, help="Stop the server even while processes use it; they may start it again."
+)
+@click.option("--quiet", is_flag=True, help="Print nothing on success.")
 def stop(data_dir: Path | None, force: bool, quiet: bool) -> None:
-    """Stop it now instead of a second after its last user."""
+    """Stop the server now, not a second after the last process that uses it has ended."""
     stopped = embedded.stop(data_dir, force=force)
     if not quiet:
         click.echo("stopped" if stopped else "not running")
@@ -68,13 +72,13 @@ def stop(data_dir: Path | None, force: bool, quiet: bool) -> None:
 @_data_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def psql(data_dir: Path | None, arguments: tuple[str, ...]) -> None:
-    """Open psql on it; ARGUMENTS go to psql (for example: -c 'select 1')."""
+    """Open psql on the server. ARGUMENTS are passed to psql, for example: -c 'select 1'."""
     with embedded.start(data_dir) as server:
         program = shutil.which("psql", path=f"{server.bin_dir}{os.pathsep}{os.environ.get('PATH', '')}")
         if program is None:
             raise ConfigError(
-                "neither the embedded binaries nor this system have psql. Install it (Debian: postgresql-client, "
-                f"macOS: libpq), or use another client while a process of yours runs: {server.dsn()}"
+                "psql was found neither in the embedded binaries nor on this system. Install it (Debian: "
+                f"postgresql-client, macOS: libpq), or use another client while your process runs: {server.dsn()}"
             )
         server.lend_to_exec()
         os.execv(program, [program, "--dbname", server.dsn(), *arguments])  # noqa: S606 - that is the command
@@ -82,9 +86,9 @@ def psql(data_dir: Path | None, arguments: tuple[str, ...]) -> None:
 
 @pg.command()
 @_data_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def reset(data_dir: Path | None, yes: bool) -> None:
-    """Delete all its data, for good."""
+    """Delete all data of the server. This cannot be undone."""
     found = embedded.status(data_dir)
     if not found.exists:
         click.echo(f"nothing to delete in {found.data_dir}")

@@ -1,4 +1,4 @@
-"""`durable-actors migrate` and `durable-actors uninstall`."""
+"""The commands `migrate` and `uninstall`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from durable_actors.cli.options import config_option, database_options, make_con
 from durable_actors.config import Config
 
 
-@click.command(short_help="Create the schema or bring it up to date.")
+@click.command(short_help="Create or update the schema.")
 @database_options
-@click.option("--check", is_flag=True, help="Change nothing; exit with 1 when migrations are pending.")
-@click.option("--sql", "as_sql", is_flag=True, help="Print the SQL for an empty database and do nothing.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with code 1 if migrations are pending.")
+@click.option(
+    "--sql", "as_sql", is_flag=True, help="Print the SQL for an empty database, and change nothing."
+)
 @click.option("--to", "version", type=int, metavar="N", help="Stop at migration N instead of the newest.")
 @config_option("start_timeout")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def migrate(
     *,
     dsn: str | None,
@@ -35,9 +37,9 @@ def migrate(
     start_timeout: float,
     as_json: bool,
 ) -> None:
-    """Create the schema or bring it up to date. Any number of processes may do so at once."""
+    """Create or update the schema. Any number of processes may do this at the same time."""
     if check and as_sql:
-        raise click.UsageError("--check and --sql exclude each other")
+        raise click.UsageError("--check and --sql cannot be combined")
     config = make_config(dsn, schema)
     if as_sql:
         click.echo(migrating.migration_sql(config.schema), nl=False)
@@ -76,20 +78,20 @@ async def _look(dsn: str, config: Config) -> migrating.SchemaVersion:
         conn.close()
 
 
-@click.command(short_help="Drop the tables with everything in them.")
+@click.command(short_help="Drop the tables and all data in them.")
 @database_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def uninstall(*, dsn: str | None, schema: str, yes: bool) -> None:
-    """Drop the tables with all instances and signals. There is no way back."""
+    """Drop the tables with all instances and signals. This cannot be undone."""
     config = make_config(dsn, schema)
     if not yes:
-        click.confirm(f"Drop schema {config.schema} with every instance and signal in it?", abort=True)
+        click.confirm(f"Drop schema {config.schema} with all instances and signals?", abort=True)
 
     async def run() -> bool:
         async with open_target(config.dsn) as target:
             return await migrating.uninstall(target.dsn, schema=config.schema)
 
     if trio.run(run):
-        click.echo(f"schema {config.schema} is gone")
+        click.echo(f"schema {config.schema} was dropped")
     else:
-        click.echo(f"nothing of ours is left in schema {config.schema}")
+        click.echo(f"schema {config.schema} has no tables of durable_actors; nothing to drop")

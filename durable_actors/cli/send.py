@@ -1,4 +1,4 @@
-"""`durable-actors insert` and `durable-actors signal`: start instances and talk to them from a shell."""
+"""The commands `insert` and `signal`."""
 
 from __future__ import annotations
 
@@ -26,27 +26,31 @@ from durable_actors.machine import InsertOptions, MachineSpec, current_registry
 @click.command(short_help="Start an instance of a machine or job.")
 @click.argument("machine")
 @click.option(
-    "--module", "modules", multiple=True, metavar="MODULE", help="Module that defines it. Repeat it."
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="The module that defines it. Can be repeated.",
 )
 @click.option(
-    "--state", "--args", metavar="JSON", help="The first state, or a job's arguments; - reads stdin."
+    "--state", "--args", metavar="JSON", help="The initial state, or the arguments of a job; - reads stdin."
 )
-@click.option("--step", metavar="NAME", help="Begin here instead of in the initial step.")
-@click.option("--queue", metavar="NAME", help="Instead of the machine's queue.")
-@click.option("--priority", type=int, default=0, help="Lower goes first. Default: 0.")
-@click.option("--unique-key", metavar="KEY", help="At most one live instance has it.")
-@click.option("--partition-key", metavar="KEY", help="One step of a key runs at a time, in order.")
+@click.option("--step", metavar="NAME", help="The first step. Default: the initial step.")
+@click.option("--queue", metavar="NAME", help="The queue. Default: the machine's queue.")
+@click.option("--priority", type=int, default=0, help="Lower values run first. Default: 0.")
+@click.option("--unique-key", metavar="KEY", help="At most one live instance has this key.")
+@click.option("--partition-key", metavar="KEY", help="Steps with the same key run one at a time, in order.")
 @click.option(
-    "--in", "delay", type=duration, metavar="DURATION", help="Not before so long from now: 90, 5m, 2h, 1d."
+    "--in", "delay", type=duration, metavar="DURATION", help="Run after this delay: 90, 5m, 2h, 1d."
 )
-@click.option("--at", metavar="INSTANT", help="Not before this instant: 2030-01-31T08:00+01:00.")
-@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="To filter by. Repeat it.")
-@click.option("--meta", metavar="JSON", help="An object for people and tools.")
+@click.option("--at", metavar="INSTANT", help="Run at this instant: 2030-01-31T08:00+01:00.")
+@click.option("--tag", "tags", multiple=True, metavar="TEXT", help="A text to filter by. Can be repeated.")
+@click.option("--meta", metavar="JSON", help="A JSON object for people and tools.")
 @click.option(
     "--on-duplicate",
     type=click.Choice(["raise", "return", "skip"]),
     default="raise",
-    help="When the unique key is occupied: fail (default), print who has it, or print nothing.",
+    help="If the unique key is occupied: fail (default), print the existing id, or print nothing.",
 )
 @database_options
 @json_option
@@ -64,10 +68,10 @@ def insert(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Insert an instance of MACHINE (a machine or a job, by its registered name); print its id.
+    """Insert an instance of MACHINE (the registered name of a machine or job), and print its id.
 
-    Its module is imported, for only the code knows the initial step and the state's type: give --module, or a name in
-    the default form `module:Name`, whose module is imported then.
+    The command imports the module that defines it, to know the initial step and the type of the state: give --module,
+    or a name in the default form `module:Name`.
     """
     config = make_config(dsn, schema)
     spec = _find(machine, modules, verbose=bool(ctx.obj))
@@ -102,7 +106,7 @@ def _find(machine: str, modules: tuple[str, ...], *, verbose: bool) -> MachineSp
         if modules:
             raise
         raise UnknownMachine(
-            f"{machine!r}: which code is that? Give its module (--module shop.machines), or a name in the form "
+            f"machine {machine!r} is unknown: give its module (--module shop.machines), or a name in the form "
             "shop.machines:Checkout"
         ) from exc
 
@@ -117,13 +121,13 @@ def _options(given: dict[str, Any]) -> InsertOptions:
     if given["meta"] is not None:
         options["meta"] = read_json(given["meta"], option="--meta")
     if given["delay"] is not None and given["at"] is not None:
-        raise click.UsageError("--in and --at exclude each other")
+        raise click.UsageError("--in and --at cannot be combined")
     if given["delay"] is not None:
         options["schedule_in"] = given["delay"]
     if given["at"] is not None:
         try:
             instant = datetime.fromisoformat(given["at"])
-            options["schedule_at"] = instant.astimezone()  # without an offset: this machine's time zone
+            options["schedule_at"] = instant.astimezone()  # without an offset: the time zone of this computer
         except (ValueError, OverflowError):
             raise click.BadParameter(
                 f"{given['at']!r} is not an ISO instant like 2030-01-31T08:00+01:00", param_hint="--at"
@@ -135,7 +139,7 @@ def _options(given: dict[str, Any]) -> InsertOptions:
 @click.argument("target")
 @click.argument("name")
 @click.argument("payload", required=False)
-@click.option("--dedup-key", metavar="KEY", help="Redelivery with the same key changes nothing.")
+@click.option("--dedup-key", metavar="KEY", help="Sending again with the same key has no effect.")
 @click.option("--key", "as_key", is_flag=True, help="TARGET is a unique key even if it is a number.")
 @database_options
 @json_option
@@ -152,8 +156,7 @@ def signal(
 ) -> None:
     """Send signal NAME with PAYLOAD (JSON; - reads stdin) to TARGET, an instance's id or unique key.
 
-    Prints `sent`, or `duplicate` when the dedup key was seen before. Fails when the instance has ended or does not
-    exist.
+    Prints `sent`, or `duplicate` if the dedup key was used before. Fails if the instance has ended or does not exist.
     """
     config = make_config(dsn, schema)
     address = read_target(target, as_key=as_key)

@@ -1,4 +1,4 @@
-"""`durable-actors serve`: a worker process."""
+"""The command `serve`: run a worker process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALL_QUEUES: Final = options_of(Config)["queues"].default_words
 
 
 def read_queues(texts: tuple[str, ...]) -> Mapping[str, int | Queue] | None:
-    """`name`, `name=10` or `name=10+5` (with a prefetch of 5); none at all: every queue of the machines."""
+    """Parse `name`, `name=10` or `name=10+5` (with a prefetch of 5). Returns None, for all queues, if none is given."""
     if not texts:
         return None
     found: dict[str, int | Queue] = {}
@@ -61,16 +61,18 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
     "queues",
     multiple=True,
     metavar="NAME[=N[+PREFETCH]]",
-    help=f"A queue to serve, with N steps at a time ({_CONCURRENCY}). Repeat it. Default: {_ALL_QUEUES}.",
+    help=f"A queue to serve, with N steps at a time ({_CONCURRENCY}). Can be repeated. Default: {_ALL_QUEUES}.",
 )
 @config_options
 @click.option(
-    "--stop-on-eof", is_flag=True, help="Drain, too, when standard input ends: when the parent is gone."
+    "--stop-on-eof",
+    is_flag=True,
+    help="Also drain when standard input ends, for example because the parent process has ended.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS, case_sensitive=False),
-    help="Least level of the log on standard error. Default: INFO, or what your modules have configured.",
+    help="The log level. Default: INFO, or the level that your modules configure.",
 )
 @click.pass_context
 def serve(
@@ -83,10 +85,10 @@ def serve(
     log_level: str | None,
     **options: Any,
 ) -> None:
-    """Run a worker process: import MODULE..., then run steps of their machines and jobs.
+    """Run a worker process: import MODULE..., then run the steps of their machines and jobs.
 
-    SIGTERM or SIGINT drain it: nothing new is claimed, running steps may finish for --drain seconds, the rest goes
-    back; exit code 0. A second signal cancels what still runs.
+    On SIGTERM or SIGINT it drains: it claims no more rows, lets running steps finish within --drain seconds, releases
+    the rest, and ends with exit code 0. A second signal cancels running steps.
     """
     wanted = read_queues(queues)
     import_modules(modules, verbose=bool(ctx.obj))
@@ -99,7 +101,7 @@ def serve(
 
 
 def _configure_logging(level: str | None, *, verbose: int) -> None:
-    """Log to standard error, with times, unless the user's modules have configured the root logger: they decide."""
+    """Log to standard error with time stamps, unless the user's modules have configured the root logger."""
     root = logging.getLogger()
     if not root.handlers:
         chosen = level or ("DEBUG" if verbose > 1 else "INFO")
@@ -111,22 +113,22 @@ def _configure_logging(level: str | None, *, verbose: int) -> None:
 
 
 def _require_machines(modules: tuple[str, ...]) -> None:
-    """A worker without machines would wait for ever, and look healthy."""
+    """Refuse to run without machines: such a worker would do nothing and look healthy."""
     if not len(current_registry()):
         raise ConfigError(
-            f"no machine and no job is defined in {', '.join(modules)}: name the module that defines them "
+            f"no machine or job is defined in {', '.join(modules)}: give the module that defines them "
             "(classes of durable_actors.Machine, functions with @durable_actors.job), or one that imports it",
             option="module",
         )
 
 
 def _collect_garbage_less_often() -> None:
-    """This process is the engine's own, and a thousand steps in flight are no garbage.
+    """Raise the thresholds of the garbage collector: the objects of a thousand steps in flight are not garbage.
 
-    With Python's thresholds (700, 10, 10) the collector took 23 to 30 of 76 to 106 µs per short job, with 10,000 as the
-    first one 12. Steps in flight have some 40,000 objects: at 50,000 most of them are gone before it looks, and a job
-    takes a tenth less again.
-    Where the host owns the process, it decides: docs/explanation/performance.md.
+    With Python's thresholds (700, 10, 10) the collector took 23 to 30 of the 76 to 106 µs per short job; with 10,000 as
+    the first threshold, 12 µs. Steps in flight have about 40,000 objects: with 50,000, most of them are freed before
+    the collector runs, and a job takes another tenth less.
+    Only this command does so; an application that runs an engine decides itself: docs/explanation/performance.md.
     """
     gc.collect()
     gc.freeze()
@@ -134,7 +136,7 @@ def _collect_garbage_less_often() -> None:
 
 
 async def _run(config: Config, *, stop_on_eof: bool) -> None:
-    """Serve until a signal, or until standard input ends."""
+    """Serve until a signal arrives or standard input ends."""
     async with trio.open_nursery() as nursery:
         engine: Engine = await nursery.start(run_until_signal, config)
         if stop_on_eof:
@@ -142,15 +144,15 @@ async def _run(config: Config, *, stop_on_eof: bool) -> None:
 
 
 async def _stop_on_eof(engine: Engine) -> None:
-    """Drain the engine when standard input ends; return when the engine has stopped, for whatever reason."""
+    """Drain the engine when standard input ends; return when the engine has stopped for any reason."""
 
     async def watch() -> None:
-        # A thread: standard input may be a file, a terminal shared with others, or nothing at all. It is left behind
-        # when the engine stops first; the process ends then.
+        # In a thread, because standard input may be a file, a shared terminal, or closed. If the engine stops first,
+        # the thread is abandoned, and the process ends.
         read = partial(os.read, sys.stdin.fileno(), 4096)
         while await trio.to_thread.run_sync(read, abandon_on_cancel=True):
             pass
-        logging.getLogger("durable_actors").info("standard input has ended: draining")
+        logging.getLogger("durable_actors").info("engine %s: standard input has ended, draining", engine.name)
         engine.request_stop()
 
     async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""`durable-actors top`: queues, nodes and rates, live."""
+"""The command `top`: queues, nodes and rates, live."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from durable_actors.cli.overview import QueueView, make_views, node_table, queue
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """One look."""
+    """One snapshot of queues, nodes and rates."""
 
     queues: list[QueueView]
     nodes: list[NodeView]
     inserts: float | None
-    """Per second since the look before; None on the first one."""
+    """Per second since the previous snapshot; None in the first one."""
     updates: float | None
     signals: float | None
 
 
 async def look(conn: PgConn, schema: str, before: Rates | None) -> tuple[Picture, Rates]:
-    """Read what waits, who works, and how much happened since the look before. Reads no finished rows."""
+    """Read queues, nodes, and the rates since the previous snapshot. Does not read finished rows."""
     nodes = await read_nodes(conn, schema)
     rates = await read_rates(conn, schema)
     picture = Picture(
@@ -51,7 +51,7 @@ async def look(conn: PgConn, schema: str, before: Rates | None) -> tuple[Picture
 
 
 def rate(before: Rates | None, after: Rates, counter: str) -> float | None:
-    """A counter's growth per second; None when it cannot be told. Pure."""
+    """Return the growth of a counter per second; None if it is unknown. Pure."""
     if before is None or after.at <= before.at:
         return None
     grown: int = getattr(after, counter) - getattr(before, counter)
@@ -59,7 +59,7 @@ def rate(before: Rates | None, after: Rates, counter: str) -> float | None:
 
 
 def draw(picture: Picture, schema: str, *, keys: bool) -> Group:
-    """The picture for people."""
+    """Format a snapshot for the terminal."""
     shown = [
         f"{name} –/s" if value is None else f"{name} {value:.0f}/s"
         for name, value in (
@@ -70,31 +70,39 @@ def draw(picture: Picture, schema: str, *, keys: bool) -> Group:
     ]
     head = Text(f"durable_actors · schema {schema} · " + " · ".join(shown), style="bold")
     if keys:
-        head.append("   q ends", style="dim")
-    queues = queue_table(picture.queues) if picture.queues else Text("no queues: nothing waits or runs")
+        head.append("   q quits", style="dim")
+    queues = (
+        queue_table(picture.queues) if picture.queues else Text("no queues: no work is waiting or running")
+    )
     nodes = node_table(picture.nodes) if picture.nodes else Text("no node is alive")
     return Group(head, Text(), queues, Text(), nodes)
 
 
 @click.command()
 @click.option(
-    "--interval", type=duration, metavar="DURATION", default=1.0, help="Pause between looks. Default: 1."
+    "--interval",
+    type=duration,
+    metavar="DURATION",
+    default=1.0,
+    help="The pause between updates. Default: 1.",
 )
-@click.option("--count", type=Whole(1), metavar="N", help="End after N looks. Default: never; piped: 1.")
+@click.option(
+    "--count", type=Whole(1), metavar="N", help="End after N updates. Default: never; 1 without a terminal."
+)
 @database_options
 @json_option
 def top(*, interval: float, count: int | None, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Watch queues, nodes and rates; q or Ctrl-C ends.
+    """Show queues, nodes and rates, live. Press q or Ctrl-C to quit.
 
-    Reads what waits and runs, no finished rows; rates are Postgres's own counters of the tables. When the output is no
-    terminal it prints one look and ends (--count prints more); with --json one object per line and look.
+    Reads waiting and running rows, but no finished ones; the rates come from Postgres's statistics of the tables. If
+    the output is not a terminal, it prints one update and ends (--count prints more); with --json, one object per line.
     """
     if interval < 0.1:
-        raise click.BadParameter("at least 0.1 seconds", param_hint="--interval")
+        raise click.BadParameter("must be at least 0.1 seconds", param_hint="--interval")
     try:
         trio.run(partial(_watch, dsn, schema, interval=interval, count=count, as_json=as_json))
     except* KeyboardInterrupt:
-        pass  # how people end it
+        pass  # Ctrl-C quits
 
 
 async def _watch(dsn: str | None, schema: str, *, interval: float, count: int | None, as_json: bool) -> None:
@@ -138,7 +146,7 @@ async def _print(conn: PgConn, schema: str, *, interval: float, count: int, as_j
 
 @contextmanager
 def _single_keys() -> Generator[int | None, None, None]:
-    """Let single keys be read from the terminal, without an echo; as it was afterwards. None: no terminal."""
+    """Read single keys from the terminal without echo, and restore it afterwards. Yields None without a terminal."""
     if not sys.stdin.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""Why an instance is where it is: the sentence that `durable-actors show` ends with. Pure."""
+"""Why an instance is waiting or running: the last line of `durable-actors show`. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from durable_actors.cli.output import seconds
 
 
 def runs(instance: Instance) -> int:
-    """How often the step has run in this visit, a run that goes on included; `attempt` counts from 0."""
+    """Return how often the step has run in this visit, including a current run. `attempt` counts from 0."""
     return instance.attempt + (instance.status in {"executing", "done", "failed"})
 
 
 def why(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> str:
-    """Say what the instance waits for, as far as its row, its siblings and the nodes tell."""
+    """Return a sentence that says what the instance waits for, from its row, its siblings and the nodes."""
     match instance.status:
         case "done":
             return "it has ended: done"
@@ -45,7 +45,7 @@ def _until(around: InstanceDetails) -> str:
     if around.deadline_in is None:
         return ""
     if around.deadline_in <= 0:
-        return f", its deadline passed {seconds(-around.deadline_in)} ago (a node that serves its queue will wake it)"
+        return f", its deadline passed {seconds(-around.deadline_in)} ago (a node that serves its queue wakes it)"
     return f" until its deadline in {seconds(around.deadline_in)}"
 
 
@@ -54,14 +54,15 @@ def _running(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     left = around.lease_left or 0.0
     state = next((each.state for each in nodes if each.incarnation == owner), "unknown")
     if state == "alive" and left > 0:
-        return f"it runs step {instance.step!r} on {owner}"
+        return f"it is running step {instance.step!r} on {owner}"
     if left > 0:
         return (
-            f"its node {owner} is {state}: its claim comes back when other nodes have seen it dead for their "
-            f"dead_after, at the latest when its lease ends in {seconds(left)}"
+            f"its node {owner} is {state}: its claim is released when other nodes have seen the node dead for "
+            f"dead_after, at the latest when the lease expires in {seconds(left)}"
         )
-    return f"the lease of {owner} ended {seconds(-left)} ago: the next reaper's look brings it back" + (
-        "" if any(each.alive for each in nodes) else ", but no node is alive"
+    return (
+        f"the lease of {owner} expired {seconds(-left)} ago: the reaper of a live node releases the claim"
+        + ("" if any(each.alive for each in nodes) else ", but no node is alive")
     )
 
 
@@ -91,8 +92,8 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     key = instance.partition_key
     if key is not None and around.key_holder is not None:
         sibling, owner = around.key_holder
-        return f"it is held behind key {key!r}, which instance {sibling} runs on {owner}"
+        return f"it waits for partition key {key!r}, which instance {sibling} holds on {owner}"
     if key is not None and around.first_of_key not in {None, instance.id}:
-        return f"it is held behind key {key!r}: instance {around.first_of_key} goes first"
+        return f"it waits for partition key {key!r}: instance {around.first_of_key} runs first"
     nodes_text = "1 live node serves" if len(knowing) == 1 else f"{len(knowing)} live nodes serve"
     return f"it is due and waits for a free slot: {nodes_text} queue {instance.queue!r}"

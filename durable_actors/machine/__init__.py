@@ -1,21 +1,21 @@
-"""The language: machines, steps, jobs, outcomes, contexts. Pure: no I/O, no clock, no Trio.
+"""Machines, steps, jobs, outcomes and contexts: what users write. Pure: no I/O, no clock, no Trio.
 
 Layout, in reading order::
 
-    _outcome, _outcome_parts        what a step returns, and the checks of its pieces
+    _outcome, _outcome_parts        what a step returns, and the checks of its parts
     _step_ref, _step                @step and references to steps
-    _context                        what a step is given; ContextPort is the engine's side of it
+    _context                        what a step receives; ContextPort is the engine's side of it
     _machine, _job                  Machine and @job: what users write
     _definition, _step_collection,  from a class or function to a MachineSpec; all DefinitionErrors
     _declared_state, _job_form
-    _spec                           MachineSpec: the one shape that the engine sees
+    _spec                           MachineSpec: the form in which the engine sees a machine or job
     _registry                       {(name, version): MachineSpec}
-    _codec, _state_type, _diagnosis state to JSON and back; which types can; where a value cannot
-    _foreign_class                  objects of another class than the type says
+    _codec, _state_type, _diagnosis state to JSON and back; which types can be stored; which part of a value cannot
+    _foreign_class                  objects whose class differs from the declared type
     _normalize, _reason, _backoff   returned value or error to outcome; text of a failure; delay of a retry
-    _insert_options, _insert_plan,  the options of a new instance, and the row they give
+    _insert_options, _insert_plan,  the options of a new instance, and the row made from them
     _labels
-    _checks                         durations, names and numbers as users write them
+    _checks                         checks of durations, names and numbers given by users
 
 The first group of names below is public as `durable_actors.X`; the second is for the engine and the client.
 """
@@ -117,7 +117,7 @@ __all__ = [
     "traceback_text",
 ]
 
-# What users see in tracebacks, reprs and help() is where they import it from.
+# Tracebacks, reprs and help() show the public import path.
 for _public in (
     Await, Cancel, Child, ChildView, Context, Done, Error, InsertOptions, Machine, Next, Retry,
     ScheduleChildren, Signal, Stop, job, step,

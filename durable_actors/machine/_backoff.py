@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 CEILING = 300.0
-"""Seconds; a job that keeps failing is tried again every 2.5 to 5 minutes."""
+"""Seconds: the longest delay. With jitter, a job that keeps failing runs every 2.5 to 5 minutes."""
 
 
 def default_backoff(attempt: int, random: float) -> float:
-    """Seconds to wait after the execution with this `attempt` (0, 1, 2, …) failed.
+    """Return the seconds to wait after the execution with this `attempt` (0, 1, 2, …) failed.
 
-    `min(2 ** attempt, 300)`, of which the upper half is random: a burst of jobs that failed together (one
-    dead mail server) must not come back together, and yet none may come back at once.
+    The delay is `min(2 ** attempt, 300)`, of which the upper half is random: jobs that failed together (because
+    a mail server is down, for example) must not be retried all at the same moment, and none at once.
 
     >>> default_backoff(0, random=1.0), default_backoff(3, random=0.0), default_backoff(10_000, random=1.0)
     (1.0, 4.0, 300.0)
     """
-    # The exponent is capped before the power is taken: 2 ** 10_000 is a 3,000-digit int that no float holds.
+    # The exponent is capped before the power is computed: 2 ** 10_000 does not fit a float.
     base = min(2.0 ** min(max(attempt, 0), 9), CEILING)
     return base * (0.5 + 0.5 * random)

@@ -1,7 +1,7 @@
-"""Values as users write them, checked once: durations, names, whole numbers.
+"""Checks of values that users pass: durations, names, keys and whole numbers.
 
-Each function returns the normal form or raises the error class it is given, with a text that names the
-parameter and the value. Bad values must not reach SQL: one of them would abort a whole group commit.
+Each function returns the value in its normal form, or raises the given error class with a message that names
+the parameter and the value. Invalid values must not reach SQL, where one would abort a whole group commit.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ Duration = float | timedelta
 """Seconds (int or float), or a `timedelta`."""
 
 MAX_DURATION = 100 * 365.25 * 86_400.0
-"""A hundred years. `now() + delay` overflows `timestamptz` at about 9e12 seconds; a delay that long is a
-mistake (`2 ** attempt` without a ceiling) long before that."""
+"""Seconds: a hundred years. `now() + delay` overflows `timestamptz` at about 9e12 seconds; a delay that long is
+a mistake (`2 ** attempt` without a limit) long before that."""
 
 MAX_NAME = 255
-"""Characters of a machine's, queue's, step's or signal's name. They are index keys (btree: 2,704 bytes)."""
+"""The longest name of a machine, queue, step or signal, in characters. Names are index keys (btree: 2,704 bytes)."""
 
 SEPARATOR = "\x1f"
-"""Between the parts of a step's address (`step_address`): no name of a machine or step contains it."""
+"""Separates the parts of a step's address (`step_address`). Names of machines and steps must not contain it."""
 
 MAX_KEY = 2_000
-"""Bytes of a partition or unique key: an index key, too."""
+"""The longest partition or unique key, in bytes. Keys are index keys, too."""
 
 
 def seconds(value: object, *, what: str, error: type[DurableError], positive: bool = False) -> float:
     """Return a duration as float seconds.
 
-    Zero is allowed unless `positive`; NaN, infinity, negative and absurdly large values never are.
+    Zero is allowed unless `positive`. NaN, infinity, negative values and more than 100 years never are.
     """
     if isinstance(value, timedelta):
         result = value.total_seconds()
@@ -51,7 +51,7 @@ def seconds(value: object, *, what: str, error: type[DurableError], positive: bo
 
 
 def text(value: object, *, what: str, error: type[DurableError], maximum: int | None = None) -> str:
-    """Return a string that a Postgres text column accepts: not empty, no NUL, no lone surrogate."""
+    """Return a string that a Postgres text column can store: not empty, no NUL, no lone surrogate."""
     if not isinstance(value, str):
         raise error(f"{what} must be a str, not {type(value).__name__}: {shown(value)}")
     if not value:
@@ -68,7 +68,9 @@ def key_text(value: object, *, what: str, error: type[DurableError]) -> str:
     key = text(value, what=what, error=error)
     size = len(key.encode())
     if size > MAX_KEY:
-        raise error(f"{what} must have at most {MAX_KEY} bytes, it has {size}; hash it: {shown(value)}")
+        raise error(
+            f"{what} must have at most {MAX_KEY} bytes, it has {size}; use a hash of it instead: {shown(value)}"
+        )
     return key
 
 

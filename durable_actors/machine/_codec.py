@@ -1,28 +1,28 @@
 """State, results and payloads as JSON bytes for jsonb columns, and back.
 
-What happens to each kind of value (all of it is tested):
+How each kind of value is stored (every line is tested):
 
 ===================================  =====================================================================
-attrs, dataclass, TypedDict, Struct  by field; unknown fields are ignored, missing ones take their default
-an object of another class           refused where the type names a class or a TypedDict, a subclass, too; where any
-                                     object fits (dict, Any) it is stored by field and comes back as a dict
-dict                                 fits every class whose required fields it has; keys become strings; jsonb
-                                     keeps no key order
-datetime, date, time, timedelta,     strings (bytes: base64, Enum: its value); come back as themselves where
-UUID, Decimal, bytes, Enum           the type says so, as strings in a plain dict
-tuple, set, frozenset                arrays; come back as themselves where the type says so, else as lists
+attrs, dataclass, TypedDict, Struct  by field; unknown fields are ignored, missing ones get their default
+an object of another class           refused where the type names a class or a TypedDict (a subclass is refused, too);
+                                     where the type is dict or Any, stored by field and read back as a dict
+dict                                 accepted for every class whose required fields it has; keys become strings;
+                                     jsonb does not keep the order of keys
+datetime, date, time, timedelta,     as strings (bytes: base64, Enum: its value); read back as themselves if the
+UUID, Decimal, bytes, Enum           type says so, as strings in a plain dict
+tuple, set, frozenset                as arrays; read back as themselves if the type says so, otherwise as lists
 int                                  any size up to 4,300 digits; numbers in jsonb are exact
-float                                exact; from 1e16 on a plain dict gets an int back: jsonb writes digits
+float                                exact; from 1e16 on a plain dict reads back an int, since jsonb writes all digits
 NaN, inf                             refused (the encoder would write null)
 text with NUL or a lone surrogate    refused (jsonb cannot store it)
-longer than 32 MB of JSON            refused (keep it elsewhere, and its address here)
+more than 32 MB of JSON              refused (store it elsewhere, and keep a reference here)
 contains itself, or nested deeply    refused (the limit is Python's recursion limit, about 1,000 levels)
 any other object, msgspec.Raw        refused
 ===================================  =====================================================================
 
-A state is verified when it is *written*: it must read back as the machine's type. One that does not would be
-committed and then be unreadable in every later step, when the step that made it can no longer be blamed.
-Verifying costs a decode (0.2 µs for three fields).
+A state is verified when it is *written*: it must decode to the machine's state type. Otherwise it would be
+committed and no later step could read it, and the step that made it could no longer be identified.
+Verifying costs one decode (0.2 µs for three fields).
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode_any = msgspec.json.Decoder().decode
 _refuse_nan = json.JSONEncoder(allow_nan=False).encode
-# An odd number of backslashes: the escape \u0000, and not the text backslash-u0000.
+# An odd number of backslashes is the escape \u0000; an even number is the text backslash-u0000.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 MAX_JSON = 32_000_000
-"""Bytes: as much as a whole group of outcomes may have. A larger one would hold up all its neighbours' commits (one of
-100 MB took Postgres more than 30 s on a busy machine, was given up and sent again, without end), and the server
-closes the connection on a message of 1 GB. Keep what is large elsewhere, and its address in the state."""
+"""Bytes: the limit of a whole group commit. A larger value would delay the commits of all other steps in its group:
+one of 100 MB took Postgres more than 30 s on a busy machine, so it timed out and was sent again, endlessly. The server
+closes the connection at 1 GB. Store large values elsewhere, and keep a reference in the state."""
 
-_PLACE = re.compile(r" - at `(\$.*)`$", re.DOTALL)
+_DECODER_PATH = re.compile(r" - at `(\$.*)`$", re.DOTALL)
 
 
 class StateCodec:
-    """Encodes and decodes the state of one machine. Errors name the machine, version, step and path."""
+    """Encodes and decodes the state of one machine. Error messages name the machine, version, step and path."""
 
     __slots__ = ("_decoder", "_facts", "_subject", "type")
 
     def __init__(self, state_type: Any, *, machine: str, version: int) -> None:
-        """Refuse a type that cannot be stored with `DefinitionError`."""
+        """Raise `DefinitionError` for a type that cannot be stored."""
         self.type: Any = state_type
         """The declared type."""
         self._subject = f"{machine} v{version}"
         self._decoder: msgspec.json.Decoder[Any] | None = None
         self._facts: TypeFacts | None = None
-        # A field may name a class further down in the module; prepare() or the first use tries again.
+        # A field may name a class that is defined later in the module; prepare() or the first use tries again.
         with suppress(NameError):
             self._build()
 
     def prepare(self) -> None:
-        """Resolve the type now; raise `DefinitionError` when one of its annotations names nothing."""
+        """Resolve the type now; raise `DefinitionError` if an annotation cannot be resolved."""
         if self._facts is None:
             try:
                 self._build()
@@ -85,7 +85,7 @@ class StateCodec:
                 ) from error
 
     def encode(self, state: object, *, step: str) -> bytes:
-        """Return the state as JSON; raise `StateError` unless it can be stored and read back as its type."""
+        """Return the state as JSON; raise `StateError` if it cannot be stored, or not read back as its type."""
         facts, decoder = self._facts, self._decoder
         if facts is None or decoder is None:
             facts, decoder = self._ready()
@@ -120,7 +120,7 @@ class StateCodec:
         return data
 
     def decode(self, data: bytes | str, *, step: str) -> Any:
-        """Return the state from JSON; raise `StateError` when it does not fit the type."""
+        """Return the state from JSON; raise `StateError` if it does not match the type."""
         decoder = self._decoder or self._ready()[1]
         try:
             return decoder.decode(data)
@@ -145,12 +145,12 @@ class StateCodec:
 
 
 def canonical_json(value: object) -> bytes:
-    """Return JSON to compare by: the same bytes for values of one type that are equal, whatever the order in sets."""
+    """Return JSON for comparisons: equal values of one type give the same bytes, whatever the order of sets."""
     return _encode_sorted(value)
 
 
 def encode_json(value: object, *, what: str) -> bytes:
-    """Return a result or payload as JSON; raise `StateError` that begins with `what`."""
+    """Return a result or payload as JSON; raise a `StateError` that begins with `what`."""
     try:
         return _checked(value, may_hide_nan=True)
     except _Refused as refused:
@@ -158,19 +158,19 @@ def encode_json(value: object, *, what: str) -> bytes:
 
 
 def decode_json(data: bytes | str, *, what: str, type: Any = Any) -> Any:  # noqa: A002 - as in result(type=T)
-    """Return a result or payload from JSON, as `type`; raise `StateError` that begins with `what`."""
+    """Return a result or payload from JSON, as `type`; raise a `StateError` that begins with `what`."""
     try:
         return _decode_any(data) if type is Any else msgspec.json.decode(data, type=type)
     except Exception as error:
-        if type is Any:  # nothing to fit into: the text itself is wrong, and has no places yet
-            raise StateError(f"{what}: {_PLACE.sub('', _told(error))}") from error
+        if type is Any:  # the text is not JSON, so there is no path to report
+            raise StateError(f"{what}: {_DECODER_PATH.sub('', _message_of(error))}") from error
         _Refused(error).explain(None, f"{what} does not fit {type_name(type)}")
 
 
 def decode_or_text(data: bytes) -> Any:
-    """A stored JSON value; as its text when Python cannot hold it: it must stay readable for people and for `handle`.
+    """Return a stored JSON value, or its text if Python cannot decode it, so that users and `handle` can read it.
 
-    jsonb takes numbers of 100,000 digits and deeper nesting than any decoder, and SQL is open to every hand.
+    jsonb accepts numbers of 100,000 digits and deeper nesting than any decoder, and anyone can write rows by SQL.
     """
     try:
         return _decode_any(data)
@@ -179,42 +179,42 @@ def decode_or_text(data: bytes) -> Any:
 
 
 def _checked(value: object, *, may_hide_nan: bool) -> bytes:
-    """Encode, and refuse what the encoder lets through: NUL escapes, and NaN as null."""
+    """Encode, and refuse what the encoder accepts but must not: NUL escapes, and NaN as null."""
     try:
         data = _encode(value)
-        # json, written in C, refuses NaN: 3.5 µs for a small value, and only when there is a null at all.
+        # The json module refuses NaN: 3.5 µs for a small value, needed only when the output contains a null.
         if may_hide_nan and value is not None and b"null" in data:
             _refuse_nan(msgspec.to_builtins(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise _Refused(error) from error
     if len(data) > MAX_JSON:
-        raise _Refused(ValueError(f"it has {len(data)} bytes of JSON, at most {MAX_JSON} are taken"))
+        raise _Refused(ValueError(f"it has {len(data)} bytes of JSON, the limit is {MAX_JSON}"))
     if b"\\u0000" in data and _NUL.search(data):
         raise _Refused(None)
     return data
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves this module
-    """Something cannot be stored or read; the text is made by whoever knows what it is for."""
+    """A value cannot be stored or read. `explain` turns it into a `StateError` where the context is known."""
 
     def __init__(self, cause: Exception | None) -> None:
         super().__init__()
         self.cause = cause
 
     def explain(self, value: object, what: str) -> NoReturn:
-        """Raise `StateError` with the place of the mistake in `value`, or the one that the decoder told."""
+        """Raise `StateError` with the path of the mistake in `value`, or the path that the decoder reported."""
         problem = None if value is None else find_problem(value)
         if problem is not None:
             path, text = problem
         elif isinstance(self.cause, RecursionError):
             path, text = "$", "it is nested too deeply"
         else:
-            text = "it contains \\u0000" if self.cause is None else _told(self.cause)
-            place = _PLACE.search(text)
+            text = "it contains \\u0000" if self.cause is None else _message_of(self.cause)
+            place = _DECODER_PATH.search(text)
             path = place.group(1) if place else "$"
-            text = _PLACE.sub("", text)
+            text = _DECODER_PATH.sub("", text)
         raise StateError(f"{what}: at {path}: {text}") from self.cause
 
 
-def _told(cause: Exception) -> str:
+def _message_of(cause: Exception) -> str:
     return str(cause) if isinstance(cause, ValueError | TypeError) else reason_text(cause)

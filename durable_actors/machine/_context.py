@@ -1,4 +1,4 @@
-"""What a step is given: the instance as it was claimed, and a small door to the engine."""
+"""`Context`: what a step receives. The instance as it was claimed, and calls to the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ else:
 
 
 MOST_CHILDREN: Final = 10_000
-"""Children that `ctx.children` holds at most."""
+"""The largest number of children that `ctx.children` holds."""
 
 
 @attrs.frozen
@@ -34,40 +34,40 @@ class Signal:
     """A durable message in an instance's inbox."""
 
     id: int
-    """Grows with arrival; give it to `consume=`."""
+    """The id of the signal, in order of arrival. Pass it to `consume=`."""
     name: str
-    """What `Await` matches."""
+    """The name, which `Await` matches."""
     payload: Any = None
     """The JSON value that was sent."""
     dedup_key: str | None = None
-    """The sender's key, if any."""
+    """The deduplication key that the sender gave, or None."""
     inserted_at: datetime | None = None
-    """When it arrived, by the database's clock."""
+    """When it arrived, by the clock of the database."""
 
 
 @attrs.frozen
 class ChildView:
-    """A child of this instance, as its barrier sees it."""
+    """A child of this instance at its current barrier."""
 
     id: int
     """The child's instance id."""
     machine: str
-    """Its machine's name."""
+    """The name of the child's machine."""
     status: Status
-    """`done` and `failed` are final."""
+    """The status of the child; `done` and `failed` are final."""
     result: Any = None
-    """What `Done(result)` gave, when it is done."""
+    """The result, if the child is done."""
     last_error: str | None = None
-    """Why it failed, when it failed."""
+    """The error, if the child failed."""
 
 
 class ContextPort(Protocol):
-    """The engine's side of `Context`: one object per engine, shared by all contexts, so a step costs none."""
+    """The engine's side of `Context`: one object per engine, shared by all contexts."""
 
     def insert(
         self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /
     ) -> Coroutine[Any, Any, int | None]:
-        """Insert an instance; None when its key is occupied and `on_duplicate` is "skip"."""
+        """Insert an instance; return None if its key is occupied and `on_duplicate` is "skip"."""
         ...
 
     def signal(
@@ -79,69 +79,69 @@ class ContextPort(Protocol):
     def start_child(
         self, ctx: Context[Any], machine: MachineRef, key: str, options: RowOptions, /
     ) -> Coroutine[Any, Any, int]:
-        """Start a child, or find the one that an earlier run of this step started."""
+        """Start a child, or return the one that an earlier run of this step started."""
         ...
 
     def iter_signals(self, ctx: Context[Any], /) -> AsyncIterator[Signal]:
-        """The whole inbox, oldest first."""
+        """Iterate over the whole inbox, oldest first."""
         ...
 
     def iter_children(self, ctx: Context[Any], /) -> AsyncIterator[ChildView]:
-        """All children of the barrier, in spawn order."""
+        """Iterate over all children of the barrier, in spawn order."""
         ...
 
 
-# Without slots: one is made per step, see `of`.
+# Without slots, because `of` sets `__dict__`: a context is created for every step.
 @attrs.frozen(eq=False, kw_only=True, slots=False)
 class Context(Generic[S_co]):
-    """One run of one step: what the instance looked like when the step began. Read-only.
+    """What a step receives: the instance as it was when this run of the step began. Read-only.
 
-    In your tests, make one by hand: `Context(state=Order(42), step="ship")`.
+    In unit tests, create one yourself: `Context(state=Order(42), step="ship")`.
     """
 
     state: S_co
-    """The state, decoded. In `handle`, after a state that does not decode: the raw JSON value."""
+    """The decoded state. In `handle`, if the stored state cannot be decoded: the raw JSON value."""
     id: int = 0
-    """The instance."""
+    """The id of the instance."""
     machine: str = ""
-    """The machine's name."""
+    """The name of the machine."""
     version: int = 1
-    """The version that this instance runs."""
+    """The version of the machine that this instance runs."""
     step: str = ""
-    """The step's name."""
+    """The name of the step."""
     attempt: int = 0
-    """How often this visit of the step was run before: 0 on the first run."""
+    """How often this visit of the step has run before; 0 on the first run."""
     visit: int = 1
-    """Counts up on every transition into a step."""
+    """The number of the visit. It increases with every transition into a step."""
     signals: tuple[Signal, ...] = ()
-    """The inbox when the step began, oldest first: all of it up to 1,000, see `more_signals`.
+    """The inbox when the step began, oldest first, up to 1,000 signals; see `more_signals`.
 
-    Every signal that was acknowledged before the step began is in it, also when its claim waited for a slot. One that
-    comes in the moment (mostly milliseconds, 0.25 s at most) between the claim of a row that nobody had signalled and a
-    step that begins at once may be seen by the next step only.
+    It contains every signal that was acknowledged before the step began, even if the claim had to wait for a slot. The
+    only exception: if a row without signals is claimed and its step begins at once, a signal that arrives between claim
+    and step (usually milliseconds, at most 0.25 s) may be visible to the next step only.
     """
     awaited: tuple[Signal, ...] = ()
-    """The signals that matched the await which led to this run: all up to 1,000, see `more_signals`. Empty on a first
+    """The signals that matched the `Await` which led to this run, up to 1,000; see `more_signals`. Empty on a first
     run and after a timeout."""
     more_signals: bool = False
-    """Whether the inbox has more than 1,000 signals, so that `signals` and perhaps `awaited` are its beginning only:
-    `iter_signals()` gives all."""
+    """Whether the inbox has more than 1,000 signals, so that `signals` (and possibly `awaited`) are incomplete.
+    `iter_signals()` reads all of them."""
     _children: tuple[ChildView, ...] | None = attrs.field(default=(), alias="children")
     _children_counts: Mapping[Status, int] | None = attrs.field(default=None, alias="children_counts")
     parent_id: int | None = None
-    """The instance that started this one as a child."""
+    """The id of the parent, if this instance is a child."""
     claim_id: object = None
-    """The claim under which this run happens; for logs. It is not the secret that fences the commit."""
+    """The claim of this run, for logs. It is not the secret token that fences the commit."""
     in_handle: bool = False
-    """Whether this is the context that `handle` was given."""
+    """Whether this is the context of `handle`."""
     port: ContextPort | None = attrs.field(default=None, repr=False)
-    """The engine's door; None outside of an engine."""
+    """The engine behind this context; None outside of an engine."""
 
     @property
     def children(self) -> tuple[ChildView, ...]:
-        """This barrier's children in spawn order: all of them, up to 10,000.
+        """All children of this barrier, in spawn order.
 
-        Beyond that it raises `TooManyChildren`; `iter_children()` gives all, `children_counts` counts them.
+        Raises `TooManyChildren` if there are more than 10,000; use `iter_children()` or `children_counts` then.
         """
         if self._children is None:
             raise TooManyChildren(self.id, sum(self.children_counts.values()), MOST_CHILDREN)
@@ -149,16 +149,16 @@ class Context(Generic[S_co]):
 
     @property
     def children_counts(self) -> Mapping[Status, int]:
-        """How many of this barrier's children have which status, however many they are; 0 for all others."""
+        """The number of children of this barrier by status, however many there are; 0 for all other statuses."""
         if self._children_counts is not None:
             return self._children_counts
         return Counter(child.status for child in self._children or ())
 
     @property
     def idempotency_key(self) -> str:
-        """The same text in every run of this visit (retry, same-step await, crash), and in no other.
+        """A key that is the same in every run of this visit of the step (retry, same-step await, crash), and unique.
 
-        Hand it to whatever the step calls, so that a second run is recognised there.
+        Pass it to the services that the step calls, so that they recognise a second run.
         """
         return f"{self.id}/{self.visit}/{self.step}"
 
@@ -175,50 +175,52 @@ class Context(Generic[S_co]):
         self, machine: MachineRef, *, on_duplicate: OnDuplicate = "raise", **options: Unpack[RowOptions]
     ) -> int | None: ...
     async def insert(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> int | None:
-        """Insert another instance, fenced by this claim; raises `Duplicate` when its unique key is occupied.
+        """Insert another instance, fenced by this claim, and return its id.
 
-        `on_duplicate="return"` gives the existing id instead, `"skip"` None.
-        It is committed at once, not with the step's outcome. A crash re-run finds what it inserted; the run after a
-        committed `Retry` or same-step `Await` inserts anew, unless its `unique_key` is occupied.
+        Raises `Duplicate` if its unique key is occupied; `on_duplicate="return"` returns the existing id instead, and
+        `"skip"` returns None. The insert is committed at once, not with the outcome of the step. When the step runs
+        again after a crash, the same call finds the instance that it inserted; when it runs again after a committed
+        `Retry` or same-step `Await`, it inserts a new one, unless its `unique_key` is occupied.
         """
-        return await self._door("insert").insert(self, machine, options)
+        return await self._require_port("insert").insert(self, machine, options)
 
     async def signal(
         self, target: int | str, name: str, payload: object = None, *, dedup_key: str | None = None
     ) -> None:
-        """Send a signal to an instance, by id or unique key.
+        """Send a signal to an instance, by id or unique key. Raises `NoTarget` if it has ended or does not exist.
 
-        It is committed at once, not with the step's outcome. A crash re-run does not send it twice; the run after a
-        committed `Retry` or same-step `Await` sends anew, unless a `dedup_key` says that it is the same.
+        The signal is committed at once, not with the outcome of the step. When the step runs again after a crash, it is
+        not sent twice; when it runs again after a committed `Retry` or same-step `Await`, it is sent again, unless a
+        `dedup_key` identifies it.
         """
-        await self._door("signal").signal(self, target, name, payload, dedup_key)
+        await self._require_port("signal").signal(self, target, name, payload, dedup_key)
 
     async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
-        """Start a child, identified by (this instance, step, machine, its first step, `key`); a re-run finds it.
+        """Start a child and return its id; a second run of this step finds the same child.
 
-        A call of the same identity with other arguments (`state` or `args`, `partition_key`, `unique_key`) raises
-        `Conflict`: it would neither start what it asks for nor find it.
-        Raises `Duplicate` when another instance occupies its `unique_key`.
+        The child is identified by this instance, this step, the machine, its first step and `key`. Raises `Conflict` if
+        this step has already started a child with the same identity and other arguments (`state` or `args`,
+        `partition_key`, `unique_key`), and `Duplicate` if another instance occupies its `unique_key`.
         """
-        return await self._door("start_child").start_child(self, machine, key, options)
+        return await self._require_port("start_child").start_child(self, machine, key, options)
 
     def iter_signals(self) -> AsyncIterator[Signal]:
-        """All signals of the inbox, oldest first, also beyond the first 1,000."""
-        return self._door("iter_signals").iter_signals(self)
+        """Iterate over all signals of the inbox, oldest first, including those beyond the first 1,000."""
+        return self._require_port("iter_signals").iter_signals(self)
 
     def iter_children(self) -> AsyncIterator[ChildView]:
-        """All children of this barrier in spawn order, however many, read in pages."""
-        return self._door("iter_children").iter_children(self)
+        """Iterate over all children of this barrier in spawn order, however many. They are read in pages."""
+        return self._require_port("iter_children").iter_children(self)
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Context[Any]:
-        """Make one of all its fields, which it keeps. For the engine: the usual way takes 3 µs, this one 1."""
+        """Create a context that takes over the dict `fields`. For the engine: 1 µs instead of 3 for the constructor."""
         ctx = cls.__new__(cls)
         object.__setattr__(ctx, "__dict__", fields)
         return ctx
 
     def for_handle(self) -> Context[S_co]:
-        """Return the context that `handle` gets: the same, without signals, awaited and children."""
+        """Return the context for `handle`: the same one without signals, awaited and children."""
         if self.in_handle:
             return self
         return attrs.evolve(
@@ -231,10 +233,10 @@ class Context(Generic[S_co]):
             in_handle=True,
         )
 
-    def _door(self, method: str) -> ContextPort:
+    def _require_port(self, method: str) -> ContextPort:
         if self.port is None:
             raise DurableError(
-                f"ctx.{method}() needs a running engine, and this context was made without one. "
-                "In a unit test pass Context(port=...) with your own stand-in."
+                f"ctx.{method}() needs a running engine, and this context was created without one. "
+                "In a unit test, pass Context(port=...) with a fake of your own."
             )
         return self.port

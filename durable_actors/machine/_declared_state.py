@@ -1,4 +1,4 @@
-"""Which type has a machine's state: `state=`, `Machine[...]`, a nested `State`, the parent's; the first of these."""
+"""The state type of a machine: the first of `state=`, `Machine[...]`, a nested `State`, the parent's type."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from durable_actors.machine._state_type import type_name
 
 
 def declared_state(cls: type[Any], base: type[Any], keyword: Any, parent: MachineSpec | None) -> Any:
-    """Return the declared state type, or None when there is none."""
+    """Return the declared state type, or None if there is none."""
     argument = _argument(cls, base)
     if isinstance(argument, ForwardRef | str):
         raise DefinitionError(
-            f"{cls.__qualname__}: Machine[{shown(argument)}] names the state type by a string; "
-            "define the class above and write it without quotes"
+            f"{cls.__qualname__}: Machine[{shown(argument)}] gives the state type as a string; "
+            "define the class above the machine and write it without quotes"
         )
     if keyword is not None:
         if argument is not None and argument != keyword:
             raise DefinitionError(
                 f"{cls.__qualname__} has two state types, Machine[{type_name(argument)}] and "
-                f"state={type_name(keyword)}: give one of them"
+                f"state={type_name(keyword)}: give only one of them"
             )
         return keyword
     if isinstance(argument, TypeVar):
         raise DefinitionError(
-            f"{cls.__qualname__} does not say its state type: its base is generic in {argument.__name__}, "
+            f"{cls.__qualname__} has no state type: its base is generic in {argument.__name__}, so "
             "write the type in brackets after the base"
         )
     if argument is not None:
@@ -41,9 +41,9 @@ def declared_state(cls: type[Any], base: type[Any], keyword: Any, parent: Machin
 
 
 def _argument(cls: type[Any], base: type[Any]) -> Any:
-    """What stands in the brackets of `Machine[...]`, also when a generic class lies in between.
+    """Return the type in the brackets of `Machine[...]`, also through generic classes in between.
 
-    A concrete machine in between ends the search: its definition has the answer.
+    A concrete machine in between ends the search: its definition has the state type.
     """
     for written in cls.__dict__.get("__orig_bases__", cls.__bases__):
         origin = get_origin(written) or written

@@ -1,6 +1,6 @@
-"""From a class body to a `MachineSpec`: every mistake is found here, when the class is made.
+"""From a class body to a `MachineSpec`. Mistakes in a definition are found here, when the class is created.
 
-Pure: reads the class, returns a value or raises `DefinitionError` with the remedy.
+Pure: reads the class, and returns a value or raises a `DefinitionError` that says what to change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_INT4 = 2**31 - 1
 
 @attrs.frozen
 class ClassKeywords:
-    """What follows the bases in `class Checkout(da.Machine[Order], queue="checkout")`. None: not given."""
+    """The keywords in `class Checkout(da.Machine[Order], queue="checkout")`. None means not given."""
 
     name: str | None = None
     version: int | None = None
@@ -43,10 +43,10 @@ class ClassKeywords:
     base_state: Any = None
 
     def over(self, bases: Iterable[ClassKeywords]) -> ClassKeywords:
-        """Return these, filled with what the bases say, nearest first.
+        """Return these keywords, completed with those of the bases, nearest first.
 
-        Name and version are never inherited. `initial` and `state` are kept apart, for marks, brackets and nested
-        classes of the class itself come before what a base says.
+        Name and version are never inherited. The `initial` and `state` of a base are kept in separate fields, because
+        `@step(initial=True)`, `Machine[...]` and a nested `State` of the class itself take precedence over them.
         """
         filled = self
         for base in bases:
@@ -67,7 +67,7 @@ def _first(mine: Any, base: Any) -> Any:
 
 @attrs.frozen
 class _Parts:
-    """What differs between a machine with steps and the class form of a job."""
+    """The parts of a definition that differ between a machine with steps and a job class."""
 
     kind: Kind
     initial: str
@@ -92,12 +92,12 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
     if not steps and perform is None:
         raise DefinitionError(
             f"{subject} has neither a step nor perform: {looks_like_steps(cls)}. "
-            "(A base class without steps of its own also inherits from abc.ABC.)"
+            "(A base class without steps must also inherit from abc.ABC.)"
         )
     handle = _handle(cls, base)
     if perform is not None and not handle.is_default:
         raise DefinitionError(
-            f"{subject} has perform and handle; a job's errors are retried (max_attempts=, "
+            f"{subject} has both perform and handle; errors of a job are retried (max_attempts=, "
             "backoff(attempt)), so remove handle, or write a machine with steps"
         )
     _check_constructor(cls)
@@ -128,14 +128,14 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
 
 
 def default_name(definition: Any) -> str:
-    """`module:QualName`."""
+    """Return the default name of a machine or job, `module:QualName`."""
     if definition.__name__ == "<lambda>":
-        raise DefinitionError("a lambda has no name of its own (the next one would replace it): give name=")
+        raise DefinitionError("a lambda has no name of its own, so the next one would replace it: give name=")
     return ":".join(identity_of(definition))
 
 
 def check_name(name: object, subject: str) -> str:
-    """A machine's or job's name."""
+    """Check the name of a machine or job."""
     checked = text(name, what=f"{subject}: name=", error=DefinitionError, maximum=MAX_NAME)
     if SEPARATOR in checked:
         raise DefinitionError(f"{subject}: name= must not contain the character U+001F: {shown(name)}")
@@ -143,22 +143,22 @@ def check_name(name: object, subject: str) -> str:
 
 
 def check_version(version: object, subject: str) -> int:
-    """A machine's or job's version."""
+    """Check the version of a machine or job."""
     return whole(version, what=f"{subject}: version=", error=DefinitionError, minimum=1, maximum=MAX_INT4)
 
 
 def check_queue(queue: object, subject: str) -> str:
-    """A machine's or job's queue."""
+    """Check the queue of a machine or job."""
     return text(queue, what=f"{subject}: queue=", error=DefinitionError, maximum=MAX_NAME)
 
 
 def check_max_attempts(number: object, subject: str) -> int:
-    """How often a job may be executed."""
+    """Check how often a job may be executed."""
     return whole(number, what=f"{subject}: max_attempts=", error=DefinitionError, minimum=1, maximum=MAX_INT4)
 
 
 def check_backoff(function: object, subject: str) -> None:
-    """A job's own back-off, None for the default."""
+    """Check the back-off function of a job; None means the default."""
     if function is not None and (not callable(function) or inspect.iscoroutinefunction(function)):
         raise DefinitionError(
             f"{subject}: backoff= must be a plain function of the attempt (0, 1, 2, …) that returns seconds; "
@@ -167,7 +167,7 @@ def check_backoff(function: object, subject: str) -> None:
 
 
 def _parent(cls: type[Any]) -> MachineSpec | None:
-    """The nearest concrete machine among the bases: initial step and state type are taken from it."""
+    """Return the nearest concrete machine among the bases: the initial step and the state type come from it."""
     return next((spec for spec in map(spec_of, cls.__mro__[1:]) if spec is not None), None)
 
 
@@ -178,26 +178,26 @@ def _check_flag(value: object, subject: str) -> bool:
 
 
 def _check_complete(cls: type[Any]) -> None:
-    """`abc` itself complains only when an object is made, which is when the first step runs."""
+    """Refuse abstract methods now. `abc` itself raises only when an object is created: when the first step runs."""
     if isinstance(cls, abc.ABCMeta):
         static = inspect.getattr_static
         names = [name for name in dir(cls) if getattr(static(cls, name), "__isabstractmethod__", False)]
         if names:
             raise DefinitionError(
-                f"{cls.__qualname__} leaves {', '.join(names)} abstract: define it, or inherit from abc.ABC"
+                f"{cls.__qualname__} leaves {', '.join(names)} abstract: define it, or also inherit from abc.ABC"
             )
 
 
 def _check_constructor(cls: type[Any]) -> None:
-    """A step gets a new object of its class each time it runs, so that nothing survives on `self`."""
+    """Refuse a constructor with arguments: every run of a step gets a new object, so that `self` carries no state."""
     init = inspect.getattr_static(cls, "__init__")
     if isinstance(init, FunctionType):
         try:
             inspect.signature(init).bind(None)
         except TypeError:
             raise DefinitionError(
-                f"{cls.__qualname__}.__init__ takes arguments, but a new object is made for every step; "
-                "keep what must last in the state"
+                f"{cls.__qualname__}.__init__ takes arguments, but a new object is created for every step; "
+                "keep data in the state"
             ) from None
 
 
@@ -210,7 +210,7 @@ def _machine_parts(
 ) -> _Parts:
     if given.max_attempts is not None:
         raise DefinitionError(
-            f"{cls.__qualname__}: max_attempts= is for jobs; a machine decides in handle(), by ctx.attempt"
+            f"{cls.__qualname__}: max_attempts= is for jobs; a machine checks ctx.attempt in handle()"
         )
     return _Parts(
         kind="machine",
@@ -234,19 +234,19 @@ def _step_spec(cls: type[Any], name: str, step: Step[Any, Any, Any]) -> StepSpec
 def _initial(
     cls: type[Any], steps: dict[str, Step[Any, Any, Any]], given: ClassKeywords, parent: MachineSpec | None
 ) -> str:
-    """The keyword, the class's own `@step(initial=True)`, the parent's, a mixin's, "start"; in this order."""
+    """Return the initial step: the keyword, the class's own `@step(initial=True)`, the parent's, a mixin's, "start"."""
     subject = cls.__qualname__
     marked = [name for name, each in steps.items() if each.initial]
     own = [name for name in marked if name in cls.__dict__]
     chosen = own or (marked if parent is None else [])
     if len(chosen) > 1:
         raise DefinitionError(
-            f"{subject} has {len(chosen)} initial steps ({', '.join(chosen)}): mark one of them"
+            f"{subject} has {len(chosen)} initial steps ({', '.join(chosen)}): mark only one of them"
         )
     name = _step_name(given.initial, subject)
     if name is not None and own and own != [name]:
         raise DefinitionError(
-            f"{subject} says initial={shown(name)}, and marks {own[0]} as initial: keep one of them"
+            f"{subject} has initial={shown(name)} and marks {own[0]} as initial: keep only one of them"
         )
     if name is None and chosen:
         name = chosen[0]
@@ -254,8 +254,8 @@ def _initial(
         name = parent.initial if parent is not None else _step_name(given.base_initial, subject) or "start"
     if name not in steps:
         raise DefinitionError(
-            f"{subject} has no step {shown(name)} to begin with; its steps are {', '.join(steps)}. Mark one with "
-            "@da.step(initial=True), name it start, or give initial= the name of one"
+            f"{subject} has no initial step {shown(name)}; its steps are {', '.join(steps)}. Mark one with "
+            "@da.step(initial=True), name it start, or give its name as initial="
         )
     return name
 

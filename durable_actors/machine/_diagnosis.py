@@ -1,7 +1,7 @@
-"""Where in a value is the thing that cannot be stored? Slow and thorough; runs only when something is wrong.
+"""Find the part of a value that cannot be stored. Slow and thorough; runs only after an error.
 
-The encoder says *what* it met ("objects of type set are unsupported") but not *where*, and it turns NaN into
-null without a word. This walk finds the place. It keeps its own stack, so depth and cycles do not hurt it.
+The encoder reports *what* it cannot encode ("objects of type set are unsupported") but not *where*, and it
+silently turns NaN into null. This walk finds the path. It keeps its own stack, so depth and cycles are no problem.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Problem = tuple[str, str]
 """(path, what is wrong there)"""
 
 Path = tuple[Any, str] | None
-"""(path of the container, last segment); None is the root. Text is made of the one path that is reported:
-a string per place would be quadratic in the depth (2.4 s for 100,000 levels)."""
+"""(path of the container, last segment); None is the root. Only the reported path is turned into text: a string
+per level would be quadratic in the depth (2.4 s for 100,000 levels)."""
 
-_LEAVE = object()
+_END_OF_CONTAINER = object()
 
 
 def find_problem(value: object) -> Problem | None:
-    """Return the first place that JSON or jsonb cannot hold, or None."""
+    """Return the first path whose value JSON or jsonb cannot store, or None."""
     todo: list[tuple[object, Any]] = [(value, None)]
-    above: set[int] = set()  # the containers around the current place; meeting one again is a cycle
+    above: set[int] = set()  # the containers around the current item; meeting one again is a cycle
     while todo:
         item, path = todo.pop()
-        if item is _LEAVE:
+        if item is _END_OF_CONTAINER:
             above.discard(path)
             continue
         parts = _parts(item)
@@ -45,7 +45,7 @@ def find_problem(value: object) -> Problem | None:
         if id(item) in above:
             return path_text(path), f"{type(item).__name__} contains itself"
         above.add(id(item))
-        todo.append((_LEAVE, id(item)))
+        todo.append((_END_OF_CONTAINER, id(item)))
         found: list[tuple[object, Path]] = []
         for key, part, segment in parts:
             problem = _key_problem(key)
@@ -57,7 +57,7 @@ def find_problem(value: object) -> Problem | None:
 
 
 def path_text(path: Path) -> str:
-    """A path as people write it: `$.items[3].price`."""
+    """Return a path as text: `$.items[3].price`."""
     segments: list[str] = []
     while path is not None:
         path, segment = path
@@ -66,7 +66,7 @@ def path_text(path: Path) -> str:
 
 
 def _parts(item: object) -> Iterator[tuple[object, object, str]] | None:
-    """(key, part, path segment) of a container, or None for a leaf."""
+    """Return (key, part, path segment) of each part of a container, or None for a leaf."""
     if isinstance(item, dict):
         members = cast("dict[object, object]", item)
         return ((key, part, member(key)) for key, part in members.items())
@@ -80,7 +80,7 @@ def _parts(item: object) -> Iterator[tuple[object, object, str]] | None:
 
 
 def field_names(item: object) -> tuple[str, ...] | None:
-    """The fields of an attrs object, a dataclass or a Struct; None for anything else."""
+    """Return the field names of an attrs object, a dataclass or a Struct; None for anything else."""
     if isinstance(item, msgspec.Struct):
         return item.__struct_fields__
     if isinstance(item, type):
@@ -94,7 +94,7 @@ def field_names(item: object) -> tuple[str, ...] | None:
 
 
 def member(key: object) -> str:
-    """The segment of a path for a member of an object."""
+    """Return the path segment for a key of an object."""
     plain = isinstance(key, str) and key.isidentifier()
     return f".{key}" if plain else f"[{shown(key)}]"
 
@@ -120,7 +120,7 @@ def _leaf_problem(item: object) -> str | None:
     if isinstance(item, str) and type(item) is str:
         problem = _text_problem(item)
         return None if problem is None else f"the text {problem}"
-    error = "what is in it is not checked" if isinstance(item, msgspec.Raw) else _encode_error(item)
+    error = "its content is not checked" if isinstance(item, msgspec.Raw) else _encode_error(item)
     return None if error is None else f"{article(type(item).__name__)} cannot be stored: {error}"
 
 
@@ -143,5 +143,5 @@ def _encode_error(item: Any) -> str | None:
 
 
 def article(noun: str) -> str:
-    """The noun with its article."""
+    """Return the noun with its indefinite article."""
     return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

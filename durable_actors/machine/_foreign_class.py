@@ -1,8 +1,8 @@
-"""Objects of another class than the state's type says, and where they are.
+"""Find objects in a state whose class differs from the declared type.
 
-Such an object would come back as that type, without the fields that the type does not have. The check of the state
-itself is one comparison of classes (`StateCodec.encode`). What is inside is walked only when a cheaper look at what was
-stored and read back cannot rule it out (`may_be_foreign`): walking takes 10 to 50 µs.
+Such an object would be read back as the declared type, without the fields that this type does not have. For the state
+itself the check is one comparison of classes (`StateCodec.encode`). The parts inside are walked, which takes 10 to
+50 µs, only if the cheaper `may_be_foreign` cannot rule such objects out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _encode_plain = json.JSONEncoder().encode
 
 
 def foreign_class(given: object, expected: type[Any]) -> str | None:
-    """What to say of an object whose class is not `expected`; None when it is, or is no record at all."""
+    """Describe an object whose class is not `expected`; None if it is, or if the object is not a record."""
     kind: type[Any] = type(given)
     if kind is expected or field_names(given) is None or _same(kind, expected):
         return None
@@ -28,14 +28,16 @@ def foreign_class(given: object, expected: type[Any]) -> str | None:
     if ours == theirs:
         ours, theirs = f"{kind.__module__}.{ours}", f"{expected.__module__}.{theirs}"
     if expected is not dict and issubclass(kind, expected):
-        return f"{article(ours)} and would come back as {article(theirs)}, without what the subclass adds"
+        return (
+            f"{article(ours)} and would be read back as {article(theirs)}, without the fields of the subclass"
+        )
     return f"{article(ours)}, not {article(theirs)}"
 
 
 def may_be_foreign(given: object, read: object, data: bytes) -> bool:
-    """Whether `given`, which was stored as `data` and comes back as `read`, may hold an object of another class."""
+    """Return whether `given`, stored as `data` and read back as `read`, may contain an object of another class."""
     try:
-        # Written as it was: nothing is lost. Equal: objects of two classes are not (1 and 1.0 are).
+        # Same bytes: nothing is lost. Equal: objects of different classes never are (1 and 1.0 are).
         if _encode(read) == data or read == given:
             return False
         if isinstance(given, dict | list):
@@ -47,7 +49,7 @@ def may_be_foreign(given: object, read: object, data: bytes) -> bool:
 
 
 def find_foreign(given: object, read: object) -> Problem | None:
-    """Return the first place where `read`, which is `given` stored and read back, is of another class."""
+    """Return the first path at which `given` and `read` (stored and read back) have different classes."""
     todo: list[tuple[object, object, Path]] = [(given, read, None)]
     while todo:
         before, after, path = todo.pop()
@@ -63,7 +65,7 @@ def _problem(before: object, after: object) -> str | None:
     if names is None:
         return None
     if isinstance(after, dict):
-        # A place that takes any object keeps every field; a TypedDict keeps its own.
+        # Where any object is accepted, every field is kept; a TypedDict keeps only its own.
         kept = cast("dict[object, object]", after)
         written = cast("dict[object, object]", msgspec.to_builtins(before))
         return None if written.keys() <= kept.keys() else foreign_class(before, dict)
@@ -71,11 +73,11 @@ def _problem(before: object, after: object) -> str | None:
 
 
 def _pairs(before: object, after: object) -> Iterator[tuple[object, object, str]]:
-    """The parts of both, as far as they correspond."""
+    """Yield the corresponding parts of both."""
     ours, theirs = _elements(before), _elements(after)
     if ours is not None and theirs is not None:
         if isinstance(after, set | frozenset):
-            # Which became which is not known; all of them are of the right class.
+            # The pairing is unknown, but all elements read back have the declared class.
             theirs = theirs[:1] * len(ours)
         both = zip(ours, theirs, strict=False)
         yield from ((a, b, f"[{index}]") for index, (a, b) in enumerate(both))
@@ -97,5 +99,5 @@ def _members(value: object) -> dict[object, object]:
 
 
 def _same(one: type[Any], other: type[Any]) -> bool:
-    """By name: after a reload the module's class is another object than the one that running code was written with."""
+    """Compare by name: after a reload the module has a new class object, while running code still uses the old one."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

@@ -1,4 +1,4 @@
-"""The options of one new instance, as every insert takes them."""
+"""The options of a new instance, shared by all insert calls."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children"
 
 
 OnDuplicate = Literal["raise", "return", "skip"]
-"""What an insert does when its unique key is occupied: raise `Duplicate`, return the existing id, return None."""
+"""What an insert does if its unique key is occupied: raise `Duplicate`, return the existing id, or return None."""
 
 
 class RowOptions(TypedDict, total=False):
-    """What a new instance is: the options of `start_child` and `signal_with_start`. All are optional."""
+    """The options of a new instance, as in `start_child` and `signal_with_start`. All are optional."""
 
     state: Any
-    """The machine's first state: its type, or a dict of that shape. Default: `{}`."""
+    """The initial state: an object of the machine's state type, or a dict with its fields. Default: `{}`."""
     args: Any
-    """A job's arguments: the same thing as `state`, by the name that fits jobs."""
+    """The arguments of a job: another name for `state`."""
     step: str | StepRef[Any]
-    """Begin here instead of in the initial step."""
+    """The step to begin with. Default: the initial step."""
     queue: str
-    """Instead of the machine's queue."""
+    """The queue. Default: the machine's queue."""
     priority: int
-    """Lower goes first; -32768 to 32767, default 0."""
+    """The priority, -32768 to 32767. Lower values run first. Default: 0."""
     partition_key: str | None
-    """At most one step of a key runs at a time, in order."""
+    """Steps with the same partition key run one at a time, in order."""
     unique_key: str | bytes | None
-    """At most one instance occupies a key."""
+    """At most one instance occupies a unique key at a time; see `unique_scope`."""
     unique_scope: Iterable[Status]
-    """The statuses in which the key is occupied. Default: the live ones."""
+    """The statuses in which an instance occupies its unique key. Default: all but done and failed."""
     eligible_at: datetime | None
-    """Not before this instant (with time zone). Wins over `schedule_at`, which wins over `schedule_in`."""
+    """Do not run before this instant (with a time zone). Takes precedence over `schedule_at` and `schedule_in`."""
     schedule_at: datetime | None
-    """Not before this instant (with time zone)."""
+    """Do not run before this instant (with a time zone). Takes precedence over `schedule_in`."""
     schedule_in: Duration | None
-    """Not before so many seconds from now, by the database's clock."""
+    """Do not run before this many seconds from now, by the clock of the database."""
     tags: Iterable[str] | None
-    """Texts to filter by: up to 50, of up to 255 characters; equal ones are stored once."""
+    """Texts to filter by: up to 50, of up to 255 characters each. Equal ones are stored once."""
     meta: Mapping[str, Any] | None
-    """A JSON object for people and tools, up to 64 kB. It is never state: no step sees it."""
+    """A JSON object for people and tools, up to 64 kB. Steps do not see it."""
 
 
 class InsertOptions(RowOptions, total=False):
     """Options of `insert`, `insert_many` and `Child`. All are optional."""
 
     on_duplicate: OnDuplicate
-    """When the unique key is occupied: "raise" `Duplicate` (default of `insert`), "return" the existing id, or "skip":
-    insert nothing and return None (default of `insert_many` and of children)."""
+    """What to do if the unique key is occupied: "raise" `Duplicate` (the default of `insert`), "return" the existing
+    id, or "skip" the insert and return None (the default of `insert_many` and of children)."""
 
 
 OPTION_NAMES = tuple(InsertOptions.__annotations__)
 
 
 def check_option_names(options: Mapping[str, object], *, error: type[DurableError]) -> None:
-    """Refuse options that do not exist (a typing mistake would otherwise be silently ignored)."""
+    """Refuse unknown options, so that a misspelt one is not silently ignored."""
     given: object = options
     if not isinstance(given, Mapping):
-        raise error(f"insert options are a dict, not {shown(given)}")
+        raise error(f"insert options must be a dict, not {shown(given)}")
     for name in options:
         if not isinstance(name, str):
             raise error(f"unknown insert option {shown(name)}: the options are {', '.join(OPTION_NAMES)}")
@@ -75,4 +75,4 @@ def check_option_names(options: Mapping[str, object], *, error: type[DurableErro
             hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(OPTION_NAMES)}"
             raise error(f"unknown insert option {name!r}: {hint}")
     if "state" in options and "args" in options:
-        raise error("state and args are two names of the same thing: give one of them")
+        raise error("state and args are two names for the same option: give only one of them")

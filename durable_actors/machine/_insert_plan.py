@@ -1,4 +1,4 @@
-"""From insert options to one new row, checked before any SQL. Pure; every client and every child takes this way."""
+"""From insert options to one new row, checked before any SQL. Pure; used by every client and for every child."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class InsertPlan:
     unique_key: bytes | None
     unique_scope: tuple[Status, ...]
     eligible_at: datetime | None
-    """The instant; None with `delay`."""
+    """Do not run before this instant; None if `delay` applies."""
     delay: float
-    """Seconds from the database's now, when there is no instant."""
+    """Seconds from now, by the clock of the database."""
     on_duplicate: OnDuplicate
     labels: Labels | None = None
-    """Tags and meta, where it has any."""
+    """Tags and meta; None if there are none."""
 
     @property
     def plain(self) -> bool:
-        """New if it has an id, due at once, and without a key for which it might have to wait."""
+        """Whether an id means that the row is new, due at once, and not waiting for a partition key."""
         keyed = self.partition_key is not None or self.on_duplicate == "return"
         return not keyed and self.eligible_at is None and not self.delay
 
@@ -53,13 +53,13 @@ class InsertPlan:
 def plan_insert(
     spec: MachineSpec, options: InsertOptions, *, on_duplicate: OnDuplicate = "raise"
 ) -> InsertPlan:
-    """Return the row for these options; raise `ConfigError` for a bad option and `StateError` for a bad state.
+    """Return the row for these options; raise `ConfigError` for an invalid option, `StateError` for an invalid state.
 
-    `on_duplicate` is the default of the call for which this is.
+    `on_duplicate` is the default of the calling function.
     """
     check_option_names(options, error=ConfigError)
     if len(options) == 1 and ("args" in options or "state" in options):
-        # Looking at everything that it does not say would double the cost of a row.
+        # The fast path: checking all the options that are not given would double the cost of a row.
         state = options["args"] if "args" in options else options["state"]
         document = spec.codec.encode(state, step=spec.initial)
         return InsertPlan(
@@ -82,7 +82,7 @@ def plan_insert(
     if partition_key is not None:
         key_text(partition_key, what="partition_key", error=ConfigError)
     on_duplicate = options.get("on_duplicate", on_duplicate)
-    if on_duplicate not in ON_DUPLICATE:  # a set would refuse a list as unhashable
+    if on_duplicate not in ON_DUPLICATE:  # not a set: a list would be unhashable
         raise ConfigError(
             f'on_duplicate must be "raise", "return" or "skip"; it is {shown(on_duplicate)}',
             option="on_duplicate",
@@ -113,11 +113,11 @@ def plan_insert(
 
 
 def closed_scope(scope: object) -> tuple[Status, ...]:
-    """Check the statuses in which a unique key is occupied; return them in the enum's order.
+    """Check the statuses in which a unique key is occupied; return them in the order of the enum.
 
-    The scope must be closed: a row that could leave it and come back (parked, then runnable again) might find its
-    key taken, and then pick or reap would fail. So it is empty, or holds all live statuses, and done and failed as
-    wanted. `awaiting_children` comes with the other live ones.
+    The scope must be closed: if a row could leave it and enter it again (parked, then runnable), its key might be
+    occupied by then, and the pick or the reaper would fail. So the scope is empty, or contains all live statuses and
+    optionally done and failed. `awaiting_children` is added to the other live statuses.
     """
     if not _is_collection(scope):
         raise ConfigError(
@@ -127,7 +127,7 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
     given = {each for each in scope if isinstance(each, str)}
     if unknown := [shown(each) for each in scope if each not in STATUSES]:
         raise ConfigError(
-            f"unique_scope has unknown statuses {', '.join(unknown)}; there are {', '.join(STATUSES)}",
+            f"unique_scope has unknown statuses {', '.join(unknown)}; the statuses are {', '.join(STATUSES)}",
             option="unique_scope",
             value=scope,
         )
@@ -136,8 +136,8 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
     if given and not given >= set(LIVE):
         missing = [each for each in LIVE if each not in given]
         raise ConfigError(
-            f"unique_scope must hold all live statuses, or be empty; {', '.join(missing)} is missing. A row that left "
-            "the scope and came back could find its key taken",
+            f"unique_scope must be empty or contain all live statuses; {', '.join(missing)} is missing. A row that "
+            "left the scope and entered it again could find its key occupied",
             option="unique_scope",
             value=scope,
         )
@@ -151,7 +151,7 @@ def _step(spec: MachineSpec, step: object) -> str:
         owner = step.owner
         if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:
             raise ConfigError(
-                f"step={step!r} is of another machine than {spec}", option="step", value=step.name
+                f"step={step!r} belongs to another machine, not to {spec}", option="step", value=step.name
             )
         step = step.name
     if not isinstance(step, str) or step not in spec.steps:
@@ -196,7 +196,7 @@ def _instant(options: InsertOptions) -> datetime | None:
 def _has_zone(instant: datetime) -> bool:
     try:
         return instant.utcoffset() is not None
-    except Exception:  # noqa: BLE001 - a tzinfo is the caller's code
+    except Exception:  # noqa: BLE001 - tzinfo classes are user code
         return False
 
 

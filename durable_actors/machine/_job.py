@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Job(Generic[P, R]):
-    """A decorated job function. Called, it runs here and now; given to `insert`, it is durable."""
+    """A job function decorated with `@job`. Calling it runs it directly; `insert` runs it durably."""
 
     __durable__: MachineSpec
 
@@ -41,7 +41,7 @@ class Job(Generic[P, R]):
         self._func = func
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function itself, as a test does. Nothing is stored."""
+        """Call the function directly, for example in a test. Nothing is stored."""
         return self._func(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class Job(Generic[P, R]):
 
 @attrs.frozen
 class JobDecorator:
-    """`@job(...)` with its options, waiting for the function."""
+    """`@job(...)` with its options, before it is applied to the function."""
 
     queue: str
     max_attempts: int
@@ -60,11 +60,11 @@ class JobDecorator:
     timeout: Duration | None
 
     def __call__(self, func: Callable[P, R], /) -> Job[P, R]:
-        """Decorate the function, and register it."""
+        """Turn the function into a job and register it."""
         return self.define(func, _names_of_caller(2))
 
     def define(self, func: Callable[P, R], names: dict[str, Any]) -> Job[P, R]:
-        """Define and register the job; `names` are the local names where it stands."""
+        """Define and register the job; `names` are the local names where it is defined."""
         form = job_form(func, method=False, names=names)
         assert isinstance(func, FunctionType)
         subject = func.__qualname__
@@ -127,19 +127,19 @@ def job(
     version: int = 1,
     timeout: Duration | None = None,
 ) -> Job[P, R] | JobDecorator:
-    """Make a function a durable job: bare, or with options.
+    """Turn a function into a durable job. Use it as `@job` or with options.
 
-    The function takes its arguments as one value (typed by the annotation of the first parameter) and, if it
-    wants, the context. What it returns is the result. When it raises, or returns `Error`, it runs again after
-    `backoff(attempt)` seconds (default: `min(2 ** attempt, 300)` with jitter), at most `max_attempts` times
-    in all; `Cancel`, raised or returned, fails it at once; `Retry(delay=...)` picks the delay itself.
+    The function takes its arguments as one value (typed by the annotation of the first parameter) and optionally
+    the context. Its return value is the result. If it raises an exception or returns `Error`, it runs again after
+    `backoff(attempt)` seconds (default: `min(2 ** attempt, 300)` with jitter), up to `max_attempts` executions in
+    all. `Cancel`, raised or returned, fails the job at once; `Retry(delay=...)` sets the delay.
     """
     decorator = JobDecorator(queue, max_attempts, backoff, name, version, timeout)
     return decorator if func is None else decorator.define(func, _names_of_caller(2))
 
 
 def _names_of_caller(depth: int) -> dict[str, Any]:
-    """The local names where the decorator stands: a string annotation may mean a class of that function."""
+    """Return the local names at the decorator: a string annotation may name a class defined there."""
     frame = inspect.currentframe()
     for _ in range(depth):
         frame = frame and frame.f_back

@@ -1,4 +1,4 @@
-"""How a job is called: with its arguments, with a context, both or neither. Read from its signature, once."""
+"""How a job is called: with its arguments, with a context, both or neither. Read once from its signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTEXT_NAMES = frozenset({"ctx", "context"})
 
 @attrs.frozen
 class JobForm:
-    """The shape of a job function."""
+    """What a job function takes."""
 
     wants_args: bool
     wants_ctx: bool
@@ -29,15 +29,15 @@ class JobForm:
 def job_form(
     func: object, *, method: bool, names: Mapping[str, Any] | None = None, typed: bool = False
 ) -> JobForm:
-    """Read the signature of a job function (`method`: after `self`); refuse one that cannot be called.
+    """Read the signature of a job function (after `self` for a `method`); refuse one that cannot be called.
 
-    `names` are the local names where it is defined, for annotations that are strings. `typed`: the type of
-    the arguments is known otherwise, and the annotation is not looked at.
+    `names` are the local names where it is defined, to resolve string annotations. With `typed`, the type of the
+    arguments is already known and the annotation is ignored.
     """
     what = "perform(self, args, ctx)" if method else "a function (args, ctx)"
     if not isinstance(func, FunctionType):
         raise DefinitionError(
-            f"a job is {what}, `def` or `async def`, and not {type(func).__name__} {func!r:.100}"
+            f"a job must be {what}, `def` or `async def`, not {type(func).__name__} {func!r:.100}"
         )
     head = f"{func.__name__}(self, args" if method else f"{func.__name__}(args"
     write = f"write {head}) or {head}, ctx)"
@@ -56,18 +56,18 @@ def job_form(
     for each in parameters:
         if each.kind is each.KEYWORD_ONLY and each.default is each.empty:
             raise DefinitionError(
-                f"{func.__qualname__}: nobody gives the keyword argument {each.name}; {write}"
+                f"{func.__qualname__}: a job is called without the keyword argument {each.name}; {write}"
             )
     positional = [each for each in parameters if each.kind in _POSITIONAL]
     if parameters and not positional:
         raise DefinitionError(
-            f"{func.__qualname__}: a job is given one value, not *args or **kwargs; {write}"
+            f"{func.__qualname__}: a job is called with one value, not with *args or **kwargs; {write}"
         )
     return _form(func, positional, write, names or {}, typed=typed)
 
 
 def job_call(func: Callable[..., Any], form: JobForm) -> Callable[[Any], Any]:
-    """Return the function of a context that calls the job as it wants to be called."""
+    """Return a function of the context that calls the job with the arguments it takes."""
     if form.wants_args and form.wants_ctx:
         return lambda ctx: func(ctx.state, ctx)
     if form.wants_args:
@@ -104,7 +104,7 @@ def _form(
         if second.default is second.empty and not looks_like_ctx:
             raise DefinitionError(
                 f"{func.__qualname__}: the second parameter of a job is its context, and {second.name!r} does "
-                f"not look like one; {write}, put several arguments into one attrs class or dataclass"
+                f"not look like one; {write}, and put several arguments into one attrs class or dataclass"
             )
         wants_ctx = looks_like_ctx
     for each in rest[1:]:
@@ -118,7 +118,7 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _resolve(func: FunctionType, parameter: inspect.Parameter, names: Mapping[str, Any]) -> Any:
-    """The annotation as a type; None without one. The others are not evaluated and may name anything."""
+    """Return the annotation as a type; None without one. Other annotations are not evaluated."""
     written = parameter.annotation
     if written is parameter.empty:
         return None

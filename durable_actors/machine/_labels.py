@@ -1,4 +1,4 @@
-"""Tags and meta of a new instance: for people and tools. The engine stores them and never reads them."""
+"""Tags and meta of a new instance, for people and tools. The engine stores them and never reads them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from durable_actors.machine._codec import encode_json
 
 MAX_TAGS: Final = 50
 MAX_META: Final = 65_536
-"""Bytes of JSON. What is larger belongs into the state, or elsewhere."""
+"""The largest `meta` in bytes of JSON. Larger data belongs in the state or elsewhere."""
 
 
 @attrs.frozen
 class Labels:
-    """What an instance is labelled with, ready to be stored."""
+    """The tags and meta of an instance, ready to be stored."""
 
     tags: tuple[str, ...]
     """Each once, in the given order."""
@@ -29,12 +29,12 @@ class Labels:
 
     @property
     def size(self) -> int:
-        """Bytes in a statement, about."""
+        """The approximate size in a statement, in bytes."""
         return sum(4 * len(tag) for tag in self.tags) + len(self.meta or b"")
 
 
 def labels_of(tags: object, meta: object) -> Labels | None:
-    """Check the options `tags` and `meta`; None when there is nothing to store. Raises `ConfigError`."""
+    """Check the options `tags` and `meta`; raise `ConfigError`. Returns None if there is nothing to store."""
     checked = _tags(tags)
     document = _meta(meta)
     return Labels(checked, document) if checked or document is not None else None
@@ -45,13 +45,13 @@ def _tags(tags: object) -> tuple[str, ...]:
         return ()
     if isinstance(tags, str):
         raise ConfigError(
-            f"tags must be several texts, not one: give [{shown(tags)}]", option="tags", value=tags
+            f"tags must be a list of texts, not one text: give [{shown(tags)}]", option="tags", value=tags
         )
     if not _is_collection(tags):
-        raise ConfigError(f"tags must be several texts; it is {shown(tags)}", option="tags", value=tags)
+        raise ConfigError(f"tags must be a list of texts; it is {shown(tags)}", option="tags", value=tags)
     given = list(islice(tags, MAX_TAGS + 1))
     if len(given) > MAX_TAGS:
-        raise ConfigError(f"tags: at most {MAX_TAGS} are taken, there are more", option="tags")
+        raise ConfigError(f"tags has more than {MAX_TAGS} texts", option="tags")
     return tuple(
         dict.fromkeys(text(tag, what="each of tags", error=ConfigError, maximum=MAX_NAME) for tag in given)
     )
@@ -71,9 +71,7 @@ def _meta(meta: object) -> bytes | None:
     except StateError as error:
         raise ConfigError(str(error), option="meta") from error
     if len(document) > MAX_META:
-        raise ConfigError(
-            f"meta has {len(document)} bytes of JSON, at most {MAX_META} are taken", option="meta"
-        )
+        raise ConfigError(f"meta has {len(document)} bytes of JSON, the limit is {MAX_META}", option="meta")
     return document if meta else None
 
 

@@ -24,7 +24,7 @@ else:
 
 
 class Machine(Generic[StateT]):
-    """A durable state machine: a class with steps, each of which returns where to go next.
+    """A durable state machine: a class with steps. Each step returns an outcome that says what follows.
 
     ::
 
@@ -38,14 +38,14 @@ class Machine(Generic[StateT]):
                 return da.Done({"order": ctx.state.order})
 
     Class keywords: `name` (default `module:QualName`), `version` (1), `queue` ("default"), `initial`
-    ("start"), `state` (instead of the brackets), `run_ahead` (True). Without a state type a nested class
-    `State` is taken, else a dict. With a method `perform(self, args)` or `perform(self, args, ctx)` instead
-    of steps it is a job: `max_attempts` (20) executions, delays by an optional method `backoff(self,
-    attempt)`.
+    ("start"), `state` (instead of the brackets), `run_ahead` (True). Without a state type, a nested class
+    `State` is used if there is one, otherwise the state is a dict. A class with a method `perform(self, args)` or
+    `perform(self, args, ctx)` instead of steps is a job with up to `max_attempts` (20) executions; an optional
+    method `backoff(self, attempt)` returns the delay between them.
 
-    A new object is made for every run of a step: `self` carries nothing from one step to the next, the state
-    does. A base class that is not a machine itself also inherits from `abc.ABC`, or stays generic in its
-    state type.
+    Every run of a step gets a new object, so `self` carries nothing from one step to the next; keep data in the
+    state. A base class that is not a machine itself must also inherit from `abc.ABC`, or stay generic in its
+    state type. Defining a class registers it; `DefinitionError` is raised if it is invalid.
     """
 
     __durable__: ClassVar[MachineSpec | None] = None
@@ -62,11 +62,11 @@ class Machine(Generic[StateT]):
         run_ahead: bool | None = None,
         max_attempts: int | None = None,
     ) -> None:
-        """Define the machine and register it; raise `DefinitionError` when it cannot work."""
+        """Define the machine and register it; raise `DefinitionError` if the definition is invalid."""
         super().__init_subclass__()
         cls.__durable__ = None
         own = ClassKeywords(name, version, queue, initial, state, run_ahead, max_attempts)
-        # A decorator that makes the class again from its body (attrs, dataclass with slots) drops the keywords.
+        # A decorator that creates the class again (attrs, a dataclass with slots) drops the keywords.
         own = cls.__dict__.get("__durable_keywords__", own)
         bases = (each.__durable_keywords__ for each in cls.__mro__[1:] if issubclass(each, Machine))
         given = own.over(bases)
@@ -78,11 +78,11 @@ class Machine(Generic[StateT]):
         current_registry().register(spec)
 
     def handle(self, error: Exception, ctx: Context[Any]) -> Outcome | Awaitable[Outcome]:
-        """TaskSlice an error of a step into an outcome. Override it (`async def` or `def`); the default gives up.
+        """Turn an error of a step into an outcome. Override it (`async def` or `def`); the default is `Stop(error)`.
 
-        It gets exceptions that the step raised, `StepTimeout`, and what is wrong with a returned outcome or a
-        stored state. It is not called after a crash: the step just runs again. If it raises, the instance has
-        failed.
+        It receives exceptions that the step raised, `StepTimeout`, `InvalidOutcome` for an invalid outcome, and
+        `StateError` for a state that cannot be stored or decoded. It is not called after a crash: the step runs
+        again. If `handle` raises, the instance fails.
         """
         del ctx
         return Stop(error)

@@ -1,7 +1,7 @@
-"""From what the user's code gave back to one of the six outcomes. Pure; a mistake is an `InvalidOutcome`.
+"""From the value that user code returned to one of the six outcomes. Pure; raises `InvalidOutcome`.
 
-A machine must return an outcome. A job may return anything: a value is its result, `Error` and exceptions are
-retried until `max_attempts`, `Cancel` gives up.
+A step must return an outcome. A job may return anything: a value is its result, `Error` and exceptions are
+retried up to `max_attempts`, and `Cancel` fails it at once.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def normalize_outcome(
     random: Callable[[], float],
     source: str = "step",
 ) -> Outcome:
-    """Return the outcome that a step (or, with `source="handle"`, `handle`) meant; raise `InvalidOutcome`.
+    """Return the outcome of a step (or of `handle`, with `source="handle"`); raise `InvalidOutcome`.
 
-    `attempt` is that of the run which gave `value`; `random` gives the jitter when a job is to be retried.
+    `attempt` is the attempt of the run that returned `value`; `random` provides the jitter for the retry of a job.
     """
     if spec.kind == "job":
         return _job_outcome(value, spec, attempt=attempt, random=random)
@@ -71,11 +71,10 @@ def _where(spec: MachineSpec, step: str, source: str) -> str:
 def job_failure(
     error: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]
 ) -> Retry | Stop:
-    """Return what follows a failed execution of a job: another one after its back-off, or the end.
+    """Return the outcome of a failed execution of a job: `Retry` after the back-off, or `Stop`.
 
-    `error` is an exception that the job raised, or a reason. A `Cancel` ends the job, also one that a nursery
-    has wrapped in a group. An error in the user's own `backoff` is the caller's to treat like one in
-    `handle`.
+    `error` is an exception that the job raised, or a reason. A `Cancel` ends the job, also inside an exception
+    group of a nursery. The caller must treat an error in the user's `backoff` like an error in `handle`.
     """
     cancelled = _find_cancel(error)
     if cancelled is not None:
@@ -89,9 +88,9 @@ def job_failure(
 
 
 def exhausted(spec: MachineSpec, attempt: int) -> Stop | None:
-    """Return the end of a job that was claimed once too often, before it runs: it kills its worker each time.
+    """Return `Stop` for a claimed job that has used up its attempts, before it runs; otherwise None.
 
-    `attempt` executions began and none came back with an outcome that ended it.
+    Such a job began `attempt` executions, and none of them ended it: it probably kills its worker each time.
     """
     if spec.max_attempts is None or attempt < spec.max_attempts:
         return None
@@ -102,7 +101,7 @@ def exhausted(spec: MachineSpec, attempt: int) -> Stop | None:
 
 def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Callable[[], float]) -> Outcome:
     match value:
-        case None:  # first, for most jobs return it: the patterns below take 2.5 µs
+        case None:  # first, because most jobs return None: the patterns below take 2.5 µs
             return _DONE
         case Error(reason=reason):
             return job_failure(reason, spec, attempt=attempt, random=random)
@@ -124,27 +123,26 @@ def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Call
 
 
 def _fault(name: str, owner: type[Any] | None, spec: MachineSpec) -> str | None:
-    """What is wrong with a step as a target; None: nothing."""
-    # The identity, not the class: after a reload the module's `Checkout` is another object than the running
-    # one.
+    """Describe what is wrong with the target step; None if it is valid."""
+    # Compare identities, not classes: after a reload the module has a new class object.
     if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:
-        return f"the step {owner.__qualname__}.{name}, which is of another machine"
+        return f"the step {owner.__qualname__}.{name}, which belongs to another machine"
     if name not in spec.steps:
-        return f"an unknown step {name!r}; its steps are {', '.join(spec.steps)}"
+        return f"the unknown step {name!r}; the steps of the machine are {', '.join(spec.steps)}"
     return None
 
 
 def _mistake(value: object) -> str:  # noqa: PLR0911 - one line per mistake
-    """Say what came back instead of an outcome, and what was probably meant."""
+    """Describe the value that was returned instead of an outcome, and suggest what was meant."""
     if value is None:
         return f"None; return {_NAMES} (was a `return` forgotten?)"
     if inspect.iscoroutine(value):
-        value.close()  # or Python warns that it was never awaited, far from here
+        value.close()  # otherwise Python warns later that it was never awaited
         return "a coroutine; `await` it, or make the function around it `async def`"
     if inspect.isawaitable(value):
         return f"an awaitable {type(value).__name__}; await it"
     if _is_outcome_class(value):
-        return f"the class {value.__name__} itself; return an object of it: {value.__name__}(...)"
+        return f"the class {value.__name__}; return an object of it: {value.__name__}(...)"
     if isinstance(value, Error | Cancel):
         return f"{type(value).__name__}, which is for jobs; return Retry(delay=...) or Stop(reason)"
     if isinstance(value, BaseException):

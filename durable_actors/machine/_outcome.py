@@ -1,8 +1,8 @@
-"""What a step returns. Frozen values, checked when they are made: the mistake is raised in the step's line.
+"""Outcomes: what a step returns. Frozen values, checked in the constructor, so the traceback shows the step's line.
 
-`Outcome` is a closed union of non-generic classes. The state's type is checked by the *constructors* of
-`Next`, `Await` and `ScheduleChildren` against the step they name; were the classes generic, the expected
-return type `Next[...]` would take part in the inference and any state would pass.
+`Outcome` is a closed union of non-generic classes. The *constructors* of `Next`, `Await` and `ScheduleChildren`
+check the type of the state against the step they name. If the classes were generic, the expected return type
+`Next[...]` would take part in the inference and any state would be accepted.
 """
 
 from __future__ import annotations
@@ -42,34 +42,33 @@ class Keep(Enum):
 
 
 KEEP: Final = Keep.KEEP
-"""`state=KEEP` (the default everywhere): the state stays as it was when the step began, byte for byte. A
-`ctx.state` that was changed in place is *not* written; return it."""
+"""`state=KEEP` (the default everywhere) leaves the stored state as it was when the step began. Changes made to
+`ctx.state` in place are *not* written; pass the new state to the outcome."""
 
 StateOf: TypeAlias = S | Keep | Callable[[S], Never]
-"""The state for a step that reads `S`. The third member accepts nothing in practice; it makes mypy settle `S`
-from the step first and then check the state against it (mypy defers arguments whose type contains a
-callable).
-Without it a TypedDict literal is refused, and a wrong state reads "cannot infer type parameter"."""
+"""The state for a step that reads `S`. The third member accepts nothing in practice; it makes mypy infer `S` from
+the step first and then check the state against it (mypy defers arguments whose type contains a callable).
+Without it, mypy rejects a TypedDict literal and reports a wrong state as "cannot infer type parameter"."""
 
 Consume = Iterable[int | Signal]
 """Signals, or their ids."""
 
 Join = Literal["all", "any_failed"] | int
-"""When a barrier opens: all children are final, the first one failed, or so many are final."""
+"""When a barrier opens: all children have ended, the first one failed, or this many have ended."""
 
-_set = object.__setattr__  # the classes are frozen, and their constructors are written by hand
+_set = object.__setattr__  # the classes are frozen and have explicit constructors
 
 
 @attrs.frozen(init=False)
 class Next:
-    """Enter `step`, now: attempt 0, visit + 1. Consumes the awaited signals this run was handed."""
+    """Enter `step` at once: attempt 0, visit + 1. Consumes the signals in `ctx.awaited`."""
 
     step: str
-    """Name of the step to enter."""
+    """The name of the step to enter."""
     state: object
     """The new state, or `KEEP`."""
     partition_key: str | Keep | None
-    """The new partition key, None for none, or `KEEP`."""
+    """The new partition key, None to remove it, or `KEEP`."""
     consume: tuple[int, ...]
     """Ids of further signals to consume."""
     owner: type[Any] | None = attrs.field(eq=False, repr=False)
@@ -113,7 +112,7 @@ class Next:
 
 @attrs.frozen(init=False)
 class Retry:
-    """Run the same step again after `delay`: attempt + 1, same visit. Also named `Replay`."""
+    """Run the same step again after `delay` seconds: attempt + 1, same visit. `Replay` is another name for it."""
 
     state: object
     """The new state, or `KEEP`."""
@@ -130,25 +129,25 @@ Replay = Retry
 
 @attrs.frozen(init=False)
 class Await:
-    """Park until a signal of one of these names arrives, or until the timeout.
+    """Park the instance until a signal with one of these names arrives, or until the timeout.
 
-    Without `then` the same step runs again (attempt and visit unchanged); with it, `then` is entered. Either
-    way the signals that matched are in `ctx.awaited`; after a timeout it is empty. A timeout is not a
-    failure.
+    Without `then`, the same step runs again (attempt and visit unchanged); with it, the step `then` is entered.
+    In both cases `ctx.awaited` contains the signals that matched. A timeout is not a failure: the step runs, and
+    `ctx.awaited` is empty.
     """
 
     names: tuple[str, ...]
-    """Any of these wakes the instance."""
+    """The names of the signals; any of them wakes the instance."""
     state: object
     """The new state, or `KEEP`."""
     then: str | None
-    """Name of the step to enter; None for the same step."""
+    """The name of the step to enter; None for the same step."""
     timeout: float | None
-    """Seconds to wait at most."""
+    """The longest wait in seconds; None for no limit."""
     consume: tuple[int, ...]
     """Ids of further signals to consume."""
     owner: type[Any] | None = attrs.field(eq=False, repr=False)
-    """The class whose step was referenced; None when it was named by a string or not at all."""
+    """The class whose step was referenced; None if the step was given by name or not at all."""
 
     @overload
     def __init__(
@@ -196,19 +195,19 @@ class Child:
     machine: MachineRef
     """A machine class, a job, or a registered name."""
     options: InsertOptions
-    """As for `insert`; a child whose unique key is occupied is skipped, unless `on_duplicate="raise"`."""
+    """Options as for `insert`. A child whose unique key is occupied is skipped, unless `on_duplicate="raise"`."""
 
     def __init__(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> None:
         if not is_machine_ref(machine):
             raise InvalidOutcome(
-                f"a child is a machine class, a job or a registered name, not {shown(machine)}; "
+                f"a child must be a machine class, a job or a registered name, not {shown(machine)}; "
                 "decorate functions with @da.job and pass machine classes, not objects of them"
             )
         check_option_names(options, error=InvalidOutcome)
         if options.get("on_duplicate") == "return":
             raise InvalidOutcome(
-                'Child(on_duplicate="return"): the instance that occupies the key is no child of this barrier; give '
-                '"skip" (the default) or "raise"'
+                'Child(on_duplicate="return"): the instance that occupies the key is not a child of this '
+                'barrier; use "skip" (the default) or "raise"'
             )
         _set(self, "machine", machine)
         _set(self, "options", options)
@@ -216,21 +215,22 @@ class Child:
 
 @attrs.frozen(init=False)
 class ScheduleChildren:
-    """Start the children and park until their barrier opens, then enter `then`; in one atomic write.
+    """Start children and park the instance until their barrier opens; then enter the step `then`.
 
-    With no children (or all of them deduplicated) `then` is entered at once.
+    The children are inserted and the instance is parked in one transaction. If no child is inserted (the list is
+    empty, or all unique keys are occupied), `then` is entered at once.
     """
 
     then: str
-    """Name of the step to enter when the join holds."""
+    """The name of the step to enter when the barrier opens."""
     children: tuple[Child, ...]
-    """What to start, in this order."""
+    """The children to start, in this order."""
     state: object
     """The new state, or `KEEP`."""
     join: Join
-    """"all" final, "any_failed" (wake early on the first failure), or so many final."""
+    """When the barrier opens: "all" children have ended, "any_failed" (also at the first failure), or a number."""
     timeout: float | None
-    """Seconds after which the barrier opens anyway."""
+    """Seconds after which the barrier opens in any case; None for no limit."""
     rest: Literal["leave"]
     """What happens to unfinished children when the barrier opens early."""
     owner: type[Any] | None = attrs.field(eq=False, repr=False)
@@ -272,7 +272,7 @@ class ScheduleChildren:
         if unknown:
             refuse_options(unknown, what="ScheduleChildren", renamed={"deadline": "timeout"})
         name, owner = step_name(then, what="ScheduleChildren(then)")
-        family = tuple(child if isinstance(child, Child) else Child(child) for child in children_of(children))
+        specs = tuple(child if isinstance(child, Child) else Child(child) for child in children_of(children))
         limit = None
         if timeout is not None:
             limit = seconds(timeout, what="ScheduleChildren(timeout=...)", error=InvalidOutcome)
@@ -286,24 +286,24 @@ class ScheduleChildren:
             )
         _set(self, "then", name)
         _set(self, "owner", owner)
-        _set(self, "children", family)
+        _set(self, "children", specs)
         _set(self, "state", state)
-        _set(self, "join", join_of(join, len(family)))
+        _set(self, "join", join_of(join, len(specs)))
         _set(self, "timeout", limit)
         _set(self, "rest", rest)
 
 
 @attrs.frozen
 class Done:
-    """Finished: terminal `done`. The state is not touched and the inbox is dropped."""
+    """End the instance as `done`, with a result. The state is left as it is, and the inbox is deleted."""
 
     result: Any = None
-    """Any JSON value; attrs classes, dataclasses and the like are encoded."""
+    """Any JSON value; attrs classes, dataclasses and similar objects are encoded."""
 
 
 @attrs.frozen
 class Stop:
-    """Given up: terminal `failed`, with `last_error`."""
+    """End the instance as `failed`, with a reason in `last_error`."""
 
     reason: Any
     """An exception or a text."""
@@ -317,14 +317,14 @@ OUTCOMES: Final = (Next, Retry, Await, ScheduleChildren, Done, Stop)
 
 @attrs.frozen
 class Error:
-    """Returned by a job: this execution failed. Like an exception: retried until `max_attempts`."""
+    """Returned by a job: this execution failed. The job is retried as after an exception, up to `max_attempts`."""
 
     reason: Any
     """An exception or a text."""
 
 
 class Cancel(Exception):  # noqa: N818 - the contract's name
-    """Raised or returned by a job: give up at once, without further attempts."""
+    """Raised or returned by a job: fail at once, without further attempts."""
 
     def __init__(self, reason: Any = "cancelled") -> None:
         super().__init__(reason)

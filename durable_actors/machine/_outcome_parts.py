@@ -1,4 +1,4 @@
-"""The pieces of an outcome, checked and brought to one form."""
+"""Checks of the parts of an outcome; each returns the part in its normal form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step_name(step: Any, *, what: str) -> tuple[str, type[Any] | None]:
 
 
 def refuse_options(unknown: Mapping[str, object], *, what: str, renamed: Mapping[str, str]) -> NoReturn:
-    """Raise for options that an outcome does not have; one that was renamed is told its new name."""
+    """Raise `InvalidOutcome` for an unknown option; for a renamed one, the message gives the new name."""
     name, value = next(iter(unknown.items()))
     if name in renamed:
         raise InvalidOutcome(
@@ -35,29 +35,29 @@ def refuse_options(unknown: Mapping[str, object], *, what: str, renamed: Mapping
 
 
 def signal_names(names: object, *, what: str) -> tuple[str, ...]:
-    """Return the names once each, in the given order; a single str is one name, not its letters."""
+    """Return the distinct names in the given order; a str is one name."""
     if isinstance(names, str):
         return (text(names, what=what, error=InvalidOutcome, maximum=MAX_NAME),)
     if not _is_collection(names):
-        raise InvalidOutcome(f"{what} must be a signal's name or several of them, not {shown(names)}")
+        raise InvalidOutcome(f"{what} must be the name of a signal or a list of names, not {shown(names)}")
     checked = (text(name, what=what, error=InvalidOutcome, maximum=MAX_NAME) for name in names)
     unique = tuple(dict.fromkeys(checked))
     if not unique:
-        raise InvalidOutcome(f"{what} is empty: the instance would wait for nothing, for ever")
+        raise InvalidOutcome(f"{what} is empty: the instance would wait forever")
     return unique
 
 
 def signal_ids(consume: object, *, what: str) -> tuple[int, ...]:
-    """Return the ids once each, in the given order."""
+    """Return the distinct ids in the given order."""
     if not _is_collection(consume):
-        raise InvalidOutcome(f"{what} must be several signals or their ids, not {shown(consume)}")
+        raise InvalidOutcome(f"{what} must be a list of signals or their ids, not {shown(consume)}")
     ids = (each.id if isinstance(each, Signal) else each for each in consume)
     checked = (whole(id_, what=what, error=InvalidOutcome, minimum=1, maximum=MAX_ID) for id_ in ids)
     return tuple(dict.fromkeys(checked))
 
 
 def join_of(join: object, children: int) -> str | int:
-    """Check when the barrier opens. A quorum out of reach would park the parent for ever."""
+    """Check when the barrier opens. A quorum that cannot be reached would park the parent forever."""
     what = "ScheduleChildren(join=...)"
     if isinstance(join, str) and join in {"all", "any_failed"}:
         return join
@@ -65,14 +65,18 @@ def join_of(join: object, children: int) -> str | int:
         raise InvalidOutcome(f'{what} must be "all", "any_failed" or a number; it is {shown(join)}')
     quorum = whole(join, what=what, error=InvalidOutcome, minimum=1, maximum=MAX_ID)
     if children and quorum > children:
-        raise InvalidOutcome(f"{what} waits for {quorum} of {children} children and would never open")
+        raise InvalidOutcome(
+            f"{what} waits for {quorum} of {children} children, so the barrier would never open"
+        )
     return quorum
 
 
 def children_of(children: object) -> Iterable[Any]:
-    """Refuse what iterates but is not a collection of children."""
+    """Refuse values that are iterable but not a collection of children."""
     if not _is_collection(children):
-        raise InvalidOutcome(f"ScheduleChildren(children) must be several children; it is {shown(children)}")
+        raise InvalidOutcome(
+            f"ScheduleChildren(children) must be a list of children; it is {shown(children)}"
+        )
     return children
 
 

@@ -1,4 +1,4 @@
-"""A failure as it is stored and shown to people: its text (`last_error`), its class, its traceback."""
+"""How a failure is stored and shown: its text (`last_error`), its class and its traceback."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ from typing import Final, cast
 from durable_actors._option_checks import SafeRepr
 
 MAX_TEXT = 10_000
-"""Characters. Enough to see what happened; the log has the rest."""
+"""The longest `last_error`, in characters. The log has the complete error."""
 
 MAX_TRACEBACK: Final = 16_000
-"""Bytes of a stored traceback: its head and its tail; what lies between is left out."""
-_HEAD: Final = 5_000
-_OURS: Final = (f"{Path(__file__).parent.parent}/", "/site-packages/trio/", "/site-packages/outcome/")
+"""The longest stored traceback, in bytes. A longer one is stored without its middle."""
+_TRACEBACK_HEAD: Final = 5_000
+_LIBRARY_PATHS: Final = (
+    f"{Path(__file__).parent.parent}/",
+    "/site-packages/trio/",
+    "/site-packages/outcome/",
+)
 
 MAX_DEPTH: Final = 10
-"""Groups in groups that are shown."""
+"""How many levels of nested exception groups are shown."""
 
 _repr = SafeRepr(2_000)
 _repr.maxdict = _repr.maxlist = _repr.maxtuple = 50
 
 
 def reason_text(reason: object) -> str:
-    """Return what `last_error` stores for a reason: never empty, always storable, and this never raises.
+    """Return the text of a reason for `last_error`: never empty and always storable. Never raises.
 
-    An exception gives `module.Class: text` and its notes; a group lists what is in it. A text stays as it is.
+    An exception gives `module.Class: text` and its notes; an exception group lists its members. A text is unchanged.
     """
     if isinstance(reason, str):
         text = reason
     elif isinstance(reason, BaseException):
         try:
             text = _exception_text(reason)
-        except Exception:  # noqa: BLE001 - a hostile exception (its notes raise), or groups in groups without end
+        except Exception:  # noqa: BLE001 - notes that raise, or endlessly nested groups
             text = f"{error_type(reason)}: (its text cannot be shown)"
     else:
         text = _repr.repr(reason)
@@ -43,57 +47,57 @@ def reason_text(reason: object) -> str:
 
 
 def error_type(error: BaseException) -> str:
-    """Return what `error_type` stores: `module.Class`, without the module for builtins, as a traceback says it."""
+    """Return the text for the column `error_type`: `module.Class`, or `Class` for builtins, as in a traceback."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return _storable(name[:500])
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return what `traceback` stores, from the user's first frame on; None when there is none. This never raises."""
+    """Return the text for the column `traceback`, from the user's first frame on, or None. Never raises."""
     if is_deep(error):
         return None
     try:
-        told = traceback.TracebackException.from_exception(error, compact=True)
-        _drop_our_frames(told)
-        text = "".join(told.format())
-    except Exception:  # noqa: BLE001 - a hostile exception; its text is stored all the same
+        formatted = traceback.TracebackException.from_exception(error, compact=True)
+        _drop_our_frames(formatted)
+        text = "".join(formatted.format())
+    except Exception:  # noqa: BLE001 - an exception that cannot be formatted; its text is stored
         return None
     return _cut(_storable(text))
 
 
-def _drop_our_frames(told: traceback.TracebackException) -> None:
-    """Drop the frames before the user's code. Where all frames are ours (an invalid outcome), they stay."""
+def _drop_our_frames(formatted: traceback.TracebackException) -> None:
+    """Drop the frames before the user's code. If there are no others (an invalid outcome), keep them."""
     ours = 0
-    while ours < len(told.stack) and told.stack[ours].filename.startswith(_OURS[0]) | any(
-        part in told.stack[ours].filename for part in _OURS[1:]
+    while ours < len(formatted.stack) and formatted.stack[ours].filename.startswith(_LIBRARY_PATHS[0]) | any(
+        part in formatted.stack[ours].filename for part in _LIBRARY_PATHS[1:]
     ):
         ours += 1
-    if ours < len(told.stack):
-        del told.stack[:ours]
+    if ours < len(formatted.stack):
+        del formatted.stack[:ours]
 
 
 def _cut(text: str) -> str:
     raw = text.encode()
     if len(raw) <= MAX_TRACEBACK:
         return text
-    head = raw[:_HEAD].decode(errors="ignore")
-    tail = raw[len(raw) - (MAX_TRACEBACK - _HEAD - 100) :].decode(errors="ignore")
+    head = raw[:_TRACEBACK_HEAD].decode(errors="ignore")
+    tail = raw[len(raw) - (MAX_TRACEBACK - _TRACEBACK_HEAD - 100) :].decode(errors="ignore")
     left_out = len(raw) - len(head.encode()) - len(tail.encode())
-    return f"{head}\n  [… {left_out} bytes are left out …]\n{tail}"
+    return f"{head}\n  [… {left_out} bytes left out …]\n{tail}"
 
 
 def _storable(text: str) -> str:
-    """Postgres text holds neither NUL nor surrogates."""
+    """Escape NUL and surrogates, which a Postgres text cannot contain."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _exception_text(error: BaseException, depth: int = 0) -> str:
     if not isinstance(error, BaseExceptionGroup):
-        # traceback's own formatter survives an exception whose __str__ raises.
-        told = traceback.TracebackException(type(error), error, None, compact=True)
-        return "".join(told.format_exception_only()).strip()
-    # Not for a group: it would format everything inside, at every level again.
+        # The formatter of traceback handles an exception whose __str__ raises.
+        formatted = traceback.TracebackException(type(error), error, None, compact=True)
+        return "".join(formatted.format_exception_only()).strip()
+    # Not used for a group: it would format all members again at every level.
     group = cast("BaseExceptionGroup[BaseException]", error)
     notes: list[str] = getattr(group, "__notes__", [])
     parts = ["\n".join([f"{error_type(group)}: {group}", *notes])]
@@ -105,7 +109,7 @@ def _exception_text(error: BaseException, depth: int = 0) -> str:
 
 
 def is_deep(error: BaseException) -> bool:
-    """Whether groups are nested in it so deeply that to format its traceback would stop the event loop for seconds."""
+    """Return whether its groups are nested so deeply that formatting it would block the event loop for seconds."""
     level: list[BaseException] = [error]
     for _ in range(MAX_DEPTH + 1):
         groups = [
@@ -120,5 +124,5 @@ def is_deep(error: BaseException) -> bool:
 
 
 def shown_error(error: BaseException | None) -> BaseException | None:
-    """What a log record is given as `exc_info`: the error, unless to format it would take seconds."""
+    """Return the error for the `exc_info` of a log record, or None if formatting it would take seconds."""
     return None if error is None or is_deep(error) else error

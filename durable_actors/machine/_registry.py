@@ -1,8 +1,8 @@
-"""Which machines this process knows: `{(name, version): MachineSpec}`.
+"""The machines that this process knows: `{(name, version): MachineSpec}`.
 
-Definitions register themselves when Python executes them. A row's machine is only ever *looked up* here;
-nothing is imported or evaluated because of a name. The module-level registry is one of the two pieces of
-global state that the package has: a class statement has nobody to whom it could hand itself.
+Definitions register themselves when Python executes them. The machine of a row is only *looked up* here; nothing
+is imported or evaluated because of a name. The module-level registry is one of the two pieces of global state in the
+package: a class statement has no other way to register its class.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from durable_actors.machine._spec import MachineRef, MachineSpec, spec_of
 
 
 class Registry:
-    """Machines by name and version. Each change is one assignment: readers in other threads are safe."""
+    """Machines by name and version. Each change is a single assignment, so readers in other threads need no lock."""
 
     def __init__(self, specs: Mapping[tuple[str, int], MachineSpec] | None = None) -> None:
         self._specs: dict[tuple[str, int], MachineSpec] = dict(specs or {})
-        self._lock = Lock()  # several threads may import modules; readers need no lock
+        self._lock = Lock()  # several threads may import modules at the same time
         self.generation: int = 0
-        """Counts up on every change, so that a reader notices one without comparing."""
+        """Increases with every change, so that readers can detect one."""
 
     def register(self, spec: MachineSpec) -> None:
-        """Add a definition. The same source text may come again (a reload replaces); another one may not."""
+        """Add a definition. A reload of the same source replaces it; another definition raises `DefinitionError`."""
         with self._lock:
             known = self._specs.get(spec.key)
             if known is not None and known.identity != spec.identity:
                 theirs, ours = (":".join(each.identity) for each in (known, spec))
                 raise DefinitionError(
                     f"{spec} is defined twice, by {theirs} and by {ours}; "
-                    "give one of them another name= or version= (old versions stay, each with its own number)"
+                    "give one of them another name= or version= (old versions stay registered beside new ones)"
                 )
-            # A new dict: a reader that iterates over the old one in another thread is not disturbed.
+            # A new dict, so that another thread can keep iterating over the old one.
             self._specs = {**self._specs, spec.key: spec}
             self.generation += 1
 
     def unregister(self, machine: MachineRef, version: int | None = None) -> None:
-        """Forget a definition, for tests. One that is not there is no error."""
+        """Remove a definition, for tests. A missing one is not an error."""
         spec = spec_of(machine)
         name = spec.name if spec is not None else machine
         number = spec.version if spec is not None else version
@@ -52,14 +52,14 @@ class Registry:
             self.generation += 1
 
     def get(self, name: str, version: int) -> MachineSpec | None:
-        """Look a row's machine up."""
+        """Return the machine of a row, or None."""
         return self._specs.get((name, version))
 
     def find(self, machine: MachineRef, version: int | None = None) -> MachineSpec:
-        """Return the definition that a caller means: by class, job, or name (newest version unless given).
+        """Return the definition of a class, a job, or a name (the newest version, unless given).
 
-        A class or job brings its own definition along, also when it is not registered here. Raises
-        `UnknownMachine`, with the names that are near.
+        A class or job carries its own definition, even if it is not registered here. Raises `UnknownMachine`, with
+        similar names in the message.
         """
         spec = spec_of(machine)
         if spec is not None:
@@ -75,7 +75,7 @@ class Registry:
 
     @property
     def specs(self) -> Mapping[tuple[str, int], MachineSpec]:
-        """All definitions, as they are now."""
+        """All current definitions."""
         return MappingProxyType(self._specs)
 
     def __len__(self) -> int:
@@ -99,9 +99,9 @@ class Registry:
 
 
 def _near(name: str, names: list[str]) -> list[str]:
-    """The names that somebody who typed `name` may have meant, the likeliest first.
+    """Return names similar to `name`, the most similar first.
 
-    Only the parts behind the module are compared: those of one module have that in common with any mistake.
+    Only the part after the module is compared: names of one module share the rest anyway.
     """
     typed = name.rpartition(":")[2]
     by_last: dict[str, list[str]] = {}
@@ -121,22 +121,22 @@ def _not_a_machine(value: object) -> str:
         return f"{value.__qualname__} is not a machine: inherit from da.Machine"
     if callable(value):
         return f"{shown(value)} is not a job: decorate it with @da.job"
-    return f"a machine is named by its class, its job function or a str, not by {shown(value)}"
+    return f"a machine is given as its class, its job function or its name (a str), not as {shown(value)}"
 
 
 _current = Registry()
 
 
 def current_registry() -> Registry:
-    """Return the registry to which definitions add themselves now."""
+    """Return the registry to which new definitions are added."""
     return _current
 
 
 @contextmanager
 def isolated_registry(*, empty: bool = True) -> Generator[Registry]:
-    """For tests: what is defined inside is forgotten afterwards. `empty=False` begins with the known ones.
+    """Use another registry inside the block, for tests; `empty=False` starts with the current definitions.
 
-    Process-wide, not per task: definitions made by another thread meanwhile land here as well.
+    It applies to the whole process: definitions made by other threads in the meantime go here as well.
     """
     global _current  # noqa: PLW0603 - the one place where it changes
     outer = _current

@@ -1,4 +1,4 @@
-"""Can a type be stored? Found out when the machine is defined, before any row is written."""
+"""Check whether a state type can be stored, when the machine is defined and before any row is written."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ _RECORDS = types.DataclassType | types.StructType | types.TypedDictType
 
 @attrs.frozen
 class TypeFacts:
-    """What the codec must know of a state type."""
+    """What the codec needs to know about a state type."""
 
     is_free: bool
-    """Whatever is JSON fits (`Any`), or is any JSON object (`dict`): nothing to verify by reading it back."""
+    """Any JSON value (`Any`) or any JSON object (`dict`) is valid, so reading it back verifies nothing."""
     is_object: bool
-    """It must be an object."""
+    """It must be a JSON object."""
     may_hide_nan: bool
-    """Some place takes a float or anything at all, so a NaN could slip through as null."""
+    """Some part may be a float or any value, so a NaN could be stored as null."""
     record: type | None
-    """The attrs class, dataclass or Struct, when the type is one; dict, when it is a TypedDict."""
+    """The attrs class, dataclass or Struct, if the type is one; dict, if it is a TypedDict."""
     nested: bool
-    """Such types are also inside of it, so an object of another class could be there."""
+    """It contains such types, so there could be an object of another class inside."""
 
 
 def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
-    """Look through a state type; raise `DefinitionError` for one that cannot be stored and read back.
+    """Inspect a state type; raise `DefinitionError` if it cannot be stored and read back.
 
-    A name that is not defined *yet* raises NameError: the caller tries again later.
+    Raises NameError for a name that is not defined *yet*; the caller tries again later.
     """
     try:
         root = types.type_info(state_type)
-        msgspec.json.Decoder(state_type)  # refuses more: unions of classes, enums of tuples
-    except (TypeError, ValueError, RecursionError) as error:  # the latter two by printing what is no type
+        msgspec.json.Decoder(state_type)  # also refuses unions of classes and enums of tuples
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # the latter two come from the repr of an invalid type
         raise DefinitionError(
             f"{subject}: the state type {type_name(state_type)} cannot be stored: {error}"
         ) from error
@@ -51,7 +55,7 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
             cls = getattr(node, "cls", msgspec.Raw)
             raise DefinitionError(
                 f"{subject}: {type_name(cls)} at {path} of the state type {type_name(state_type)} "
-                "cannot be stored; use attrs, a dataclass, a TypedDict, msgspec.Struct, dict, or a type that JSON has"
+                "cannot be stored; use attrs, a dataclass, a TypedDict, msgspec.Struct, dict, or a JSON type"
             )
         if isinstance(node, types.DataclassType) and attrs.has(node.cls):
             _refuse_private_fields(node, subject)
@@ -72,12 +76,12 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
 
 
 def _refuse_private_fields(node: types.DataclassType, subject: str) -> None:
-    """Encoding writes the private fields of dataclasses, but silently skips those of attrs classes."""
+    """Refuse private fields of attrs classes, which the encoder silently skips (it writes those of dataclasses)."""
     for field in node.fields:
         if field.name.startswith("_"):
             raise DefinitionError(
                 f"{subject}: the field {field.name} of {type_name(node.cls)} would not be stored "
-                f"(the encoder skips private attrs fields); call it {field.name.lstrip('_')}"
+                f"(the encoder skips private attrs fields); rename it to {field.name.lstrip('_')}"
             )
 
 
@@ -89,7 +93,7 @@ def _is_any_object(root: types.Type) -> bool:
 
 
 def _walk(root: types.Type) -> Iterator[tuple[str, types.Type]]:
-    """Every node once (types may be recursive), with the path at which it was met first."""
+    """Yield every node once (types may be recursive), with the first path that leads to it."""
     seen: set[int] = set()
     todo = [("$", root)]
     while todo:
@@ -102,7 +106,7 @@ def _walk(root: types.Type) -> Iterator[tuple[str, types.Type]]:
 
 
 def _parts(path: str, node: types.Type) -> Iterator[tuple[str, types.Type]]:
-    """The types of which a type is made. All nodes are plain Structs, so their attributes tell."""
+    """Yield the types inside a type. All nodes are Structs, so their attributes are inspected."""
     for field in getattr(node, "fields", ()):
         yield f"{path}.{field.name}", field.type
     for name in ("item_type", "value_type", "key_type", "type"):
@@ -115,5 +119,5 @@ def _parts(path: str, node: types.Type) -> Iterator[tuple[str, types.Type]]:
 
 
 def type_name(value: Any) -> str:
-    """A type as people write it."""
+    """Return a type as it is written in code."""
     return value.__qualname__ if isinstance(value, type) and not get_args(value) else shown(value)

@@ -1,7 +1,7 @@
 """`@step`: marks a method as a step and makes it addressable by reference.
 
-`self.ship` is a `BoundStep`, `Checkout.ship` the `Step` itself; both are `StepRef[Order]`, which is what
-`Next` takes, and both can still be called, so a step is tested like any method.
+`self.ship` is a `BoundStep` and `Checkout.ship` is the `Step` itself. Both are a `StepRef[Order]`, which `Next`
+takes, and both can be called, so a step can be tested like any method.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ R = TypeVar("R", bound=Outcome | Coroutine[Any, Any, Outcome])
 
 
 class BoundStep(StepRef[S], Generic[S, R]):
-    """A step seen through an object of its machine: `self.ship`."""
+    """A step bound to an object of its machine: `self.ship`."""
 
     __slots__ = ("_machine", "_step")
 
     def __init__(self, step: Step[Any, S, R], machine: object) -> None:
-        # What StepRef's own does, written out: every `self.ship` of every step comes by here.
+        # StepRef.__init__ is inlined: this runs for every `self.ship` of every step.
         self.name = step.name
         self.owner = step.owner
         self._step = step
         self._machine = machine
 
     def __call__(self, ctx: Context[S]) -> R:
-        """Run the step's code directly, as a test does. Nothing is committed."""
+        """Call the function of the step directly, for example in a test. Nothing is committed."""
         return self._step.func(self._machine, ctx)
 
     def __repr__(self) -> str:
@@ -47,27 +47,27 @@ class BoundStep(StepRef[S], Generic[S, R]):
 
 
 class Step(StepRef[S], Generic[M, S, R]):
-    """A step as its class body holds it. Made by `@step`."""
+    """A step in the body of its class, created by `@step`."""
 
     def __init__(self, func: Callable[[M, Context[S]], R], *, initial: bool, timeout: float | None) -> None:
         super().__init__(func.__name__, None)
         self.func = func
         """The decorated function."""
         self.initial = initial
-        """Whether instances begin here."""
+        """Whether it is marked as the initial step."""
         self.timeout = timeout
-        """Seconds a run may take."""
+        """The longest run in seconds; None for no limit."""
         self.__doc__ = func.__doc__
-        self.__wrapped__ = func  # inspect.signature and help() look through
+        self.__wrapped__ = func  # for inspect.signature and help()
         self.aliases: set[str] = set()
-        """Every name to which the owner's body bound it; more than one is a mistake."""
+        """Every name that the class body gave to it; more than one is a mistake."""
 
     @property
     def __isabstractmethod__(self) -> bool:
         return getattr(self.func, "__isabstractmethod__", False)
 
     def __set_name__(self, owner: type[Any], name: str) -> None:
-        # Errors raised here are wrapped in RuntimeError before Python 3.12: only note, the machine checks.
+        # Before Python 3.12, errors raised here are wrapped in RuntimeError, so `collect_steps` checks the aliases.
         if self.owner is None or identity_of(self.owner) == identity_of(owner):
             self.owner: type[Any] | None = owner
             self.name: str = name
@@ -81,7 +81,7 @@ class Step(StepRef[S], Generic[M, S, R]):
         return self if instance is None else BoundStep(self, instance)
 
     def __call__(self, machine: M, ctx: Context[S]) -> R:
-        """Run the step's code directly, as a test does. Nothing is committed."""
+        """Call the function of the step directly, for example in a test. Nothing is committed."""
         return self.func(machine, ctx)
 
     def __repr__(self) -> str:
@@ -91,13 +91,13 @@ class Step(StepRef[S], Generic[M, S, R]):
 
 @attrs.frozen
 class StepDecorator:
-    """`@step(...)` with its options, waiting for the method."""
+    """`@step(...)` with its options, before it is applied to the method."""
 
     initial: bool
     timeout: float | None
 
     def __call__(self, func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]:
-        """Decorate the method."""
+        """Turn the method into a step."""
         check_step_function(func)
         return Step(func, initial=self.initial, timeout=self.timeout)
 
@@ -113,11 +113,12 @@ def step(
     initial: bool = False,
     timeout: Duration | None = None,
 ) -> Step[M, S, R] | StepDecorator:
-    """Mark a method as a step of its machine: bare, or with options.
+    """Mark a method as a step of its machine. Use it as `@step` or with options.
 
-    `initial` makes it the step in which instances begin (default: the one named "start"). `timeout` cancels a
-    run that takes longer and gives `StepTimeout` to `handle`; a plain `def` step runs in a thread and cannot
-    be cancelled, so its slot stays taken until it returns and its outcome is dropped.
+    `initial` makes it the step in which instances begin (default: the one named "start"). With `timeout`, a run that
+    takes longer is cancelled and `handle` receives `StepTimeout`. A plain `def` step runs in a thread, which cannot
+    be cancelled: it keeps its slot until it returns, and its outcome is dropped. Raises `DefinitionError` if the
+    method cannot be a step.
     """
     if not isinstance(initial, bool):
         raise DefinitionError(f"@step(initial=...) must be True or False; it is {shown(initial)}")
@@ -129,22 +130,22 @@ def step(
 
 
 def check_step_function(func: Any) -> None:
-    """Refuse what cannot be a step, with the remedy."""
+    """Raise a `DefinitionError` that says what to change, unless this can be a step."""
     if isinstance(func, StepRef):
         raise DefinitionError(f"{func!r} is decorated with @step twice")
     for wrapper in (staticmethod, classmethod):
         if isinstance(func, wrapper):
-            raise DefinitionError(f"a step is a plain method (self, ctx): remove @{wrapper.__name__}")
+            raise DefinitionError(f"a step must be a plain method (self, ctx): remove @{wrapper.__name__}")
     if not isinstance(func, FunctionType):
         kind = "a class" if isinstance(func, type) else f"{type(func).__name__} {shown(func)}"
-        raise DefinitionError(f"@step decorates a method, `def` or `async def`, and not {kind}")
+        raise DefinitionError(f"@step decorates a method, `def` or `async def`, not {kind}")
     check_call(func, 2, form=f"def {func.__name__}(self, ctx)")
 
 
 def check_call(func: FunctionType, count: int, *, form: str) -> None:
-    """Check that a function can be called with so many positional arguments, and does not yield."""
+    """Check that a function can be called with `count` positional arguments and does not yield."""
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise DefinitionError(f"{func.__qualname__} yields; it must return its outcome: {form}")
+        raise DefinitionError(f"{func.__qualname__} is a generator; it must return its outcome: {form}")
     try:
         inspect.signature(func).bind(*[None] * count)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Finds the steps of a class: its own, its bases', its mixins'."""
+"""Collect the steps of a class, its bases and its mixins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from durable_actors.machine._step import Step
 from durable_actors.machine._step_ref import StepRef
 
 RESERVED = frozenset({"handle", "perform", "backoff", "State"})
-"""Names that mean something else in a machine."""
+"""Names that have another meaning in a machine and cannot be steps."""
 
 
 def collect_steps(cls: type[Any], base: type[Any]) -> dict[str, Step[Any, Any, Any]]:
-    """Return the steps by name, bases first; refuse misplaced ones."""
+    """Return the steps by name, bases first; raise `DefinitionError` for invalid ones."""
     bodies = [each for each in reversed(cls.__mro__) if each not in base.__mro__]
     visible: dict[str, tuple[type[Any], Any]] = {}
     for body in bodies:
@@ -26,7 +26,7 @@ def collect_steps(cls: type[Any], base: type[Any]) -> dict[str, Step[Any, Any, A
             if hidden is not None and isinstance(hidden[1], Step) and not isinstance(value, StepRef):
                 raise DefinitionError(
                     f"{body.__qualname__}.{name} hides the step {hidden[0].__qualname__}.{name}: decorate it "
-                    "with @da.step, or call it something else"
+                    "with @da.step, or rename it"
                 )
             if isinstance(value, StepRef) or hidden is not None:
                 visible[name] = (body, value)
@@ -38,7 +38,7 @@ def collect_steps(cls: type[Any], base: type[Any]) -> dict[str, Step[Any, Any, A
 
 
 def looks_like_steps(cls: type[Any]) -> str:
-    """Guess what the author of a class without steps meant, for the error's text."""
+    """Suggest a fix for a class without steps, for the error message."""
     candidates = [
         name
         for name, value in vars(cls).items()
@@ -61,18 +61,18 @@ def _checked(body: type[Any], name: str, value: Any) -> Step[Any, Any, Any]:
         )
     if len(value.aliases) > 1:
         raise DefinitionError(
-            f"{where}: one step has several names ({', '.join(sorted(value.aliases))}); keep one"
+            f"{where}: one step has several names ({', '.join(sorted(value.aliases))}); keep only one"
         )
     if name in RESERVED:
         raise DefinitionError(
-            f"{where}: a step cannot be called {name}, which means something else in a machine"
+            f"{where}: a step cannot be named {name}, which has another meaning in a machine"
         )
     text(name, what=f"{where}: a step's name", error=DefinitionError, maximum=MAX_NAME)
     if SEPARATOR in name:
         raise DefinitionError(f"{where}: a step's name must not contain the character U+001F")
     if name.startswith("__"):
         raise DefinitionError(
-            f"{where}: a step cannot be called {name}; names with two underscores are Python's"
+            f"{where}: a step cannot be named {name}; names with two underscores are reserved by Python"
         )
     return value
 

@@ -1,7 +1,7 @@
 """OTP-style actors and supervisors on Trio; no database.
 
-Trio's nurseries propagate failure. This adds what they leave out: restart, order, addresses that
-survive a restart, and a stop that drains. docs/explanation/supervision.md tells the whole story.
+Trio's nurseries propagate failures. This package adds restarts, a start and stop order, addresses that
+survive a restart, and a graceful stop. docs/explanation/supervision.md explains how it works.
 
 ::
 
@@ -11,20 +11,20 @@ survive a restart, and a stop that drains. docs/explanation/supervision.md tells
 
     async with otp.open_tree(root) as tree:
         await store.send(Put("x", "1"))
-        value = await store.call(Get("x"))  # a str, for mypy and pyright, too
+        value = await store.call(Get("x"))  # mypy and pyright infer str
         print(tree.snapshot().render())
 
 Layout, bottom to top; imports go down only::
 
     _errors · _exit         the error tree · exit reasons
-    _restart                PURE: whom to restart, when to give up
-    _call · _mailbox        a reply slot that belongs to the call · a bounded channel with an age
-    _address                what one sends to
-    _timer · _events        periodic work · what supervisors report
+    _restart                pure: which children to restart, when to give up
+    _call · _mailbox        calls and their reply slots · a bounded channel with time stamps
+    _address                where messages are sent
+    _timer · _events        periodic work · events of supervisors
     _snapshot               the tree as a value
-    _child_spec             what a supervisor knows of a child; plain functions as children
-    _actor · _pool          actors · temporary tasks in slots, `_pool_child` in the tree
-    _child · _supervisor    one place in a list · the list
+    _child_spec             child specifications; plain functions as children
+    _actor · _pool          actors · temporary tasks in slots, with `_pool_task`, `_watched` and `_pool_child`
+    _child · _supervisor    one child of a supervisor · the supervisor
     _tree                   the root, and cancellation from outside
 """
 
@@ -118,7 +118,7 @@ __all__ = [
 
 
 def _fix_modules() -> None:
-    """Let tracebacks, reprs and the documentation show the path that people import from."""
+    """Show the public import path in tracebacks, reprs and the documentation."""
     for name in __all__:
         public = globals()[name]
         if getattr(public, "__module__", "").startswith(f"{__name__}."):

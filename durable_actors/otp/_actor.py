@@ -1,4 +1,4 @@
-"""Actor: state that one task owns, and messages that change it.
+"""Actor: state that is owned by one task and changed by messages.
 
 ::
 
@@ -27,66 +27,67 @@ from durable_actors.otp._timer import periodic
 
 M = TypeVar("M")
 
-# Messages handled before the loop lets others run although none of them waited. A checkpoint costs
-# as much as ten messages; without any, an actor that sends to itself would hang the whole process.
-_DRAIN = 100
+_MESSAGES_PER_TURN = 100
+"""Messages that an actor may handle without a checkpoint. A checkpoint costs as much as ten messages; without any, an
+actor that sends to itself would block the whole process."""
 
-_BRUTAL_GRACE = 5.0  # for `terminate` after a crash of a child whose shutdown is "brutal"
+_BRUTAL_TERMINATE_TIMEOUT = 5.0
+"""Seconds for `terminate` after a crash of a child whose shutdown is "brutal"."""
 
 
 class Actor(Generic[M]):
-    """Base class of actors that take messages of type `M`.
+    """Base class of actors that receive messages of type `M`.
 
-    Override `handle`, or `run` to own the loop (to take batches, say); `init` and `terminate` as
-    needed. An exception that escapes from any of them ends this incarnation, and the supervisor
-    decides what follows.
+    Override `handle`, or override `run` to write the loop yourself (to receive batches, for example). Override
+    `init` and `terminate` as needed. An exception that any of them raises ends this incarnation, and the
+    supervisor decides what follows.
     """
 
     address: Address[M]
-    """Its own address."""
+    """The address of this actor."""
     mailbox: Mailbox[M]
-    """Its messages."""
+    """The mailbox of this actor."""
     nursery: trio.Nursery
-    """For tasks that live no longer than this incarnation. If one fails, the actor fails."""
+    """A nursery for tasks of this incarnation. They are cancelled when it ends; if one fails, the actor fails."""
 
     async def init(self) -> None:
-        """Get ready. The next sibling starts only after this returned; `terminate` runs only then, too."""
+        """Prepare the actor. The next sibling starts after this returns. If it raises, `terminate` does not run."""
 
     async def handle(self, msg: M) -> None:
-        """Handle one message. Not interrupted by a stop until the shutdown time is over."""
+        """Handle one message. A request to stop does not interrupt it before the shutdown time is over."""
         raise TypeError(f"{type(self).__name__} overrides neither handle() nor run(): {msg!r}")
 
     async def run(self) -> None:
-        """Live: handle messages until asked to stop. Overridden, it may read `mailbox` as it likes.
+        """Handle messages until the actor is asked to stop. Override it to read `mailbox` in another way.
 
-        Returning is the normal end; so is letting `MailboxClosed` pass.
+        The actor ends normally when this returns or raises `MailboxClosed`.
         """
         mailbox, handle = self.mailbox, self.handle
         while True:
             await handle(await mailbox.receive())
-            for _ in range(_DRAIN):
+            for _ in range(_MESSAGES_PER_TURN):
                 msg = mailbox.poll()
                 if msg is NOTHING:
                     break
                 await handle(msg)
 
     async def terminate(self, reason: ExitReason) -> None:
-        """Clean up. Shielded from cancellation for the child's shutdown time; not run if `init` failed."""
+        """Clean up. Shielded from cancellation for the child's shutdown time. Does not run if `init` failed."""
 
     def stop(self) -> None:
-        """End normally after what is queued (or, with a kept mailbox, after the current message)."""
+        """End this actor normally: after the queued messages, or after the current one if the address keeps them."""
         self.address._stop(restart=True)
 
     def send_after(self, delay: float, msg: M) -> trio.CancelScope:
-        """Send `msg` to this actor in `delay` seconds. Ends with the actor; ``.cancel()`` calls it off."""
+        """Send `msg` to this actor after `delay` seconds, unless the actor ends or the returned scope is cancelled."""
         scope = trio.CancelScope()
         self.nursery.start_soon(self._send_after, scope, delay, msg)
         return scope
 
     def send_every(self, period: float, msg: M) -> trio.CancelScope:
-        """Send `msg` to this actor every `period` seconds, the first time in `period` seconds.
+        """Send `msg` to this actor every `period` seconds, first after `period` seconds, until the scope is cancelled.
 
-        No drift. While the mailbox is full it waits with one tick and skips the ones missed.
+        The ticks do not drift. While the mailbox is full, one message waits and missed ticks are skipped.
         """
         scope = trio.CancelScope()
         ticks = periodic(period)
@@ -108,7 +109,7 @@ class Actor(Generic[M]):
         try:
             await self.address.send(msg)
         except ActorDown:
-            await trio.sleep_forever()  # we are stopping: nobody reads it, and the nursery ends us
+            await trio.sleep_forever()  # the actor is stopping; its nursery cancels this task
 
 
 def _name_of(spec: ActorChild[Any]) -> str:
@@ -119,32 +120,32 @@ def _name_of(spec: ActorChild[Any]) -> str:
 class ActorChild(ChildSpec, Generic[M]):
     """An actor as a child: ``ActorChild(address, Store)`` or ``ActorChild(address, lambda: Store(db))``.
 
-    Asked to stop, it handles what is queued (unless that is kept for its next incarnation) and ends
-    between two messages; after its shutdown time it is cancelled.
+    On a request to stop it handles the queued messages (unless they are kept for the next incarnation) and ends
+    between two messages. After its shutdown time it is cancelled.
     """
 
     address: Address[M] = attrs.field(kw_only=False)
-    """Where its messages come in; also gives the child its name."""
+    """The address of the actor. The child has the name of the address."""
     factory: Callable[[], Actor[M]] = attrs.field(kw_only=False)
-    """Makes a new actor for each incarnation."""
+    """Creates a new actor for each incarnation."""
     name: str = attrs.field(init=False, default=attrs.Factory(_name_of, takes_self=True))
-    """The address's name."""
+    """The name of the address."""
 
     @property
     def kind(self) -> NodeKind:
-        """An actor."""
+        """Always "actor"."""
         return "actor"
 
     def incarnate(self, place: Place) -> Incarnation:  # noqa: ARG002 - the protocol's
-        """A new actor behind the same address."""
+        """Return an incarnation with a new actor behind the same address."""
         return _ActorRun(self)
 
     def describe(self) -> Description:
-        """The mailbox, which is there with and without an incarnation."""
+        """Return the statistics of the mailbox, which exists with and without an incarnation."""
         return Description(mailbox=self.address.statistics())
 
     def close(self) -> None:
-        """Tell everybody who waits for the actor that it is down."""
+        """Mark the address as down, which wakes everything that waits for the actor."""
         self.address._close()
 
 
@@ -156,13 +157,13 @@ class _ActorRun:
     def __init__(self, spec: ActorChild[Any]) -> None:
         self._spec = spec
         self._address: Address[Any] = spec.address
-        self._begun = False  # init is done: terminate is owed
+        self._begun = False  # init returned, so terminate must run
         self._stop_why: str | None = None
 
     def request_stop(self, why: str, *, restart: bool) -> bool:
         self._stop_why = why
         if not self._begun:
-            return False  # still in init: it has nothing to drain, and may wait for what never comes
+            return False  # still in init: there is nothing to drain, and init may never return
         self._address._stop(restart=restart)
         return True
 
@@ -183,7 +184,7 @@ class _ActorRun:
                     reason = Shutdown(self._stop_why or "cancelled", killed=True)
                 else:
                     reason = Error(exc)
-                    # What it knew is lost: its callers learn it now and not after the clean-up.
+                    # Fail the pending calls now, not after the clean-up.
                     self._address._fail_calls(reason)
                 await self._terminate(actor, reason)
                 raise
@@ -209,29 +210,29 @@ class _ActorRun:
                     await actor.run()
                 except MailboxClosed:
                     if not actor.mailbox.stopping:
-                        raise  # some other actor's mailbox
+                        raise  # it is the mailbox of another actor
                 finally:
-                    # Before the nursery's exit lets others run: a message accepted now would be lost.
+                    # Before the nursery's exit runs other tasks: a message accepted after this would be lost.
                     self._address._ending()
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             failure = sole_error(group)
         if failure is not None:
-            raise failure  # outside the handler: the group shall not become its context
+            raise failure  # outside the handler, so that the group does not become its context
 
     async def _terminate(self, actor: Actor[Any], reason: ExitReason) -> None:
         time = self._spec.shutdown
         if not self._begun or (time == "brutal" and isinstance(reason, Shutdown)):
             return
-        grace = _BRUTAL_GRACE if time == "brutal" else time
+        grace = _BRUTAL_TERMINATE_TIMEOUT if time == "brutal" else time
         deadline = math.inf if grace == math.inf else trio.current_time() + grace
         try:
             with trio.CancelScope(shield=True, deadline=deadline) as scope:
                 await actor.terminate(reason)
         except Exception as exc:
             if isinstance(reason, Error) and isinstance(reason.error, Exception):
-                text = f"actor {self._address.name!r} failed, and so did its terminate"
-                raise ExceptionGroup(text, [reason.error, exc]) from None  # neither may hide the other
+                text = f"actor {self._address.name!r} failed, and its terminate failed, too"
+                raise ExceptionGroup(text, [reason.error, exc]) from None  # keep both errors
             raise
         if scope.cancelled_caught and not isinstance(reason, Error):
             raise TerminateTimeout(f"actor {self._address.name!r}: terminate took more than {grace:g} s")

@@ -1,4 +1,4 @@
-"""Address: what one sends to. It survives the actors behind it.
+"""Address: where messages to an actor are sent. It survives restarts of the actor.
 
 ::
 
@@ -10,8 +10,8 @@
     restarting  ActorDown; queued if kept          ActorDown
     down        ActorDown                          ActorDown
 
-"Kept" is `keep=True`: messages that wait when the actor ends, and those sent until it is back, are
-for the next incarnation. The message it was working on is not among them: at most once.
+"Kept" means `keep=True`: messages that are queued when the actor ends, and messages sent before its restart, go
+to the next incarnation. The message that the actor was handling is not delivered again: delivery is at most once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 
 import trio
 
-from durable_actors.otp._call import Accepts, Askable, Call, NotTaken, Slot
+from durable_actors.otp._call import Accepts, Askable, Call, NotTaken, ReplySlot
 from durable_actors.otp._errors import ActorDied, ActorDown, CallTimeout, MailboxFull, SpecError
 from durable_actors.otp._exit import Error, ExitReason
 from durable_actors.otp._mailbox import Mailbox, MailboxStatistics
@@ -30,47 +30,48 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 Status = Literal["new", "starting", "running", "stopping", "restarting", "down"]
-"""Where the actor behind an address stands."""
+"""The status of the actor behind an address."""
 
 
 class Address(Accepts[M], Generic[M]):
-    """Where to send messages of type `M`; made before the actor, and valid across its restarts.
+    """Where to send messages of type `M`. Create it before the actor; it stays valid across restarts.
 
-    `keep` says whether queued messages wait for the next incarnation when the actor ends.
+    `capacity` limits the queued messages. With `keep`, queued messages survive a restart of the actor.
     """
 
     __slots__ = ("_changed", "_mailbox", "_open", "_reason", "_status", "_task", "keep", "name")
 
     def __init__(self, name: str, *, capacity: float = 1000, keep: bool = False) -> None:
         self.name: str = name
-        """The actor's name in errors, logs and the tree."""
+        """The name of the actor in errors, logs and the tree."""
         self.keep: bool = keep
-        """Whether messages survive a restart of the actor."""
+        """Whether queued messages survive a restart of the actor."""
         self._mailbox: Mailbox[M] = Mailbox(name, capacity)
         self._status: Status = "new"
         self._open = True
         self._reason: ExitReason | None = None
         self._task: trio.lowlevel.Task | None = None
-        self._changed = trio.lowlevel.ParkingLot()  # callers that wait for the actor to be up
+        self._changed = trio.lowlevel.ParkingLot()  # callers that wait for the actor to run
 
     def __repr__(self) -> str:
         return f"<Address {self.name!r} {self._status} {len(self._mailbox)}/{self._mailbox.capacity}>"
 
     @property
     def status(self) -> Status:
-        """new, starting, running, stopping, restarting or down."""
+        """The status of the actor: new, starting, running, stopping, restarting or down."""
         return self._status
 
     def statistics(self) -> MailboxStatistics:
-        """The mailbox: depth, capacity, processed, age of the oldest message, drops."""
+        """Return the statistics of the mailbox."""
         return self._mailbox.statistics()
 
     # -- sending
 
     def cast(self, msg: M) -> bool:
-        """Send if the actor takes it now; never waits, never raises. False: dropped, and counted.
+        """Send a message if the mailbox accepts it now. Never waits and never raises.
 
-        For hints that the next one repeats. What must arrive goes through `send`.
+        Returns False if the message was dropped (and counted). Use it for messages that may be lost; use `send` for
+        all others.
         """
         box = self._mailbox
         stamps = box._stamps  # noqa: SLF001 - `Mailbox.put` written out: the call is a tenth of the cost
@@ -82,16 +83,17 @@ class Address(Accepts[M], Generic[M]):
         return False
 
     def send_nowait(self, msg: M) -> None:
-        """Send now. `MailboxFull`: no room; `ActorDown`: nobody will read it."""
+        """Send without waiting. Raises `MailboxFull` if there is no room, `ActorDown` if no actor will read it."""
         if not self._open:
             raise ActorDown(self.name, self._status, self._reason)
         if not self._mailbox.put(msg):
             raise MailboxFull(f"mailbox of {self.name!r} is full ({self._mailbox.capacity})")
 
     async def send(self, msg: M, *, timeout: float = math.inf) -> None:
-        """Send; waits while the mailbox is full. If this raises Cancelled, nothing was sent.
+        """Send a message; wait while the mailbox is full.
 
-        `CallTimeout` when there was no room in time, `ActorDown` when nobody will read it.
+        Raises `CallTimeout` if there was no room within `timeout` seconds, and `ActorDown` if no actor will read the
+        message. If this raises any of these or Cancelled, nothing was sent.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if timeout == math.inf:
@@ -112,13 +114,13 @@ class Address(Accepts[M], Generic[M]):
     ) -> R:
         """Send a `Call[R]` and wait for its reply.
 
-        `on_down` says what to do while the actor does not run: fail at once with `ActorDown`, or wait
-        for its next incarnation (a call not begun when the actor ends is sent again; one that was
-        begun never is: `ActorDied`). An actor that is down for good fails both. `timeout` covers
-        everything, waiting for room included; `math.inf` waits for as long as the actor lives.
+        While the actor is not running, `on_down="fail"` raises `ActorDown` at once, and `on_down="wait"` waits for
+        the next incarnation: a call that the actor had not taken when it ended is sent again. A call that it had
+        taken is never sent again and raises `ActorDied`. If the actor will not be restarted, both raise `ActorDown`.
+        Raises `CallTimeout` after `timeout` seconds, which include waiting for room; `math.inf` means no limit.
 
-        If this raises Cancelled or `CallTimeout`, a call still queued is withdrawn, and one that the
-        actor had taken goes on without a listener.
+        If this raises Cancelled or `CallTimeout`, a call that is still queued is withdrawn; a call that the actor has
+        taken continues, and its reply is dropped.
         """
         call = cast("Call[R]", msg)
         if timeout == math.inf:
@@ -128,7 +130,7 @@ class Address(Accepts[M], Generic[M]):
         raise CallTimeout(self.name, type(msg).__name__, timeout)
 
     async def wait_running(self) -> None:
-        """Wait until the actor runs; `ActorDown` once it is down for good."""
+        """Wait until the actor is running. Raises `ActorDown` if it will not be restarted."""
         await trio.lowlevel.checkpoint()
         while self._status != "running":
             if self._status == "down":
@@ -136,7 +138,7 @@ class Address(Accepts[M], Generic[M]):
             await self._changed.park()
 
     async def _put(self, msg: Any) -> None:
-        """Append `msg` as soon as there is room. No checkpoint after it was appended."""
+        """Append `msg` as soon as there is room. There is no checkpoint after it is appended."""
         while True:
             if not self._open:
                 raise ActorDown(self.name, self._status, self._reason)
@@ -147,19 +149,19 @@ class Address(Accepts[M], Generic[M]):
     async def _call(self, call: Call[R], on_down: Literal["fail", "wait"]) -> R:
         task = trio.lowlevel.current_task()
         if task is self._task:
-            raise RuntimeError(f"actor {self.name!r} calls itself: nobody would be left to answer")
+            raise RuntimeError(f"actor {self.name!r} calls itself, so it could never reply; use send or cast")
         while True:
             if on_down == "wait":
                 await self.wait_running()
             elif self._status != "running":
                 await trio.lowlevel.checkpoint()
                 raise ActorDown(self.name, self._status, self._reason)
-            slot = Slot(self._mailbox.book, task, type(call))
+            slot = ReplySlot(self._mailbox.calls, task, type(call))
             call._attach(slot)  # noqa: SLF001 - Call's other half
             try:
                 await self._put(call)
             except BaseException as exc:
-                slot.state = "withdrawn"  # never queued: the object may be used again
+                slot.state = "withdrawn"  # never queued, so the object may be used again
                 if isinstance(exc, ActorDown) and on_down == "wait" and self._status != "down":
                     continue
                 raise
@@ -169,7 +171,7 @@ class Address(Accepts[M], Generic[M]):
             if on_down == "fail" or self._status == "down":
                 raise ActorDown(self.name, self._status, self._reason)
 
-    # -- the life cycle's side (ActorRun and ActorChild)
+    # -- called by _ActorRun and ActorChild
 
     def _begin(self, task: trio.lowlevel.Task) -> None:
         if self._task is not None:
@@ -182,26 +184,26 @@ class Address(Accepts[M], Generic[M]):
         self._set("running", is_open=True)
 
     def _stop(self, *, restart: bool) -> None:
-        """Ask the actor to end: after what is queued, or, if that is kept for a restart, at once."""
+        """Ask the actor to end: after the queued messages, or at once if they are kept for a restart."""
         kept = restart and self.keep
         self._mailbox.stop(leave=kept)
         self._set("stopping", is_open=kept)
 
     def _ending(self) -> None:
-        """The loop is over, `terminate` follows: nothing more is read by this incarnation."""
+        """Close the mailbox: the loop has ended, `terminate` follows, and this incarnation reads no more messages."""
         if self._status != "stopping":
             self._set("stopping", is_open=self.keep)
 
     def _fail_calls(self, reason: ExitReason) -> None:
-        """Answer every pending call: the incarnation they were sent to is no more."""
+        """Fail every pending call, because the incarnation has ended."""
         cause = reason.error if isinstance(reason, Error) else None
-        for slot in list(self._mailbox.book.pending):
+        for slot in list(self._mailbox.calls.pending):
             error = ActorDied(self.name, slot.message.__name__, reason)
             error.__cause__ = cause
             slot.end(error)
 
     def _ended(self, reason: ExitReason) -> None:
-        """The incarnation is gone; whether there will be another is not known yet."""
+        """Record the end of the incarnation. Whether a restart follows is not known yet."""
         self._task = None
         self._reason = reason
         self._set("restarting", is_open=self.keep)
@@ -210,7 +212,7 @@ class Address(Accepts[M], Generic[M]):
             self._mailbox.clear()
 
     def _close(self) -> None:
-        """There will be no other incarnation, unless a whole new tree is started."""
+        """Mark the address as down: no restart follows, unless a new tree is started."""
         if self._task is None:
             self._set("down", is_open=False)
             self._mailbox.clear()

@@ -1,14 +1,14 @@
-"""Calls: messages that carry the slot their reply goes to.
+"""Calls: messages that carry the slot for their reply.
 
-The slot belongs to the *call*, not to the server: a caller that gives up takes its slot with it,
-and what the server then says is dropped and counted. Nothing a caller does can hurt the server.
+The slot belongs to the *call*, not to the actor: when a caller gives up, its slot goes with it, and a later
+reply is dropped and counted. Nothing that a caller does affects the actor.
 
 ::
 
     queued ──take──> taken ──reply──> answered
-      │                └────caller gave up────> abandoned     a later reply is dropped: `late`
+      │                └────caller gave up────> abandoned     a later reply is dropped and counted (`late`)
       ├────caller gave up──────────────────> withdrawn     the mailbox skips it
-      └────actor ended─────────────────────> withdrawn     the caller is told: nothing was done
+      └────actor ended─────────────────────> withdrawn     `call` raises ActorDown: nothing was done
 """
 
 from __future__ import annotations
@@ -26,65 +26,65 @@ M_contra = TypeVar("M_contra", contravariant=True)
 SlotState = Literal["queued", "taken", "answered", "abandoned", "withdrawn"]
 
 
-class ReplyCounts:
-    """What became of calls; one per address."""
+class PendingCalls:
+    """The calls of one address that wait for a reply, and counts of lost calls and replies."""
 
     __slots__ = ("late", "pending", "withdrawn")
 
     def __init__(self) -> None:
-        self.pending: dict[Slot, None] = {}  # in order, so that a death answers oldest first
+        self.pending: dict[ReplySlot, None] = {}  # ordered: when the actor ends, the oldest is answered first
         self.late: int = 0
         self.withdrawn: int = 0
 
 
 class NotTaken:
-    """What a waiting caller gets instead of a reply when the actor ended before it took the call."""
+    """Given to a waiting caller instead of a reply when the actor ended before it took the call."""
 
 
 NOT_TAKEN = NotTaken()
 
 
-class Slot:
-    """Where one reply goes: the parked task of the caller."""
+class ReplySlot:
+    """Where a reply goes: the parked task of the caller."""
 
-    __slots__ = ("book", "message", "state", "task")
+    __slots__ = ("calls", "message", "state", "task")
 
-    def __init__(self, book: ReplyCounts, task: trio.lowlevel.Task, message: type[object]) -> None:
-        self.book: ReplyCounts = book
+    def __init__(self, calls: PendingCalls, task: trio.lowlevel.Task, message: type[object]) -> None:
+        self.calls: PendingCalls = calls
         self.message: type[object] = message  # for error texts
         self.task: trio.lowlevel.Task = task
         self.state: SlotState = "queued"
 
     async def wait(self) -> Any:
-        """Park until answered. If this raises Cancelled, a later reply goes nowhere."""
-        self.book.pending[self] = None
+        """Park until the call is answered. If this raises Cancelled, a later reply is dropped."""
+        self.calls.pending[self] = None
         return await trio.lowlevel.wait_task_rescheduled(self._abort)
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
-        del self.book.pending[self]
+        del self.calls.pending[self]
         self.state = "withdrawn" if self.state == "queued" else "abandoned"
         return trio.lowlevel.Abort.SUCCEEDED
 
     def take(self) -> bool:
-        """The actor receives the call. False: the caller is gone, skip it."""
+        """Mark the call as taken by the actor. Returns False if the caller is gone and the call must be skipped."""
         if self.state == "queued":
             self.state = "taken"
             return True
-        self.book.withdrawn += 1
+        self.calls.withdrawn += 1
         return False
 
     def answer(self, result: outcome.Outcome[Any]) -> bool:
-        """Wake the caller. False: nobody waits any more."""
+        """Wake the caller. Returns False if it no longer waits."""
         if self.state not in ("queued", "taken"):
-            self.book.late += 1
+            self.calls.late += 1
             return False
         self.state = "answered"
-        del self.book.pending[self]
+        del self.calls.pending[self]
         trio.lowlevel.reschedule(self.task, result)
         return True
 
     def end(self, error: BaseException) -> None:
-        """The actor ended: a taken call fails with `error`, a queued one was never begun."""
+        """Answer the caller when the actor ended: `error` for a taken call, NOT_TAKEN for a queued one."""
         if self.state == "taken":
             self.answer(outcome.Error(error))
         else:
@@ -93,13 +93,13 @@ class Slot:
 
 
 class Accepts(Generic[M_contra]):
-    """What an address takes. Exists for the type checker: see `Askable`."""
+    """The message type that an address accepts. Exists for the type checker: see `Askable`."""
 
     __slots__ = ()
 
 
 class Call(Generic[R]):
-    """Base class of messages that want a reply of type `R`.
+    """Base class of messages that expect a reply of type `R`.
 
     ::
 
@@ -107,21 +107,24 @@ class Call(Generic[R]):
         class Get(otp.Call[str]):
             key: str
 
-        value = await store.call(Get("x"), timeout=2)  # a str, for mypy and pyright, too
+        value = await store.call(Get("x"), timeout=2)  # mypy and pyright infer str
 
-    The actor replies with `reply`, now or later, from any task. Make a new object for each call.
+    The actor answers with `reply` or `reply_error`, at once or later, from any task. Create a new object for each call.
     """
 
     __slots__ = ("_slot",)
-    _slot: Slot
+    _slot: ReplySlot
 
     def reply(self, value: R) -> bool:
-        """Answer the caller. False: nobody waits (it gave up, was answered before, or it was a cast)."""
+        """Send the reply. Returns False if nobody waits for it.
+
+        That is the case if the caller gave up or was already answered, or if the message was sent without `call`.
+        """
         slot = getattr(self, "_slot", None)
         return slot is not None and slot.answer(outcome.Value(value))
 
     def reply_error(self, error: Exception) -> bool:
-        """Make the caller's `call` raise `error`; the actor lives on. False: nobody waits."""
+        """Make the caller's `call` raise `error`. The actor keeps running. Returns False if nobody waits."""
         slot = getattr(self, "_slot", None)
         return slot is not None and slot.answer(outcome.Error(error))
 
@@ -131,10 +134,10 @@ class Call(Generic[R]):
         slot = getattr(self, "_slot", None)
         return slot is not None and slot.state in ("queued", "taken")
 
-    def _attach(self, slot: Slot) -> None:
+    def _attach(self, slot: ReplySlot) -> None:
         old = getattr(self, "_slot", None)
         if old is not None and old.state not in ("answered", "withdrawn"):
-            # Two callers on one object: the reply to the first would answer the second.
+            # With two callers on one object, the reply to the first would answer the second.
             raise RuntimeError(f"{type(self).__name__} is in use by another call; make a new object per call")
         object.__setattr__(self, "_slot", slot)  # message classes are frozen
 
@@ -149,8 +152,8 @@ class Call(Generic[R]):
 class Askable(Protocol[M_co, R_co]):
     """A `Call[R]` that an address of `M` accepts.
 
-    Python has no intersection types; this says "is a Call[R] *and* one of M" all the same: the
-    method takes `Accepts[its own class]`, and `Accepts[M]` fits there only if that class is in M.
+    Python has no intersection types. This protocol expresses "a Call[R] *and* one of M": the method takes
+    `Accepts[its own class]`, and `Accepts[M]` matches that only if the class is in M.
     """
 
     def _answer_type(self, to: Accepts[M_co], /) -> R_co: ...

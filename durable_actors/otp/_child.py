@@ -1,8 +1,8 @@
-"""Child: one place in a supervisor's list, and the incarnation that fills it now.
+"""ChildRecord: a supervisor's record of one child and its current incarnation.
 
-It owns the incarnation's cancel scope. A polite stop sets the scope's deadline, so that "ask, wait,
-then cancel" needs no timer and may be asked for twice. Whatever happens to the task, `_exit` runs
-exactly once per incarnation, and says why it ended.
+It owns the incarnation's cancel scope. A graceful stop sets the deadline of that scope, so "ask, wait, then
+cancel" needs no timer and can be requested twice. However the task ends, `_exit` runs exactly once per
+incarnation, with the reason.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from durable_actors.otp._restart import Sibling
 from durable_actors.otp._snapshot import ChildState, Node, waits_for
 
 
-class Child:
-    """The supervisor's record of one child."""
+class ChildRecord:
+    """A supervisor's record of one child."""
 
     def __init__(
         self,
         spec: ChildSpec,
         place: Place,
         *,
-        on_exit: Callable[[Child], None],
+        on_exit: Callable[[ChildRecord], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.spec = spec
@@ -42,16 +42,16 @@ class Child:
         self.due: float | None = None  # when to start it again
         self.reason: ExitReason | None = None
         self.lived = 0.0
-        self.exit_pending = False  # has ended, and nobody has decided yet what follows
+        self.exit_pending = False  # ended, and the supervisor has not decided yet what follows
         self.last_error: str | None = None
         self._run: Incarnation | None = None
         self._task: trio.lowlevel.Task | None = None
         self._scope = trio.CancelScope()
-        self._settled = trio.Event()  # ready, or ended before
+        self._settled = trio.Event()  # ready, or ended before it was ready
         self._ended = trio.Event()
         self._began = 0.0
         self._stop_why: str | None = None
-        self._polite = False
+        self._graceful = False
         self._was_ready = False
 
     @property
@@ -60,7 +60,7 @@ class Child:
         return self.state in ("starting", "running", "stopping")
 
     def sibling(self) -> Sibling:
-        """What the restart decision needs to know."""
+        """Return what `decide` needs to know about this child."""
         spec = self.spec
         if self.alive or self.exit_pending:
             return Sibling(spec.restart, spec.significant, "alive")
@@ -69,9 +69,9 @@ class Child:
     # -- start
 
     async def start(self, nursery: trio.Nursery) -> bool:
-        """Begin an incarnation and wait until it is ready. False: it ended before; see `reason`.
+        """Start an incarnation and wait until it is ready. Returns False if it ended before that; see `reason`.
 
-        One that was ready and has ended since started well; its exit is in the queue.
+        An incarnation that was ready and has already ended counts as started; its exit is in the queue.
         If this raises Cancelled, the incarnation exists and must be stopped.
         """
         assert not self.alive, self.place.path
@@ -83,7 +83,7 @@ class Child:
         self._began = trio.current_time()
         self._scope.deadline = self._began + self.spec.start_timeout
         self._stop_why = None
-        self._polite = False
+        self._graceful = False
         self._was_ready = False
         self.due = None
         self.exit_pending = False
@@ -94,7 +94,7 @@ class Child:
         return self._was_ready
 
     def _ready(self) -> None:
-        if self.state != "starting":  # twice, or it was asked to stop meanwhile
+        if self.state != "starting":  # called twice, or asked to stop in the meantime
             return
         self._scope.deadline = math.inf
         self._was_ready = True
@@ -105,7 +105,7 @@ class Child:
     # -- stop
 
     def request_stop(self, why: str, *, restart: bool) -> None:
-        """Ask the incarnation to end. Does nothing when it was asked before."""
+        """Ask the incarnation to end. Does nothing if it was already asked."""
         if self.state not in ("starting", "running"):
             return
         self._enter("stopping")
@@ -115,13 +115,13 @@ class Child:
         if time == "brutal" or not self._run.request_stop(why, restart=restart):
             self._scope.cancel(reason=why)
             return
-        self._polite = True
+        self._graceful = True
         self._scope.deadline = trio.current_time() + time
 
     async def stop(self, why: str, *, restart: bool) -> None:
-        """Ask the incarnation to end and wait until it has. Its exit counts as handled.
+        """Ask the incarnation to end, and wait until it has ended. Its exit counts as handled.
 
-        If this raises Cancelled, it is still ending; call again.
+        If this raises Cancelled, the incarnation is still ending; call `stop` again.
         """
         self.request_stop(why, restart=restart)
         if self.alive:
@@ -129,21 +129,21 @@ class Child:
         self.exit_pending = False
 
     async def wait_ended(self) -> None:
-        """Wait until there is no incarnation."""
+        """Wait until no incarnation is running."""
         if self.alive:
             await self._ended.wait()
 
     # -- the incarnation's task
 
     async def _main(self, run: Incarnation) -> None:
-        reason: ExitReason = Shutdown("cancelled from outside")  # true if Cancelled passes through
+        reason: ExitReason = Shutdown("cancelled from outside")  # unless replaced below: Cancelled propagates
         self._task = trio.lowlevel.current_task()
         try:
             with self._scope:
                 reason = self._returned(await run.run(self._ready))
             if self._scope.cancelled_caught:
                 reason = self._cancelled()
-        except Exception as exc:  # the supervisor's own net: every crash becomes an exit reason
+        except Exception as exc:  # the supervisor turns every crash into an exit reason
             reason = Error(exc)
             if _cancelled_from_outside():
                 raise
@@ -153,7 +153,7 @@ class Child:
             reason = Error(exc)
             if _cancelled_from_outside():
                 raise
-            self._on_fatal(exc)  # KeyboardInterrupt, SystemExit: stop in order, then raise it again
+            self._on_fatal(exc)  # KeyboardInterrupt, SystemExit: stop in reverse order, then raise it again
         finally:
             self._exit(reason)
 
@@ -166,7 +166,7 @@ class Child:
 
     def _cancelled(self) -> ExitReason:
         if self._stop_why is not None:
-            return Shutdown(self._stop_why, killed=self._polite or self.spec.shutdown == "brutal")
+            return Shutdown(self._stop_why, killed=self._graceful or self.spec.shutdown == "brutal")
         return Error(StartTimeout(f"{self.place.path!r} was not ready within {self.spec.start_timeout:g} s"))
 
     def _exit(self, reason: ExitReason) -> None:
@@ -190,13 +190,13 @@ class Child:
         self.since = trio.current_time()
 
     def await_restart(self, at: float) -> None:
-        """To be started again at `at` (or later, if a sibling asked for later)."""
+        """Schedule a restart at `at`, or later if it is already scheduled for later."""
         self.exit_pending = False
         self.due = at if self.due is None else max(self.due, at)
         self._enter("waiting")
 
     def node(self, *, tasks: int) -> Node:
-        """This child and what is below it, now."""
+        """Return a snapshot of this child and its descendants."""
         about = self.spec.describe() if self._run is None else self._run.describe(tasks=tasks)
         return Node(
             name=self.spec.name,
@@ -213,5 +213,5 @@ class Child:
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether nobody is left to decide, because the supervisor is cancelled, too: its owner must see errors."""
+    """Return whether the supervisor is cancelled as well: it cannot decide, so errors must propagate to its owner."""
     return trio.current_effective_deadline() == -math.inf

@@ -1,4 +1,4 @@
-"""Child specifications: what a supervisor runs, and how it treats it. Values; nothing runs here."""
+"""Child specifications: what a supervisor runs, and how it starts, restarts and stops it. Values only."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from durable_actors.otp._restart import RestartType
 from durable_actors.otp._snapshot import Node, NodeKind, PoolStatistics
 
 ShutdownTime = float | Literal["brutal"]
-"""Seconds that a child gets to end by itself, or "brutal": cancelled at once."""
+"""Seconds that a child has to end by itself, or "brutal" to cancel it at once."""
 
 
 @attrs.frozen
 class Place:
-    """Where in which tree an incarnation runs."""
+    """The path of an incarnation in its tree, and the observer of that tree."""
 
     path: str
     observe: Observer
 
 
 class Incarnation(Protocol):
-    """One life of a child, from start to exit. The supervisor's side of an actor, a pool and so on."""
+    """One run of a child from start to exit, as its supervisor sees an actor, a pool, a task or a supervisor."""
 
     async def run(self, ready: Callable[[], None]) -> ExitReason | None:
-        """Live: call `ready` once, return at the end (None: ended normally), raise on failure."""
+        """Run until the end: call `ready` once, return the exit reason (None for Normal), raise on failure."""
         ...
 
     def request_stop(self, why: str, *, restart: bool) -> bool:
-        """Begin to end; `restart` tells that another life will follow. False: cancel me, that is how."""
+        """Begin a graceful stop; `restart` says that another incarnation follows. False: cancel the task instead."""
         ...
 
     def describe(self, *, tasks: int) -> Description:
-        """For the snapshot; at most `tasks` pool tasks are listed."""
+        """Return its part of the snapshot, with at most `tasks` pool tasks."""
         ...
 
 
 @attrs.frozen
 class Description:
-    """What only the incarnation itself knows for the snapshot."""
+    """The part of a snapshot that only the child itself knows."""
 
     mailbox: MailboxStatistics | None = None
     pool: PoolStatistics | None = None
@@ -56,18 +56,18 @@ class Description:
 
 @attrs.frozen(kw_only=True)
 class ChildSpec(abc.ABC):
-    """What a supervisor knows of each child. Use ActorChild, TaskChild, PoolChild or Supervisor."""
+    """Base class of child specifications. Use ActorChild, TaskChild, PoolChild or Supervisor."""
 
     name: str = attrs.field(kw_only=False)
-    """Unique among its siblings."""
+    """The name of the child, unique among its siblings."""
     restart: RestartType = "permanent"
     """permanent: always restarted · transient: only after an Error · temporary: never."""
     shutdown: ShutdownTime = 5.0
-    """Seconds to end by itself once asked to, then it is cancelled; "brutal" cancels at once."""
+    """Seconds to end after a request to stop; then it is cancelled. "brutal" cancels it at once."""
     significant: bool = False
-    """Its end (without restart) can end the supervisor: see `auto_shutdown`."""
+    """Whether its end (without a restart) can end the supervisor: see `Supervisor.auto_shutdown`."""
     start_timeout: float = math.inf
-    """Seconds to become ready."""
+    """Seconds to become ready; then the start fails with `StartTimeout`."""
 
     def __attrs_post_init__(self) -> None:
         if self.restart not in get_args(RestartType):
@@ -81,52 +81,54 @@ class ChildSpec(abc.ABC):
         if not self.start_timeout > 0:
             raise SpecError(f"child {self.name!r}: start_timeout={self.start_timeout!r} is not positive")
         if self.significant and self.restart == "permanent":
-            raise SpecError(f"child {self.name!r} is permanent: it never ends, so it cannot be significant")
+            raise SpecError(
+                f"child {self.name!r} is permanent, so it is always restarted and cannot be significant"
+            )
         if not self.name or "/" in self.name:
-            raise SpecError(f"child {self.name!r}: a name is not empty and has no slash")
+            raise SpecError(f"child {self.name!r}: a name must not be empty and must not contain a slash")
 
     @property
     @abc.abstractmethod
     def kind(self) -> NodeKind:
-        """What it is, for the snapshot."""
+        """The kind of child, for the snapshot."""
 
     @abc.abstractmethod
     def incarnate(self, place: Place) -> Incarnation:
-        """A new life. Must not fail or block: that belongs into `Incarnation.run`."""
+        """Create a new incarnation. It must not fail or block; `Incarnation.run` may."""
 
     def describe(self) -> Description:
-        """For the snapshot, while there is no incarnation."""
+        """Return the child's part of the snapshot while there is no incarnation."""
         return Description()
 
     @abc.abstractmethod
     def close(self) -> None:
-        """No further incarnation will come from this tree: whoever waits for one must be told."""
+        """Wake everything that waits for the next incarnation: this tree will not start another one."""
 
 
 @attrs.frozen(kw_only=True)
 class TaskChild(ChildSpec):
     """A plain async function as a child: ``TaskChild("ticker", functools.partial(tick, 1.0))``.
 
-    Asked to stop, it is cancelled. With `handshake=True` it gets a `task_status` and is ready when
-    it calls ``task_status.started()``; without, it is ready as soon as it runs.
+    A request to stop cancels it. With `handshake=True` it receives a `task_status` and is ready when it calls
+    ``task_status.started()``; otherwise it is ready as soon as it runs.
     """
 
     fn: Callable[..., Awaitable[object]] = attrs.field(kw_only=False)
-    """Called anew for each incarnation; its result is ignored."""
+    """Called once per incarnation. Its result is ignored."""
     handshake: bool = False
-    """Whether it takes `task_status`."""
+    """Whether `fn` takes `task_status`."""
 
     @property
     def kind(self) -> NodeKind:
-        """A task."""
+        """Always "task"."""
         return "task"
 
     def incarnate(self, place: Place) -> Incarnation:  # noqa: ARG002 - the protocol's
-        """One call of `fn`."""
+        """Return an incarnation that calls `fn` once."""
         return _TaskRun(self)
 
     def close(self) -> None:
-        """Nobody waits for a task."""
+        """Do nothing: nothing can wait for a task."""
 
 
 class _Ready:

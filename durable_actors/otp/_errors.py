@@ -1,22 +1,22 @@
-"""Every exception of durable_actors.otp, split by who must act.
+"""Every exception of durable_actors.otp, with who has to act.
 
 ::
 
     DurableError
     └── OtpError
-        ├── SpecError             the author: a child, address or tree is described wrongly
-        ├── ActorDown             the sender: the actor does not run; nothing was done
-        ├── ActorDied             the caller: it died while it worked on the call; done or not, unknown
-        ├── CallTimeout           the caller: no reply in time (also trio.TooSlowError)
-        ├── MailboxFull           the sender: no room now (also trio.WouldBlock)
-        ├── MailboxClosed         the actor itself: it was asked to stop (also trio.EndOfChannel)
-        ├── PoolFull              the starter: no free slot now (also trio.WouldBlock)
-        ├── PoolClosed            the starter: the pool drains, stopped, or never ran
-        ├── StartFailed           the author: a child failed before it was ready; `__cause__` tells why
+        ├── SpecError             the author: the specification of a child, address or tree is invalid
+        ├── ActorDown             the sender: the actor is not running; nothing was done
+        ├── ActorDied             the caller: the actor ended during the call; it may or may not be done
+        ├── CallTimeout           the caller: no reply in time (also a trio.TooSlowError)
+        ├── MailboxFull           the sender: the mailbox is full (also a trio.WouldBlock)
+        ├── MailboxClosed         the actor itself: it was asked to stop (also a trio.EndOfChannel)
+        ├── PoolFull              the caller: no slot is free (also a trio.WouldBlock)
+        ├── PoolClosed            the caller: the pool is draining, stopped, or not started
+        ├── StartFailed           the author: a child failed before it was ready; see `__cause__`
         ├── StartTimeout          the author: a child was not ready within its start_timeout
-        ├── TerminateTimeout      the author: `terminate` needed more than the child's shutdown time
-        ├── RestartLimitReached   (an ExceptionGroup) a child failed too often, its supervisor gave up
-        └── StopFailed            (an ExceptionGroup) children failed while the tree was stopped
+        ├── TerminateTimeout      the author: `terminate` took longer than the child's shutdown time
+        ├── RestartLimitReached   (an ExceptionGroup) a child failed too often and its supervisor gave up
+        └── StopFailed            (an ExceptionGroup) children failed while they were being stopped
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from durable_actors.errors import DurableError
 
 
 class OtpError(DurableError):
-    """Base of all errors of `durable_actors.otp`."""
+    """Base class of all errors of `durable_actors.otp`."""
 
 
 class SpecError(OtpError, ValueError):
-    """A child, address or tree is described wrongly. The text names it. Nothing was started."""
+    """The specification of a child, address or tree is invalid. The message names it. Nothing was started."""
 
 
 class ActorDown(OtpError):  # noqa: N818 - a state of the other side, not a fault of this one
-    """The actor does not run: not started yet, restarting, stopping or ended. Nothing was done.
+    """The actor is not running: it is not started yet, restarting, stopping or ended. Nothing was done.
 
-    Safe to repeat. `on_down="wait"` makes a call wait for the next incarnation instead.
+    It is safe to send the message again. With `on_down="wait"` a call waits for the next incarnation instead.
     """
 
     def __init__(self, actor: str, status: str, reason: object = None) -> None:
         super().__init__(actor, status, reason)
         self.actor: str = actor
-        """The address's name."""
+        """The name of the address."""
         self.status: str = status
-        """What it was doing: new, starting, stopping, restarting or down."""
+        """The status of the actor: new, starting, stopping, restarting or down."""
         self.reason: object = reason
-        """The exit reason of its last incarnation, if it had one."""
+        """The exit reason of the last incarnation, or None if there was none."""
 
     def __str__(self) -> str:
         why = "" if self.reason is None else f" (last exit: {self.reason})"
@@ -58,9 +58,9 @@ class ActorDown(OtpError):  # noqa: N818 - a state of the other side, not a faul
 
 
 class ActorDied(OtpError):  # noqa: N818 - a state of the other side, not a fault of this one
-    """The actor ended after it took the call and before it replied: done or not, unknown.
+    """The actor ended after it took the call and before it replied: the work may or may not be done.
 
-    `__cause__` is the actor's error, where it ended with one.
+    `__cause__` is the actor's exception, if it ended with one.
     """
 
     def __init__(self, actor: str, message: str, reason: object) -> None:
@@ -77,10 +77,10 @@ class ActorDied(OtpError):  # noqa: N818 - a state of the other side, not a faul
 
 
 class CallTimeout(OtpError, trio.TooSlowError):  # noqa: N818 - reads like trio.TooSlowError
-    """No reply in time. The server is unharmed.
+    """The actor did not reply in time. The actor is not affected.
 
-    A call that was still queued is withdrawn (it will not be handled); one that the actor had
-    taken goes on, and its late reply is dropped and counted.
+    A call that was still queued is withdrawn and will not be handled. A call that the actor had taken
+    continues, and its late reply is dropped and counted.
     """
 
     def __init__(self, actor: str, message: str, timeout: float) -> None:
@@ -90,41 +90,41 @@ class CallTimeout(OtpError, trio.TooSlowError):  # noqa: N818 - reads like trio.
         self.message: str = message
         """The type of the call's message."""
         self.timeout: float = timeout
-        """The seconds that were allowed."""
+        """The timeout in seconds."""
 
     def __str__(self) -> str:
         return f"actor {self.actor!r} did not answer {self.message} within {self.timeout:g} s"
 
 
 class MailboxFull(OtpError, trio.WouldBlock):  # noqa: N818 - reads like trio.WouldBlock
-    """The mailbox has no room now. Wait with `send`, or drop the message knowingly with `cast`."""
+    """The mailbox is full. Use `send` to wait for room, or `cast` to drop the message."""
 
 
 class MailboxClosed(OtpError, trio.EndOfChannel):  # noqa: N818 - reads like trio.EndOfChannel
-    """Raised to the actor that reads its mailbox: it was asked to stop and nothing is left to handle.
+    """Raised in an actor that reads its mailbox after it was asked to stop and has handled all messages.
 
-    Let it pass: out of `run` it is the normal end.
+    Do not catch it: when it leaves `run`, the actor ends normally.
     """
 
 
 class PoolFull(OtpError, trio.WouldBlock):  # noqa: N818 - reads like trio.WouldBlock
-    """Every slot is taken. `wait_free` waits for one."""
+    """Every slot of the pool is occupied. `Pool.wait_free` waits for one."""
 
 
 class PoolClosed(OtpError):  # noqa: N818 - a state of the other side, not a fault of this one
-    """The pool takes nothing: it drains, has stopped, or does not run yet."""
+    """The pool does not accept tasks: it is draining, stopped, or not started yet."""
 
 
 class StartFailed(OtpError):  # noqa: N818 - says what happened
-    """A child failed before it was ready, so its supervisor did not start. `__cause__` tells why.
+    """A child failed before it was ready, so its supervisor did not start. `__cause__` is the child's error.
 
-    The children started before it were stopped in reverse order.
+    The children that had started before it were stopped in reverse order.
     """
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path: str = path
-        """The child, from the root: ``engine/queues/mail``."""
+        """The path of the child from the root: ``engine/queues/mail``."""
 
     def __str__(self) -> str:
         cause = self.__cause__
@@ -138,11 +138,11 @@ class StartTimeout(OtpError, TimeoutError):  # noqa: N818 - says what happened
 
 
 class TerminateTimeout(OtpError, TimeoutError):  # noqa: N818 - says what happened
-    """The actor's `terminate` needed longer than the child's shutdown time and was cancelled."""
+    """The actor's `terminate` took longer than the child's shutdown time and was cancelled."""
 
 
 class _ErrorGroup(ExceptionGroup[Exception], OtpError):  # noqa: N818 - private, never raised itself
-    """A group that stays what it is through `split`, `subgroup` and ``except*``."""
+    """An exception group whose class is preserved by `split`, `subgroup` and ``except*``."""
 
     def derive(self, excs: Sequence[Exception], /) -> Self:  # type: ignore[override]  # typeshed's is generic
         return type(self)(self.message, excs)
@@ -151,10 +151,10 @@ class _ErrorGroup(ExceptionGroup[Exception], OtpError):  # noqa: N818 - private,
 class RestartLimitReached(_ErrorGroup):
     """A child failed more often than its supervisor's `intensity` within `period`.
 
-    The supervisor stopped its other children in reverse order and fails with this; its own
-    supervisor treats that as any crash. The notes tell the child, the count and the window.
+    The supervisor stopped its other children in reverse order and failed with this error; its own
+    supervisor treats that like any other crash. The notes name the child, the count and the period.
     """
 
 
 class StopFailed(_ErrorGroup):
-    """Everything was stopped, but these children failed while they were stopping."""
+    """All children were stopped, but these failed while they were being stopped."""

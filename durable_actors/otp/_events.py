@@ -1,4 +1,4 @@
-"""What supervisors report: one value per start, exit, restart and surrender. Never per message."""
+"""Events of supervisors: one per start, exit, restart and give-up; none per message."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ class ChildStarted:
     """A child is ready."""
 
     path: str
-    """From the root: ``engine/queues/mail``."""
+    """The path from the root: ``engine/queues/mail``."""
     restarts: int
-    """How often it was started before."""
+    """How often it was restarted."""
 
 
 @attrs.frozen(kw_only=True)
 class ChildExited:
-    """An incarnation of a child has ended. Exactly one per incarnation, also of failed starts."""
+    """An incarnation of a child ended. Emitted exactly once per incarnation, including failed starts."""
 
     path: str
     reason: ExitReason
     lived: float
-    """Seconds since it was started."""
+    """Seconds from its start to its end."""
 
 
 @attrs.frozen(kw_only=True)
 class ChildRestarting:
-    """A child, and with it perhaps its siblings, will be started again."""
+    """A child will be restarted, possibly together with siblings (see `Supervisor.strategy`)."""
 
     path: str
-    """The child whose exit is the cause."""
+    """The child whose exit caused the restart."""
     siblings: tuple[str, ...]
-    """All that will be started, in this order; it is among them."""
+    """The names of all children that will be started, in this order, including the cause."""
     delay: float
-    """Seconds until then."""
+    """Seconds until the restart."""
 
 
 @attrs.frozen(kw_only=True)
 class SupervisorGaveUp:
-    """A supervisor stops its children and fails: too many restarts."""
+    """A supervisor reached its restart limit. It stops its children and fails."""
 
     path: str
     child: str
-    """The child that failed once too often."""
+    """The path of the child that reached the limit."""
     restarts: int
     period: float
 
 
 Event = ChildStarted | ChildExited | ChildRestarting | SupervisorGaveUp
-"""Anything that an observer is told."""
+"""The union of all events."""
 
 Observer = Callable[[Event], None]
-"""Called synchronously. An error that it raises takes the supervisor down: it is never swallowed."""
+"""A function that is called synchronously with each event. An exception that it raises fails the supervisor."""
 
 
 def log_event(event: Event) -> None:
-    """Write to the logger ``durable_actors.otp``; the default observer."""
+    """Log an event to the logger ``durable_actors.otp``. This is the default observer."""
     match event:
         case ChildStarted():
             _log.debug("%s: started", event.path)
@@ -76,7 +76,7 @@ def log_event(event: Event) -> None:
             names = ", ".join(event.siblings)
             _log.warning("%s: restarting %s in %.3g s", event.path, names, event.delay)
         case SupervisorGaveUp():
-            text = "%s: gave up: %s needed %d restarts within %.3g s"
+            text = "%s: gave up: %s reached %d restarts within %.3g s"
             _log.error(text, event.path, event.child, event.restarts, event.period)
         case _:
             assert_never(event)

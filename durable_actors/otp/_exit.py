@@ -1,4 +1,4 @@
-"""Why something ended: the three exit reasons, as values."""
+"""Exit reasons: why an actor, task or pool ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 
 @attrs.frozen
 class Normal:
-    """It had nothing more to do."""
+    """It returned without an error."""
 
     def __str__(self) -> str:
         return "normal"
@@ -18,12 +18,12 @@ class Normal:
 
 @attrs.frozen
 class Shutdown:
-    """It was asked to stop, or was cancelled from outside. Never a crash."""
+    """It was asked to stop, or it was cancelled from outside. A shutdown is not a crash."""
 
     why: str = "stopped"
-    """Who asked, in words."""
+    """A short description of the cause."""
     killed: bool = False
-    """It had to be cancelled: brutal, or its shutdown time was over."""
+    """Whether it was cancelled: its `shutdown` is "brutal", or its shutdown time was over."""
 
     def __str__(self) -> str:
         return f"shutdown: {self.why}{' (killed)' if self.killed else ''}"
@@ -31,7 +31,7 @@ class Shutdown:
 
 @attrs.frozen(eq=False)
 class Error:
-    """An exception escaped from it."""
+    """It raised an exception."""
 
     error: BaseException
     """The exception, with its traceback."""
@@ -41,22 +41,22 @@ class Error:
 
 
 ExitReason = Normal | Shutdown | Error
-"""Normal, Shutdown or Error."""
+"""The union of `Normal`, `Shutdown` and `Error`."""
 
 NORMAL = Normal()
 
 
 def sole_error(error: BaseException) -> BaseException:
-    """The one error inside a nursery's group, or the error itself.
+    """Return the only error inside a nursery's exception group, or `error` itself.
 
-    An actor's nursery wraps whatever its body raised; the reader of a crash report wants the error.
+    A nursery wraps the exception of its body in a group; crash reports should show the exception.
     """
     inner = _members(error)
     return inner[0] if len(inner) == 1 else error
 
 
 def contains_cancelled(error: BaseException) -> bool:
-    """Whether a cancellation is under way in `error`; it must travel on to its scope."""
+    """Return whether `error` contains a `trio.Cancelled`, which must propagate to its cancel scope."""
     return isinstance(error, trio.Cancelled) or any(contains_cancelled(inner) for inner in _members(error))
 
 

@@ -1,15 +1,13 @@
 """Pool: temporary tasks in a limited number of slots.
 
-Worker tasks are reused. A parked worker costs one reschedule where a new task costs a spawn, and it
-keeps its cancel scope where a new one costs a scope: together about four fifths of a no-op task
-(bench/otp.py). A worker whose scope was cancelled, or in which a task has left a scope, a nursery or a
-lock open, is spent and leaves; the next start makes a new one. To the function that runs in it nothing
-shows: it gets a copy of its starter's context, as from `start_soon`, and its scope is nobody else's while
-it runs.
+PoolA pool reuses its Trio tasks, called workers. Waking a parked worker costs one reschedule instead of a spawn,
+and the worker keeps its cancel scope; together this saves about four fifths of the cost of a no-op task
+(bench/otp.py). A worker is not reused if its scope was cancelled, or if a pool task left a scope, a nursery or
+a lock open in it; the next start spawns a new worker. The function that runs in a worker cannot see the
+difference: it gets a copy of the starter's context, as with `start_soon`, and a cancel scope of its own.
 
-A busy pool does without the reschedule, too: what `on_exit` starts for the slot that has just become
-free runs on in the same worker, at once, if the task that ended has returned `ContextReset`: it has given its
-worker a context of which nobody has changed anything.
+A busy pool avoids the reschedule as well. A task that `on_exit` starts runs at once in the worker of the task
+that just ended, provided that task returned `ContextReset` (its context is unchanged and can be used again).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ import trio
 from durable_actors._trio_inside import LOCKS, close_left, innermost, is_cancelled, keep_generators
 from durable_actors.otp._errors import PoolClosed, PoolFull, SpecError
 from durable_actors.otp._exit import NORMAL, Error, ExitReason, Normal, Shutdown
-from durable_actors.otp._pool_task import ContextReset, PoolTask, Worker
+from durable_actors.otp._pool_task import ContextReset, PoolTask, PoolWorker
 from durable_actors.otp._snapshot import Node, PoolStatistics, waits_for
 from durable_actors.otp._watched import Watched
 
@@ -35,28 +33,29 @@ logger: Final = logging.getLogger("durable_actors.otp")
 
 Ts = TypeVarTuple("Ts")
 
-# Parked workers kept for reuse; a busy pool reuses them within microseconds, and an idle one should
-# not hold 10,000 tasks (some 3 kB each) for ever. A group commit ends up to a thousand tasks at once: with 128,
-# seven of ten tasks of a queue with 500 slots were spawned anew, a fifth of the worker's CPU. One that had a
-# deadline keeps it while it is parked, and goes when that has passed.
-_SPARE = 1000
+_MAX_IDLE_WORKERS = 1000
+"""Parked workers to keep for reuse. A busy pool reuses them within microseconds; an idle one should not hold
+10,000 tasks (about 3 kB each) forever. A group commit ends up to a thousand tasks at once: with a limit of 128, seven
+of ten tasks of a queue with 500 slots were spawned anew, which took a fifth of the process's CPU. A parked worker
+keeps the deadline of its last task, and ends when that deadline passes."""
 
-_SLICE = 0.001
-"""Seconds for which tasks that wait for nothing may follow each other in one worker before others run."""
+_TIME_SLICE = 0.001
+"""Seconds for which tasks that never wait may run one after another in a worker before it lets other tasks run."""
 
 
 OnExit = Callable[[PoolTask, ExitReason], None]
-"""Called in the task itself, after its slot is free; must not block. What it raises fails the pool."""
+"""Called in the ending task after its slot is free. It must not block. An exception that it raises fails the pool."""
 
 OnWait = Callable[[PoolTask], None]
-"""Called in the task itself, when it first waits for something; one that never does is never told. Must not raise."""
+"""Called in the task when it first waits for something, if it ever does. It must not raise."""
 
 
 class Pool:
-    """Up to `slots` tasks at a time; made before its `PoolChild`, and valid across restarts of it.
+    """Runs temporary tasks, up to `slots` at a time. A `PoolChild` puts it into a tree.
 
-    An exception that escapes from a task goes to `on_exit` as Error. Without an `on_exit` it fails
-    the whole pool (all tasks are cancelled, the supervisor decides): it is never swallowed.
+    Create the pool before its `PoolChild`; it stays valid across restarts. An exception that a task raises is
+    passed to `on_exit` as an `Error`. Without an `on_exit` it fails the whole pool: all tasks are cancelled, and the
+    supervisor decides what follows.
     """
 
     def __init__(
@@ -71,20 +70,20 @@ class Pool:
         if slots < 1:
             raise SpecError(f"pool {name!r}: slots must be at least 1, not {slots!r}")
         self.name: str = name
-        """Its name in errors and the tree."""
+        """The name of the pool in errors and in the tree."""
         self.slots: int = slots
-        """How many tasks may run at a time."""
+        """The maximum number of running tasks."""
         self.context: contextvars.Context | None = context
-        """What each task gets a copy of; None: of its starter's."""
+        """Each task runs in a copy of this context; if None, in a copy of its starter's context."""
         self._on_exit = on_exit
         self._on_wait = on_wait
         self._nursery: trio.Nursery | None = None
         self._accepting = False
         self._ending = False  # asked to stop: no resume
         self._tasks: dict[Hashable, PoolTask] = {}
-        self._idle: list[Worker] = []
-        self._here: Worker | None = None  # ends a task right now, and would take the next one
-        self._lot = trio.lowlevel.ParkingLot()  # wait_free, drain
+        self._idle: list[PoolWorker] = []
+        self._freed_worker: PoolWorker | None = None  # its task is ending; it can run the next one
+        self._waiters = trio.lowlevel.ParkingLot()  # wait_free, drain
         self._now = trio.current_time
         self._counts = {Normal: 0, Shutdown: 0, Error: 0}
         self._started = 0
@@ -93,18 +92,18 @@ class Pool:
         return f"<Pool {self.name!r} {len(self._tasks)}/{self.slots}>"
 
     def __len__(self) -> int:
-        """Tasks that run."""
+        """The number of running tasks."""
         return len(self._tasks)
 
     @property
     def free(self) -> int:
-        """Slots that `start_nowait` would find free now; 0 while the pool takes nothing."""
+        """The number of free slots; 0 while the pool accepts no tasks."""
         return self.slots - len(self._tasks) if self._accepting else 0
 
     @property
     def can_follow(self) -> bool:
-        """Asked in `on_exit`: what is started now follows in the worker of the task that has just ended."""
-        return self._here is not None
+        """Inside `on_exit`: whether a task started now runs at once in the worker of the ending task."""
+        return self._freed_worker is not None
 
     def start_nowait(
         self,
@@ -113,21 +112,24 @@ class Pool:
         key: Hashable = None,
         deadline: float = math.inf,
     ) -> PoolTask:
-        """Start ``fn(*args)`` in a slot, cancelled at the `deadline`.
+        """Start ``fn(*args)`` in a free slot and return the task. It is cancelled at the `deadline` (Trio's clock).
 
-        `PoolFull`: none is free; `PoolClosed`: nothing is taken now.
+        Raises `PoolFull` if no slot is free, `PoolClosed` if the pool does not accept tasks, and `SpecError` if a task
+        with this `key` is running.
         """
         tasks = self._tasks
         if not self._accepting or self._nursery is None:
-            raise PoolClosed(f"pool {self.name!r} takes no tasks now")
+            raise PoolClosed(
+                f"pool {self.name!r} does not accept tasks: it is not started, draining or stopped"
+            )
         if len(tasks) >= self.slots:
             raise PoolFull(f"all {self.slots} slots of pool {self.name!r} are taken")
         job = PoolTask(fn, args, key, self._now())
         if job.key in tasks:
             raise SpecError(f"pool {self.name!r} already runs a task with the key {key!r}")
-        worker = self._here
+        worker = self._freed_worker
         if worker is not None:
-            self._here = None
+            self._freed_worker = None
             worker.job = job
             if worker.scope.deadline != deadline:
                 worker.scope.deadline = deadline
@@ -136,15 +138,15 @@ class Pool:
             worker.job = job
             worker.busy_since = job.since
             assert worker.task is not None
-            # Moved before Trio looks at the old one again, so a worker that was parked for long is not hit.
-            # To move a deadline costs 2 µs in Trio, so an equal one is left alone.
+            # The deadline moves before Trio checks the old one again, so a worker that was parked for long is not
+            # cancelled. Moving a deadline costs 2 µs in Trio, so an equal one is left alone.
             if worker.scope.deadline != deadline:
                 worker.scope.deadline = deadline
-            # It is parked: takes effect when it resumes.
+            # The worker is parked, so the new context takes effect when it resumes.
             worker.task.context = contextvars.copy_context() if self.context is None else self.context.copy()
             trio.lowlevel.reschedule(worker.task)
         else:
-            worker = Worker(job, deadline)
+            worker = PoolWorker(job, deadline)
             context = contextvars.copy_context() if self.context is None else self.context
             context.run(self._nursery.start_soon, self._work, worker)
         job._worker = worker  # noqa: SLF001 - its other half
@@ -153,26 +155,32 @@ class Pool:
         return job
 
     def get(self, key: Hashable) -> PoolTask | None:
-        """The running task with this key."""
+        """Return the running task with this key, or None."""
         return self._tasks.get(key)
 
     async def wait_free(self) -> None:
-        """Wait until a slot is free. Reserves nothing: try again if another task was faster."""
+        """Wait until a slot is free. The slot is not reserved: another task may take it first.
+
+        Raises `PoolClosed` if the pool does not accept tasks.
+        """
         await trio.lowlevel.checkpoint()
         while True:
             if not self._accepting:
-                raise PoolClosed(f"pool {self.name!r} takes no tasks now")
+                raise PoolClosed(
+                    f"pool {self.name!r} does not accept tasks: it is not started, draining or stopped"
+                )
             if len(self._tasks) < self.slots:
                 return
-            await self._lot.park()
+            await self._waiters.park()
 
     async def drain(self, *, timeout: float = math.inf) -> None:
-        """Take nothing new, wait for what runs, cancel it after `timeout`; returns when all have exited.
+        """Stop accepting tasks, wait for running ones, and cancel them after `timeout` seconds.
 
-        The pool stays closed until `resume`. If this raises Cancelled, it is closed and tasks may run.
+        Returns when all tasks have ended. The pool accepts no tasks until `resume`. If this raises Cancelled, the
+        pool is closed and tasks may still be running.
         """
         self._accepting = False
-        self._lot.unpark_all()
+        self._waiters.unpark_all()
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(timeout):
             await self._wait_empty()
@@ -181,11 +189,11 @@ class Pool:
         await self._wait_empty()
 
     def resume(self) -> None:
-        """Take tasks again after a `drain`. Does nothing while the pool is being stopped."""
+        """Accept tasks again after `drain`. Does nothing while the pool is being stopped."""
         self._accepting = self._nursery is not None and not self._ending
 
     def statistics(self) -> PoolStatistics:
-        """Slots taken, and what became of the tasks so far."""
+        """Return the current load, and counts of the tasks so far by how they ended."""
         oldest = next(iter(self._tasks.values()), None)  # insertion order is start order
         return PoolStatistics(
             active=len(self._tasks),
@@ -196,20 +204,20 @@ class Pool:
             failed=self._counts[Error],
             cancelled=self._counts[Shutdown],
             oldest_age=0.0 if oldest is None else self._now() - oldest.since,
-            waiting=len(self._lot),
+            waiting=len(self._waiters),
         )
 
     # -- the workers
 
     async def _wait_empty(self) -> None:
         while self._tasks:
-            await self._lot.park()
+            await self._waiters.park()
 
-    async def _work(self, worker: Worker) -> None:
+    async def _work(self, worker: PoolWorker) -> None:
         worker.task = trio.lowlevel.current_task()
         scope, idle = worker.scope, self._idle
 
-        def leave(_: object) -> trio.lowlevel.Abort:
+        def on_cancel(_: object) -> trio.lowlevel.Abort:
             idle.remove(worker)
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -218,20 +226,25 @@ class Pool:
             while (job := worker.job) is not None:
                 if worker.busy_since is None:
                     worker.busy_since = job.since
-                elif job.since - worker.busy_since > _SLICE:
+                elif job.since - worker.busy_since > _TIME_SLICE:
                     worker.busy_since = job.since
                     await trio.lowlevel.cancel_shielded_checkpoint()
                 await self._run(job, worker, home)
                 if worker.job is not job:
-                    continue  # `on_exit` has started another one here
+                    continue  # `on_exit` started the next task in this worker
                 worker.job = None
-                # A scope that was cancelled, or whose deadline has passed, would hit the next task.
-                if worker.spent or scope.cancel_called or not self._accepting or len(idle) >= _SPARE:
+                # A cancelled scope, or one whose deadline has passed, would cancel the next task.
+                if (
+                    worker.spent
+                    or scope.cancel_called
+                    or not self._accepting
+                    or len(idle) >= _MAX_IDLE_WORKERS
+                ):
                     return
                 idle.append(worker)
-                await trio.lowlevel.wait_task_rescheduled(leave)
+                await trio.lowlevel.wait_task_rescheduled(on_cancel)
 
-    async def _run(self, job: PoolTask, worker: Worker, home: object) -> None:
+    async def _run(self, job: PoolTask, worker: PoolWorker, home: object) -> None:
         reason: ExitReason | None = None
         value: object = None
         task = cast("Any", worker.task)
@@ -239,68 +252,70 @@ class Pool:
             try:
                 value = await (job._fn(*job._args) if self._on_wait is None else self._watched(job))  # noqa: SLF001
             finally:
-                # Read in place: see `_trio_inside`.
+                # Private attributes, read here for speed: see `_trio_inside`.
                 if task._cancel_status is not home or task._child_nurseries or (LOCKS and task in LOCKS):  # noqa: SLF001
                     worker.spent = True
                     await self._close_left(job, home)
             reason = NORMAL
         except BaseException as exc:
-            reason, goes_on = self._judge(job, exc)
-            if goes_on is exc:
+            reason, propagated = self._exit_of(job, exc)
+            if propagated is exc:
                 raise
-            if goes_on is not None:
-                raise goes_on from None
+            if propagated is not None:
+                raise propagated from None
         finally:
-            # None: Cancelled passes through here, from `cancel`, its deadline, or the pool's end.
+            # reason is None while Cancelled propagates: from `cancel`, the deadline, or the end of the pool.
             if value is ContextReset and self._accepting and not (worker.spent or worker.scope.cancel_called):
-                self._here = worker
+                self._freed_worker = worker
             try:
-                self._reap(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001
+                self._finish(job, Shutdown(job._why or "cancelled") if reason is None else reason)  # noqa: SLF001
             finally:
-                self._here = None
+                self._freed_worker = None
 
-    def _judge(self, job: PoolTask, error: BaseException) -> tuple[Error | None, BaseException | None]:
-        """What a task has ended with, None if it was cancelled; and what of it goes on from here, to the pool's end."""
-        told = self._on_exit is not None
+    def _exit_of(self, job: PoolTask, error: BaseException) -> tuple[Error | None, BaseException | None]:
+        """Return the exit reason (None if it was cancelled), and the exception that propagates and fails the pool."""
+        handled = self._on_exit is not None
         if isinstance(error, Exception):
-            self._accepting = self._accepting and told  # else the pool fails with this
-            return Error(error), None if told else error
+            self._accepting = self._accepting and handled  # without `on_exit` the pool fails
+            return Error(error), None if handled else error
         inside, rest = _split(error)
         if inside is not None and not is_cancelled() and (rest is None or isinstance(rest, Exception)):
-            # Of a scope that was left open, or kept for later: no scope around this would take it.
-            self._accepting = self._accepting and told
-            stray = RuntimeError(f"{job!r} raised Cancelled, and nobody has cancelled it")
+            # It comes from a scope that was left open, or was stored and raised later: no scope here catches it.
+            self._accepting = self._accepting and handled
+            stray = RuntimeError(f"{job!r} raised Cancelled, but it was not cancelled")
             stray.__cause__ = error
-            return Error(stray), None if told else stray
-        # Cancelled and something else, from a nursery in the task: the scope takes only the former.
+            return Error(stray), None if handled else stray
+        # Cancelled and another error, from a nursery in the task: the scope catches only Cancelled.
         reason = None if rest is None else Error(rest)
-        return reason, inside if inside is not None and told and isinstance(rest, Exception) else error
+        return reason, inside if inside is not None and handled and isinstance(rest, Exception) else error
 
     async def _close_left(self, job: PoolTask, home: object) -> None:
-        """It would hit what runs next in this worker, and the pool: Trio wants it closed by the task that opened it."""
+        """Close what the task left open: it would affect the pool and the next task in this worker."""
         for what in await close_left(home):
-            logger.warning("pool %r: %r has left %s open", self.name, job, what)
+            logger.warning("pool %r: %r left %s open; closed it", self.name, job, what)
 
     def _watched(self, job: PoolTask) -> Awaitable[object]:
         found = job._fn(*job._args)  # noqa: SLF001 - its other half
         coro = (
-            cast("Coroutine[Any, Any, object]", found) if isinstance(found, CoroutineType) else _wait(found)
+            cast("Coroutine[Any, Any, object]", found)
+            if isinstance(found, CoroutineType)
+            else _as_coroutine(found)
         )
-        return Watched(coro, partial(self._waits, job))
+        return Watched(coro, partial(self._on_first_wait, job))
 
-    def _waits(self, job: PoolTask) -> None:
+    def _on_first_wait(self, job: PoolTask) -> None:
         assert job._worker is not None  # noqa: SLF001 - its other half
         job._worker.busy_since = None  # noqa: SLF001
         if self._on_wait is not None:
             self._on_wait(job)
 
-    def _reap(self, job: PoolTask, reason: ExitReason) -> None:
+    def _finish(self, job: PoolTask, reason: ExitReason) -> None:
         del self._tasks[job.key]
         job._worker = None  # noqa: SLF001 - its other half
         self._counts[type(reason)] += 1
-        if self._lot:
-            # All, not one: a woken waiter may not use the slot, and would have to pass the wake on.
-            self._lot.unpark_all()
+        if self._waiters:
+            # Wake all, not one: a woken waiter may not use the slot and would have to wake the next.
+            self._waiters.unpark_all()
         if self._on_exit is not None:
             self._on_exit(job, reason)
 
@@ -308,7 +323,7 @@ class Pool:
 
     def _check_closed(self) -> None:
         if self._nursery is not None:
-            raise SpecError(f"pool {self.name!r} runs already")
+            raise SpecError(f"pool {self.name!r} is already running; one PoolChild per pool")
 
     def _open(self, nursery: trio.Nursery) -> None:
         keep_generators()
@@ -316,13 +331,13 @@ class Pool:
         self._now = trio.lowlevel.current_clock().current_time
         self._accepting = True
         self._ending = False
-        self._lot.unpark_all()
+        self._waiters.unpark_all()
 
     def _shut(self) -> None:
-        """Take nothing new; let idle workers go. Busy ones go when they are done."""
+        """Stop accepting tasks and end idle workers. Busy workers end after their task."""
         self._accepting = False
         self._ending = True
-        self._lot.unpark_all()
+        self._waiters.unpark_all()
         while self._idle:
             task = self._idle.pop().task
             assert task is not None
@@ -331,7 +346,7 @@ class Pool:
     def _closed(self) -> None:
         self._accepting = False
         self._nursery = None
-        self._lot.unpark_all()
+        self._waiters.unpark_all()
 
     def _nodes(self, limit: int) -> tuple[Node, ...]:
         now = self._now()
@@ -353,12 +368,12 @@ class Pool:
 
 
 def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """The cancellation in it, and the rest."""
+    """Split an error into its Cancelled part and the rest."""
     if isinstance(error, BaseExceptionGroup):
         return cast("BaseExceptionGroup[BaseException]", error).split(trio.Cancelled)
     return (error, None) if isinstance(error, trio.Cancelled) else (None, error)
 
 
-async def _wait(found: Awaitable[object]) -> object:
-    """Any awaitable as a coroutine."""
+async def _as_coroutine(found: Awaitable[object]) -> object:
+    """Turn any awaitable into a coroutine."""
     return await found

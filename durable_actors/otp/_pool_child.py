@@ -1,4 +1,4 @@
-"""PoolChild: a pool's place in a supervisor."""
+"""PoolChild: a pool as a child of a supervisor."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ def _name_of(spec: PoolChild) -> str:
 
 @attrs.frozen(kw_only=True)
 class PoolChild(ChildSpec):
-    """A pool as a child. Asked to stop, it drains for its shutdown time, then cancels what still runs."""
+    """A pool as a child of a supervisor.
+
+    On a stop it drains: running tasks may finish within its shutdown time, then they are cancelled.
+    """
 
     pool: Pool = attrs.field(kw_only=False)
-    """The pool; also gives the child its name."""
+    """The pool. The child has the name of the pool."""
     name: str = attrs.field(init=False, default=attrs.Factory(_name_of, takes_self=True))
     """The pool's name."""
     on_kill: Callable[[], None] | None = None
-    """Called when its shutdown time is over and it will not start again, as its tasks are cancelled. Must not raise."""
+    """Called when the shutdown time is over and the tasks are cancelled, unless a restart follows. Must not raise."""
 
     @property
     def kind(self) -> NodeKind:
-        """A pool."""
+        """Always "pool"."""
         return "pool"
 
     def incarnate(self, place: Place) -> Incarnation:  # noqa: ARG002 - the protocol's
-        """An empty pool behind the same object."""
+        """Return a new incarnation of the same pool."""
         return _PoolRun(self.pool, self.on_kill)
 
     def close(self) -> None:
-        """Nobody waits for a pool that is down: `wait_free` has raised."""
+        """Do nothing: `wait_free` has already raised `PoolClosed`."""
 
 
 class _PoolRun:
@@ -76,11 +79,11 @@ class _PoolRun:
         finally:
             pool._closed()
         if failure is not None:
-            raise failure  # outside the handler: the group shall not become its context
+            raise failure  # outside the handler, so that the group does not become its context
 
     def request_stop(self, why: str, *, restart: bool) -> bool:  # noqa: ARG002 - the protocol's
         self._restarts = restart
-        self._pool._shut()  # nothing is started from this moment on
+        self._pool._shut()  # no task starts after this
         self._stop.set()
         return True
 

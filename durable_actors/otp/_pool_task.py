@@ -10,24 +10,27 @@ import trio
 
 
 class ContextReset:
-    """What a task returns, the class itself, when its context is as good as new: what follows may have it."""
+    """Returned by a task (the class itself) to say that its contextvars context is unchanged and may be reused.
+
+    The next task that `on_exit` starts can then run at once in the same worker.
+    """
 
 
-class Worker:
-    """A task that runs one pool task after the other."""
+class PoolWorker:
+    """A Trio task that runs one pool task after another."""
 
     __slots__ = ("busy_since", "job", "scope", "spent", "task")
 
     def __init__(self, job: PoolTask, deadline: float) -> None:
         self.job: PoolTask | None = job
-        self.busy_since: float | None = job.since  # others could run until then; None: its task has waited
+        self.busy_since: float | None = job.since  # runs without a checkpoint since then; None: it waited
         self.scope = trio.CancelScope(deadline=deadline)
         self.task: trio.lowlevel.Task | None = None
-        self.spent = False  # it must run nothing else
+        self.spent = False  # it must not run another task
 
 
 class PoolTask:
-    """A task in a pool: what `start_nowait` returns and `on_exit` gets."""
+    """A task in a pool. `Pool.start_nowait` returns it, and `on_exit` receives it."""
 
     __slots__ = ("_args", "_fn", "_why", "_worker", "key", "since")
 
@@ -36,12 +39,12 @@ class PoolTask:
     ) -> None:
         self._fn = fn
         self._args = args
-        self._worker: Worker | None = None
+        self._worker: PoolWorker | None = None
         self._why: str | None = None
         self.key: Hashable = self if key is None else key
-        """What it is known by; itself when it got no key."""
+        """The key given to `start_nowait`; without one, the task object itself."""
         self.since: float = since
-        """When it was started, on Trio's clock."""
+        """When it started, on Trio's clock."""
 
     def __repr__(self) -> str:
         name = getattr(self._fn, "__qualname__", repr(self._fn))
@@ -49,21 +52,21 @@ class PoolTask:
 
     @property
     def running(self) -> bool:
-        """Whether it still holds its slot."""
+        """Whether it still occupies its slot."""
         return self._worker is not None
 
     def cancel(self, why: str) -> bool:
-        """Cancel it; `why` becomes its exit reason. False: it has ended already."""
+        """Cancel the task; `why` becomes its exit reason. Returns False if it has already ended."""
         worker = self._worker
         if worker is None:
-            return False  # its worker may be running somebody else by now
+            return False  # its worker may be running another task
         if self._why is None:
             self._why = why
         worker.scope.cancel(reason=why)
         return True
 
     def spend(self) -> None:
-        """Its worker runs nothing after this: something was left open in it. What follows gets another one."""
+        """Do not reuse the worker of this task, because the task left something open in it."""
         if self._worker is not None:
             self._worker.spent = True
 
@@ -74,7 +77,7 @@ class PoolTask:
 
     @property
     def deadline(self) -> float:
-        """When it is cancelled, on Trio's clock; may be moved while it runs. A lease is a deadline."""
+        """When the task is cancelled, on Trio's clock. It can be moved while the task runs."""
         return math.inf if self._worker is None else self._worker.scope.deadline
 
     @deadline.setter

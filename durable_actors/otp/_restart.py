@@ -1,9 +1,9 @@
-"""Whom to restart, when, and when to give up. Pure: values in, values out, time is an argument.
+"""Which children to restart, when, and when to give up. Pure: values in, values out, time is an argument.
 
-The rules are OTP's (`supervisor.erl`), and two of ours:
+The rules are those of OTP (`supervisor.erl`), with two additions:
 
-* a restart may be delayed by a `Backoff`, so children can be *due* (ended, to be started later);
-* a child that lived for `Backoff.reset_after` starts its back-off from the beginning.
+* a restart can be delayed by a `Backoff`, so a child can be *due* (ended, to be restarted later);
+* the back-off of a child starts from the beginning after it ran for `Backoff.reset_after`.
 """
 
 from __future__ import annotations
@@ -19,73 +19,73 @@ RestartType = Literal["permanent", "transient", "temporary"]
 """permanent: always restarted · transient: only after an Error · temporary: never."""
 
 Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
-"""Who is restarted with a failed child: nobody · those started after it · everybody."""
+"""What is restarted with a failed child: nothing else · the children after it · all children."""
 
 AutoShutdown = Literal["never", "any_significant", "all_significant"]
-"""Whether the end of significant children ends their supervisor."""
+"""Whether a supervisor ends when its significant children have ended."""
 
 
 @attrs.frozen(kw_only=True)
 class Backoff:
-    """How long to wait before a restart: the first one is immediate, then doubling up to a ceiling."""
+    """The delay before a restart: none for the first in a row, then growing exponentially up to a maximum."""
 
     initial: float = 0.1
     """Seconds before the second restart in a row."""
     factor: float = 2.0
-    """Growth per further restart."""
+    """The factor by which the delay grows with each further restart."""
     maximum: float = 10.0
-    """Ceiling in seconds."""
+    """The longest delay in seconds."""
     reset_after: float = 10.0
-    """A child that lived so long has recovered: its next failure counts as the first."""
+    """Seconds. After a run of this length, the next failure counts as the first in a row."""
 
     def delay(self, streak: int) -> float:
-        """Seconds to wait before restart number `streak` in a row (1 is the first)."""
+        """Return the seconds to wait before restart number `streak` in a row (1 is the first)."""
         if streak <= 1:
             return 0.0
-        # Beyond 64 doublings a float power could overflow; the ceiling was reached long before.
+        # The power of a float overflows eventually; the maximum is reached long before 64 doublings.
         return min(self.maximum, self.initial * self.factor ** min(streak - 2, 64))
 
     def next_streak(self, streak: int, *, lived: float) -> int:
-        """The number of restarts in a row, after an incarnation that lived for `lived` seconds."""
+        """Return the number of restarts in a row after an incarnation that ran for `lived` seconds."""
         return 1 if lived >= self.reset_after else streak + 1
 
 
 @attrs.frozen
 class Sibling:
-    """What a decision needs to know of a child."""
+    """What `decide` needs to know about a child."""
 
     restart: RestartType
     significant: bool = False
     status: Literal["alive", "due", "ended"] = "alive"
-    """alive: runs, starts or stops · due: waits for its restart · ended: will not run by itself."""
+    """alive: running, starting or stopping · due: will be restarted · ended: will not be restarted."""
 
 
 @attrs.frozen
 class Leave:
-    """The child stays down; nobody else is touched."""
+    """Leave the child down and its siblings alone."""
 
 
 @attrs.frozen
 class StopSupervisor:
-    """A significant child ended: the supervisor ends, too (with Shutdown)."""
+    """End the supervisor (with Shutdown), because a significant child ended."""
 
 
 @attrs.frozen
 class GiveUp:
-    """Too many restarts: the supervisor fails."""
+    """Fail the supervisor, because the restart limit is reached."""
 
     restarts: int
-    """How many would have happened within the period, this one included."""
+    """The restarts within the period, including the one that was refused."""
 
 
 @attrs.frozen
 class RestartThese:
-    """Stop `stop` in this order, then start `start` in this order. Indices in start order."""
+    """Stop the children `stop` in this order, then start `start` in this order. Indices are in start order."""
 
     stop: tuple[int, ...]
     start: tuple[int, ...]
     drop: tuple[int, ...]
-    """Those of `stop` that will not come back: temporary children."""
+    """Those of `stop` that are not restarted: temporary children."""
     history: tuple[float, ...]
     """The restart times to remember."""
 
@@ -94,7 +94,7 @@ Decision = Leave | StopSupervisor | GiveUp | RestartThese
 
 
 def wants_restart(restart: RestartType, reason: ExitReason) -> bool:
-    """Whether a child of this type is restarted after this exit."""
+    """Return whether a child of this type is restarted after this exit."""
     match restart:
         case "permanent":
             return True
@@ -107,7 +107,7 @@ def wants_restart(restart: RestartType, reason: ExitReason) -> bool:
 
 
 def is_crash(reason: ExitReason) -> bool:
-    """Whether this exit is a failure."""
+    """Return whether this exit is a failure."""
     match reason:
         case Error():
             return True
@@ -118,7 +118,7 @@ def is_crash(reason: ExitReason) -> bool:
 
 
 def affected(strategy: Strategy, failed: int, count: int) -> range:
-    """The children (indices in start order) that are restarted when `failed` is."""
+    """Return the children (indices in start order) that are restarted together with `failed`."""
     match strategy:
         case "one_for_one":
             return range(failed, failed + 1)
@@ -142,9 +142,9 @@ def decide(
     history: Sequence[float],
     now: float,
 ) -> Decision:
-    """What to do now that child number `failed` has ended with `reason`.
+    """Decide what to do after child number `failed` ended with `reason`.
 
-    A restart older than `period` is forgotten; more than `intensity` within it is too many.
+    Restarts older than `period` do not count; more than `intensity` within it are too many.
     """
     child = siblings[failed]
     if not wants_restart(child.restart, reason):
@@ -156,7 +156,7 @@ def decide(
     stop = tuple(i for i in reversed(group) if i != failed and siblings[i].status == "alive")
     return RestartThese(
         stop=stop,
-        # A transient child that had ended well is started again with its group, as in OTP.
+        # As in OTP, a transient child that ended normally is started again with its group.
         start=tuple(i for i in group if siblings[i].restart != "temporary"),
         drop=tuple(i for i in stop if siblings[i].restart == "temporary"),
         history=recent,

@@ -1,4 +1,4 @@
-"""The live tree as a value: who runs, since when, how often restarted, what it waits for."""
+"""A snapshot of the running tree: the state, age, restarts and current wait of each child."""
 
 from __future__ import annotations
 
@@ -12,64 +12,65 @@ import trio
 from durable_actors.otp._mailbox import MailboxStatistics
 
 ChildState = Literal["new", "starting", "running", "stopping", "waiting", "ended"]
-"""waiting: has ended and will be started again · ended: will not run by itself any more."""
+"""waiting: ended, will be restarted · ended: will not be restarted."""
 
 NodeKind = Literal["supervisor", "actor", "task", "pool", "pool task"]
 
 
 @attrs.frozen(kw_only=True)
 class PoolStatistics:
-    """A pool at one moment; counts are since it was made."""
+    """A snapshot of a pool. Counts start when the pool is created."""
 
     active: int
-    """Tasks that run."""
+    """Running tasks."""
     slots: int
-    """How many may run."""
+    """The maximum number of running tasks."""
     accepting: bool
-    """Whether it takes new tasks now."""
+    """Whether the pool accepts new tasks."""
     started: int
+    """Tasks started so far."""
     finished: int
-    """Ended normally."""
+    """Tasks that returned."""
     failed: int
-    """Ended with an exception."""
+    """Tasks that raised an exception."""
     cancelled: int
-    """Were cancelled."""
+    """Tasks that were cancelled."""
     oldest_age: float
-    """Seconds since the longest-running task was started; 0 when none runs."""
+    """Seconds since the longest-running task started; 0 when no task runs."""
     waiting: int
-    """Tasks in `wait_free` or `drain`."""
+    """Callers blocked in `wait_free` or `drain`."""
 
 
 @attrs.frozen(kw_only=True)
 class Node:
-    """One place of the tree at one moment."""
+    """A snapshot of one supervisor, actor, task or pool of the tree."""
 
     name: str
     kind: NodeKind
     state: ChildState
     since: float
-    """Seconds in this state."""
+    """Seconds since it entered this state."""
     restarts: int = 0
-    """How often it was started again."""
+    """How often it was restarted."""
     last_error: str | None = None
-    """The `repr` of the error of its last crash."""
+    """The `repr` of the exception that ended it last."""
     waits_for: str | None = None
-    """The innermost function, outside Trio, in which its task waits."""
+    """The innermost function on its stack that is not part of Trio."""
     mailbox: MailboxStatistics | None = None
-    """Of an actor."""
+    """For actors only."""
     pool: PoolStatistics | None = None
-    """Of a pool."""
+    """For pools only."""
     children: tuple[Node, ...] = ()
-    """In start order; of a pool only when asked for."""
+    """Children in start order. The tasks of a pool are listed only on request."""
 
     def walk(self) -> Iterator[Node]:
-        """This node and everything below it, parents first."""
+        """Iterate over this node and its descendants, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def render(self) -> str:
-        """The tree as text, one line per node."""
+        """Format the tree as text, one line per node."""
         return "\n".join(self._lines("", "", ""))
 
     def _lines(self, first: str, rest: str, mark: str) -> Iterator[str]:
@@ -102,7 +103,7 @@ _TRIO = str(Path(trio.__file__).parent)
 
 
 def waits_for(task: trio.lowlevel.Task | None) -> str | None:
-    """Where a task waits: the innermost function on its stack that is not Trio's own."""
+    """Return where a task waits: the innermost function on its stack that is not part of Trio."""
     if task is None:
         return None
     found = None

@@ -1,15 +1,15 @@
-"""Supervisor: starts its children in order, restarts what fails, stops them in reverse.
+"""Supervisor: starts its children in order, restarts those that fail, and stops them in reverse order.
 
-Owns       its `Child` records, the restart history, the nursery in which all incarnations run.
+Owns       its `ChildRecord`s, the restart history, the nursery in which all incarnations run.
 Receives   exits of its children; a request to stop.
-Sends      nothing; it reports events to the tree's observer.
-If it dies (too many restarts, a child that does not start) its children are stopped in reverse order
-           first, then its own supervisor decides; at the root the error leaves the tree.
-Never      looks at messages, runs user code in its own task, or decides by itself: `_restart.decide` does.
+Sends      nothing; it emits events to the tree's observer.
+If it dies (too many restarts, a child that does not start) it first stops its children in reverse order;
+           then its own supervisor decides. At the root, `run_tree` raises the error.
+Never      reads messages, runs user code in its own task, or decides on restarts: `_restart.decide` does.
 
-Serving runs in a cancel scope of its own; a request to stop cancels that scope, wherever serving
-stands (waiting, starting somebody, stopping somebody), and the ordered stop follows outside it. So
-each step of serving must leave the `Child` records true when it is cancelled, and nothing else.
+`_serve` runs in a cancel scope of its own. A request to stop cancels that scope wherever `_serve` is waiting
+(for an exit, for a child to start or to stop), and the ordered stop follows outside the scope. So every
+`await` in `_serve` must leave the `ChildRecord`s correct when it is cancelled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import assert_never, get_args
 import attrs
 import trio
 
-from durable_actors.otp._child import Child
+from durable_actors.otp._child import ChildRecord
 from durable_actors.otp._child_spec import ChildSpec, Description, Incarnation, Place, ShutdownTime
 from durable_actors.otp._errors import OtpError, RestartLimitReached, SpecError, StartFailed, StopFailed
 from durable_actors.otp._events import ChildRestarting, SupervisorGaveUp
@@ -42,7 +42,7 @@ from durable_actors.otp._snapshot import NodeKind
 
 @attrs.frozen(kw_only=True)
 class Supervisor(ChildSpec):
-    """A supervisor and its children, in start order; itself a child of another, or the root of a tree.
+    """A supervisor and its children in start order. It is a child of another supervisor or the root of a tree.
 
     ::
 
@@ -50,19 +50,22 @@ class Supervisor(ChildSpec):
     """
 
     children: Sequence[ChildSpec] = attrs.field(kw_only=False, converter=tuple[ChildSpec, ...])
-    """Started in this order, each when the one before it is ready; stopped in reverse."""
+    """The children. They start in this order, each when the one before it is ready, and stop in reverse order."""
     strategy: Strategy = "one_for_one"
-    """Who is restarted with a failed child: nobody else · those started after it · everybody."""
+    """What is restarted with a failed child.
+
+    one_for_one: nothing else · rest_for_one: the children after it · one_for_all: all children.
+    """
     intensity: int = 3
-    """How many restarts within `period` are borne; one more, and the supervisor gives up."""
+    """The number of restarts allowed within `period`. At one more, the supervisor gives up."""
     period: float = 5.0
-    """The window in seconds."""
+    """The period in seconds in which restarts are counted."""
     auto_shutdown: AutoShutdown = "never"
-    """Whether the end of any, or of all, significant children ends the supervisor."""
+    """Whether the supervisor ends when any, or all, of its significant children have ended."""
     backoff: Backoff = attrs.field(factory=Backoff)
     """How long to wait before a restart."""
     shutdown: ShutdownTime = math.inf
-    """Its children have their own limits, so by default it has as long as they need."""
+    """Seconds for the whole stop. The default is unlimited, since each child has its own limit."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -74,7 +77,9 @@ class Supervisor(ChildSpec):
                 f"{where}: auto_shutdown={self.auto_shutdown!r} is not one of {get_args(AutoShutdown)}"
             )
         if self.intensity < 0 or not self.period > 0:
-            raise SpecError(f"{where}: intensity={self.intensity!r} in period={self.period!r} makes no sense")
+            raise SpecError(
+                f"{where}: intensity={self.intensity!r} must be 0 or more and period={self.period!r} positive"
+            )
         for child, count in Counter(child.name for child in self.children).items():
             if count > 1:
                 raise SpecError(f"{where}: {count} children are named {child!r}")
@@ -85,15 +90,15 @@ class Supervisor(ChildSpec):
 
     @property
     def kind(self) -> NodeKind:
-        """A supervisor."""
+        """Always "supervisor"."""
         return "supervisor"
 
     def incarnate(self, place: Place) -> Incarnation:
-        """A supervisor whose children all start anew."""
+        """Return an incarnation that starts all children anew."""
         return SupervisorRun(self, place)
 
     def close(self) -> None:
-        """None of its children will come back."""
+        """Close all children: none of them will be restarted."""
         for child in self.children:
             child.close()
 
@@ -105,7 +110,7 @@ class SupervisorRun:
         self._spec = spec
         self._place = place
         self._children = [
-            Child(
+            ChildRecord(
                 child,
                 Place(f"{place.path}/{child.name}", place.observe),
                 on_exit=self._on_exit,
@@ -115,18 +120,18 @@ class SupervisorRun:
         ]
         self._nursery: trio.Nursery | None = None
         self._serving = trio.CancelScope()
-        self._exits: deque[Child] = deque()
+        self._exits: deque[ChildRecord] = deque()
         self._wake = trio.Event()
         self._history: tuple[float, ...] = ()
         self._why = "its supervisor ends"
-        self._restart = False  # another incarnation will follow: kept mailboxes stay as they are
+        self._restart = False  # another incarnation follows, so kept mailboxes stay as they are
         self._fatal: list[BaseException] = []
-        self._errors: list[Exception] = []  # what children failed with while they were stopped
+        self._errors: list[Exception] = []  # errors of children while they were being stopped
 
-    # -- the incarnation's face
+    # -- the Incarnation protocol
 
     async def run(self, ready: Callable[[], None]) -> ExitReason:
-        """Start the children, keep them running, stop them."""
+        """Start the children, restart them as needed, and stop them at the end."""
         failure: Exception | None = None
         ended: ExitReason = Shutdown(self._why)
         async with trio.open_nursery() as nursery:
@@ -142,21 +147,21 @@ class SupervisorRun:
                 await self._stop_all()
                 stopped = True
             finally:
-                # Cancelled in the middle of the stop: what is known by now would be lost with us.
+                # If the stop is cancelled, raise the errors collected so far; otherwise they would be lost.
                 if not stopped:
                     self._raise(failure)
         self._raise(failure)
         return ended
 
     def request_stop(self, why: str, *, restart: bool) -> bool:
-        """Stop in order, now."""
+        """Begin the ordered stop."""
         self._why = why
         self._restart = restart
         self._serving.cancel(reason=why)
         return True
 
     def describe(self, *, tasks: int) -> Description:
-        """Its children, in start order."""
+        """Return snapshots of the children in start order."""
         return Description(children=tuple(child.node(tasks=tasks) for child in self._children))
 
     # -- serving
@@ -168,7 +173,7 @@ class SupervisorRun:
                 raise StartFailed(child.place.path) from _error_of(child)
         ready()
         while True:
-            # Exits first: a start may only be tried when all that is known has been decided.
+            # Handle all known exits before the next start.
             if self._exits:
                 child = self._exits.popleft()
                 if child.exit_pending and await self._decide(child):
@@ -182,16 +187,16 @@ class SupervisorRun:
                 await self._wake.wait()
             self._wake = trio.Event()
 
-    def _next_due(self) -> Child | None:
+    def _next_due(self) -> ChildRecord | None:
         due = [child for child in self._children if child.due is not None]
         if not due:
             return None
         if self._spec.strategy == "one_for_one":
-            return min(due, key=lambda child: child.due or 0.0)  # the first of equals: start order
-        return due[0]  # the others may depend on it, so they wait for it
+            return min(due, key=lambda child: child.due or 0.0)  # ties in start order
+        return due[0]  # the others may depend on it and start after it
 
-    async def _decide(self, child: Child) -> bool:
-        """Act on the exit of `child`. True: the supervisor shall end."""
+    async def _decide(self, child: ChildRecord) -> bool:
+        """Act on the exit of `child`. Returns True if the supervisor must end."""
         assert child.reason is not None
         spec = self._spec
         child.exit_pending = False
@@ -223,11 +228,11 @@ class SupervisorRun:
             case _:
                 assert_never(decision)
 
-    async def _restart_these(self, cause: Child, plan: RestartThese) -> None:
+    async def _restart_these(self, cause: ChildRecord, plan: RestartThese) -> None:
         backoff = self._spec.backoff
         cause.streak = backoff.next_streak(cause.streak, lived=cause.lived)
         delay = backoff.delay(cause.streak)
-        # Marked before anything is awaited: a child is never neither running nor due.
+        # Mark them before the first await: every child is always either running or due.
         at = trio.current_time() + delay
         to_start = [self._children[i] for i in plan.start]
         for child in to_start:
@@ -243,7 +248,7 @@ class SupervisorRun:
             else:
                 child.await_restart(at)
 
-    def _give_up(self, child: Child, restarts: int, now: float) -> RestartLimitReached:
+    def _give_up(self, child: ChildRecord, restarts: int, now: float) -> RestartLimitReached:
         spec, path = self._spec, self._place.path
         self._place.observe(
             SupervisorGaveUp(path=path, child=child.place.path, restarts=restarts, period=spec.period)
@@ -260,9 +265,9 @@ class SupervisorRun:
     # -- stopping
 
     async def _stop_all(self) -> None:
-        """Stop the children in reverse order; collects the errors they fail with *while stopping*.
+        """Stop the children in reverse order, and collect the errors that they raise *while stopping*.
 
-        A crash before that, not decided on any more, was reported like every crash that is restarted.
+        An earlier crash that is not decided on any more was already reported, like every crash that is restarted.
         """
         for child in reversed(self._children):
             child.due = None
@@ -281,15 +286,15 @@ class SupervisorRun:
         if failure is not None:
             if errors:
                 raise StopFailed(
-                    f"supervisor {path!r} failed, and children failed to stop", [failure, *errors]
+                    f"supervisor {path!r} failed, and children failed while stopping", [failure, *errors]
                 )
             raise failure
         if errors:
-            raise StopFailed(f"supervisor {path!r} stopped, but children failed meanwhile", errors)
+            raise StopFailed(f"supervisor {path!r} stopped, but children failed while stopping", errors)
 
     # -- called by the children's tasks
 
-    def _on_exit(self, child: Child) -> None:
+    def _on_exit(self, child: ChildRecord) -> None:
         self._exits.append(child)
         self._wake.set()
 
@@ -298,7 +303,7 @@ class SupervisorRun:
         self._serving.cancel(reason=repr(error))
 
 
-def _error_of(child: Child) -> Exception:
+def _error_of(child: ChildRecord) -> Exception:
     if isinstance(child.reason, Error) and isinstance(child.reason.error, Exception):
         return child.reason.error
-    return OtpError(f"child {child.place.path!r} ended although it should run: {child.reason}")
+    return OtpError(f"child {child.place.path!r} ended unexpectedly: {child.reason}")

@@ -1,4 +1,4 @@
-"""Periodic work that keeps to its grid."""
+"""`periodic`: ticks on a fixed grid."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from durable_actors.otp._errors import SpecError
 class periodic:  # noqa: N801 - used like a function
     """Tick every `period` seconds: ``async for tick in periodic(1.0)``.
 
-    The first tick comes at once, tick n at start + n x period, however long the body takes and
-    however late the scheduler is: no drift. Ticks that passed while the body ran are skipped, and
-    the number that the loop gets (0, 1, 2, …) says so.
+    The first tick comes at once, and tick n at start + n x period, however long the body takes: the ticks do not
+    drift. Ticks that pass while the body runs are skipped; the value of the loop variable is the number of the
+    tick (0, 1, 2, …), so the body can see the gap.
 
-    (`trio_util.periodic` counts each period from the moment it woke up, so it drifts by every delay,
-    and after an overrun it moves the whole grid.)
+    (`trio_util.periodic` measures each period from the last wake-up, so it drifts with every delay, and an overrun
+    moves the whole grid.)
     """
 
     __slots__ = ("_next", "_period", "_start")

@@ -1,10 +1,10 @@
 """Tree: runs a root supervisor, and turns cancellation from outside into an ordered stop.
 
-Cancellation reaches all tasks below a scope at once, and a stop in reverse order would be impossible.
-So the tree runs in a shielded scope, and a watcher outside it waits to be cancelled::
+Cancelling a scope cancels all tasks below it at once, which rules out a stop in reverse order. So the tree
+runs in a shielded scope, and a watcher task outside the shield waits for the cancellation::
 
     nursery ── outer scope (cancellable)
-    ├── watcher: sleeps; when cancelled, asks the root to stop; its Cancelled travels on
+    ├── watcher: sleeps; when cancelled, asks the root to stop; its Cancelled propagates
     └── shield
         └── root supervisor: stops in reverse order, for at most the root's `shutdown`
 """
@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from durable_actors.otp._child import Child
+from durable_actors.otp._child import ChildRecord
 from durable_actors.otp._child_spec import Place
 from durable_actors.otp._events import Observer, log_event
 from durable_actors.otp._exit import Error, contains_cancelled, sole_error
@@ -26,34 +26,37 @@ from durable_actors.otp._supervisor import Supervisor
 
 
 class Tree:
-    """A running tree: what `run_tree` reports as started and `open_tree` yields."""
+    """A running tree: the value of `task_status.started` in `run_tree`, and what `open_tree` yields."""
 
     def __init__(self, root: Supervisor, observe: Observer) -> None:
         self._fatal: list[BaseException] = []
-        self._child = Child(
+        self._child = ChildRecord(
             root, Place(root.name, observe), on_exit=lambda _: None, on_fatal=self._fatal.append
         )
         self._stopped = trio.Event()
 
     def snapshot(self, *, tasks: int = 0) -> Node:
-        """The tree as it is now; of each pool at most `tasks` tasks are listed."""
+        """Return the current tree. At most `tasks` tasks of each pool are listed."""
         return self._child.node(tasks=tasks)
 
     def request_stop(self, why: str = "asked to stop") -> None:
-        """Begin the ordered stop; `wait_stopped` tells when it is done."""
+        """Begin the ordered stop without waiting; `wait_stopped` waits for its end."""
         self._child.request_stop(why, restart=False)
 
     async def stop(self, why: str = "asked to stop") -> None:
-        """Stop in reverse order and wait. If this raises Cancelled, the stop goes on."""
+        """Stop the children in reverse order and wait until they have ended.
+
+        If this raises Cancelled, the stop continues.
+        """
         self.request_stop(why)
         await self._stopped.wait()
 
     async def wait_stopped(self) -> None:
-        """Wait until everything has ended, for whatever reason; errors leave through `run_tree`."""
+        """Wait until the tree has ended for any reason. Its errors are raised by `run_tree`, not here."""
         await self._stopped.wait()
 
     async def _live(self, task_status: trio.TaskStatus[Tree]) -> BaseException | None:
-        """Run to the end. Returns what the tree failed with."""
+        """Run until the tree ends. Return its error, if it failed."""
         async with trio.open_nursery() as nursery:
             if await self._child.start(nursery):
                 task_status.started(self)
@@ -76,16 +79,16 @@ async def run_tree(
     observe: Observer = log_event,
     task_status: trio.TaskStatus[Tree] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a tree until it ends; ``tree = await nursery.start(run_tree, root)``.
+    """Run a tree until it ends: ``tree = await nursery.start(run_tree, root)``.
 
-    Started when the last child is ready. Ends when asked to stop, when it gives up (raises the
-    `RestartLimitReached` or `StartFailed`, not wrapped), or by `auto_shutdown`.
+    The tree counts as started when its last child is ready. It ends on a request to stop, by
+    `auto_shutdown`, or with an error: `StartFailed`, `RestartLimitReached` or `StopFailed`, not wrapped in a group.
 
-    With `drain_on_cancel`, cancelling the surrounding scope stops the tree in reverse order, for at
-    most the root's `shutdown` seconds, and then lets the cancellation pass. Without, all tasks are
-    cancelled at once; actors still run `terminate`.
+    With `drain_on_cancel`, cancelling the surrounding scope stops the tree in reverse order, within the
+    root's `shutdown` seconds, and Cancelled is raised after the stop. Without it, all tasks are cancelled at
+    once; actors still run `terminate`.
     """
-    await trio.lowlevel.checkpoint()  # cancelled already: start nothing
+    await trio.lowlevel.checkpoint()  # if already cancelled, start nothing
     tree = Tree(root, observe)
     error: BaseException | None = None
     try:
@@ -95,7 +98,7 @@ async def run_tree(
             with trio.CancelScope(shield=drain_on_cancel):
                 error = await tree._live(task_status)  # noqa: SLF001 - same module
             if error is not None and trio.current_effective_deadline() == -math.inf:
-                raise error  # with Cancelled on its way out, behind the nursery it would be too late
+                raise error  # Cancelled leaves the nursery; after it this error would be lost
             outer.cancel_scope.cancel()
     finally:
         root.close()
@@ -108,10 +111,10 @@ async def run_tree(
 async def open_tree(
     root: Supervisor, *, drain_on_cancel: bool = True, observe: Observer = log_event
 ) -> AsyncGenerator[Tree, None]:
-    """Run a tree around a block: started when the block begins, stopped in order when it ends.
+    """Run a tree while a block runs: start it before the block, stop it in reverse order after the block.
 
-    An error of the block leaves it as it is, after the stop. If the tree fails meanwhile, the block is
-    cancelled and the tree's error is raised, as it is; if both fail, an ExceptionGroup of both.
+    An exception of the block is raised unchanged, after the stop. If the tree fails, the block is cancelled
+    and the tree's error is raised unchanged. If both fail, an ExceptionGroup of both is raised.
     """
     body: BaseException | None = None
     failure: BaseException | None = None
@@ -132,9 +135,9 @@ async def open_tree(
     except BaseExceptionGroup as group:
         failure = sole_error(group)
     if failure is not None and contains_cancelled(failure):
-        raise failure  # on its way to its scope, the block's error with it
+        raise failure  # Cancelled propagates to its scope, together with the block's error
     if body is not None and failure is not None:
-        raise BaseExceptionGroup("the block failed, and so did the tree", [body, failure])
+        raise BaseExceptionGroup("both the block and the tree failed", [body, failure])
     if body is not None:
         raise body
     if failure is not None:
@@ -142,10 +145,10 @@ async def open_tree(
 
 
 async def _stop_after(tree: Tree, body: BaseException | None) -> None:
-    """Stop the tree; if cancelled meanwhile, raise the block's error, or it would be lost."""
+    """Stop the tree. If this is cancelled, raise the block's error, which would be lost otherwise."""
     stopped = False
     try:
-        await tree.stop("the block has ended" if body is None else "the block has failed")
+        await tree.stop("the block ended" if body is None else "the block failed")
         stopped = True
     finally:
         if not stopped and body is not None:

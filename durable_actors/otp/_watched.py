@@ -1,4 +1,4 @@
-"""A coroutine that is watched until it waits for the first time."""
+"""`Watched`: a wrapper around a coroutine that reports its first wait."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class Watched:
-    """Awaiting it runs the coroutine; `waits` is called, in that task, when it first waits for something.
+    """An awaitable that runs a coroutine and calls `on_first_wait`, in the same task, when it first suspends.
 
-    It then steps aside: what it is sent goes straight to the coroutine, without a frame of its own. Whoever looks at
-    the stack of the task (as `Task.iter_await_frames` of Trio does) sees the coroutine in its place.
+    After that, `send` and `throw` go directly to the coroutine, so the wrapper adds no frame and no cost. Code that
+    reads the task's stack (`trio.lowlevel.Task.iter_await_frames`) sees the coroutine's frame.
     """
 
-    __slots__ = ("_coro", "_waits", "close", "send", "throw")
+    __slots__ = ("_coro", "_on_first_wait", "close", "send", "throw")
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], waits: Callable[[], None]) -> None:
+    def __init__(self, coro: Coroutine[Any, Any, Any], on_first_wait: Callable[[], None]) -> None:
         self._coro = coro
-        self._waits = waits
+        self._on_first_wait = on_first_wait
         self.send = coro.send
         self.throw = coro.throw
         self.close = coro.close
@@ -30,26 +30,26 @@ class Watched:
         return self
 
     def __next__(self) -> Any:
-        trap = self._coro.send(None)  # ended without waiting: StopIteration, which carries its value
-        waits, self._waits = self._waits, _nothing
+        trap = self._coro.send(None)  # StopIteration if it returns without waiting
+        on_first_wait, self._on_first_wait = self._on_first_wait, _do_nothing
         try:
-            waits()
+            on_first_wait()
         except BaseException:
-            self._coro.close()  # nobody will ever resume it
+            self._coro.close()  # it is never resumed
             raise
         return trap
 
     @property
     def cr_frame(self) -> FrameType | None:
-        """Where the coroutine is."""
+        """The coroutine's frame, for `Task.iter_await_frames`."""
         frame: FrameType | None = getattr(self._coro, "cr_frame", None)
         return frame
 
     @property
     def cr_await(self) -> Any:
-        """What it waits for."""
+        """The object that the coroutine awaits."""
         return getattr(self._coro, "cr_await", None)
 
 
-def _nothing() -> None:
-    """It has waited before."""
+def _do_nothing() -> None:
+    """Replace the callback after the first wait."""

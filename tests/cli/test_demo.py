@@ -26,10 +26,10 @@ def test_the_demo(empty_dsn: str):
         "30 orders placed",
         "kill -9 worker-1: it was working on orders ",
         "recovered after ",
-        "30 of 30 orders done, 0 lost; 0 with a step committed twice",
+        "30 of 30 orders done, 0 lost; 0 committed a step twice",
         "placed 62.55 €, booked 62.55 €, paid 62.55 €",
         "30 of 30 orders got exactly one mail",
-        "it drained and left with exit code 0",
+        "drained and ended with exit code 0",
     ):
         assert text in out
     assert_nothing_is_left(empty_dsn)

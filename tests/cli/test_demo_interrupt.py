@@ -149,7 +149,7 @@ async def test_interrupted_before_the_workers_start(empty_dsn: str, gate: Gate, 
         gate.open()
     assert run.found is None
     assert "PostgreSQL" in run.said.getvalue()
-    assert "Nothing is left behind" not in run.said.getvalue()
+    assert "The demo has removed everything" not in run.said.getvalue()
     gate.conn.close()
     assert_nothing_is_left(empty_dsn)
 
@@ -182,7 +182,7 @@ async def test_a_clean_up_that_takes_too_long_says_so(
     empty_dsn: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(demo.Demo, "show", make_schema)
-    monkeypatch.setattr(demo, "CLEANUP", 0.3)
+    monkeypatch.setattr(demo, "CLEANUP_TIMEOUT", 0.3)
     gate.shut("DROP TABLE", query="drop schema")
     with pytest.RaisesGroup(
         pytest.RaisesExc(demo.DurableError, match="could not be dropped"), flatten_subgroups=True
@@ -190,7 +190,7 @@ async def test_a_clean_up_that_takes_too_long_says_so(
         async with trio.open_nursery() as nursery:
             Run(nursery, empty_dsn)
     gate.open()
-    monkeypatch.setattr(demo, "CLEANUP", 30.0)
+    monkeypatch.setattr(demo, "CLEANUP_TIMEOUT", 30.0)
     async with trio.open_nursery() as nursery:
         Run(nursery, empty_dsn)  # the next one tries again
     gate.conn.close()
@@ -251,7 +251,7 @@ def watching(pids: list[int]) -> Iterator[None]:
 @pytest.mark.timeout(120)
 async def test_interrupted_while_its_workers_start(empty_dsn: str, gate: Gate, start: Start):
     process = start()
-    await trio.to_thread.run_sync(read_until, process, "schema durable_demo made")
+    await trio.to_thread.run_sync(read_until, process, "schema durable_demo created")
     await gate.wait(SESSIONS, count=3)  # the demo's two, and the first of a worker
     process.send_signal(signal.SIGTERM)
     out, err = await end(process)

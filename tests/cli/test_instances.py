@@ -57,7 +57,7 @@ def test_list_gives_up_at_its_depth_and_says_where_to_go_on(shell: Shell):
     numbers = [shell.add() for _ in range(4)]
     result = shell.run("list", "--queue", "rare", "--depth", "3")
     assert "no instances" in result.stdout
-    assert f"3 rows looked at; older ones: --before {numbers[1]}" in result.stderr
+    assert f"3 rows read; for older instances: --before {numbers[1]}" in result.stderr
     assert ids(shell.json("list", "--queue", "rare", "--before", numbers[1])) == [wanted]
 
 
@@ -149,8 +149,8 @@ def test_show_says_who_holds_the_key(shell: Shell):
     shell.node("n:1", queues={"default": 5}, machines=["shop:Checkout/1"])
     running = shell.add(partition_key="k", status="executing", locked_by="n:1")
     waiting = shell.add(partition_key="k", hold=1)
-    assert shell.json("show", running)["why"] == "it runs step 'charge' on n:1"
-    expected = f"it is held behind key 'k', which instance {running} runs on n:1"
+    assert shell.json("show", running)["why"] == "it is running step 'charge' on n:1"
+    expected = f"it waits for partition key 'k', which instance {running} holds on n:1"
     assert shell.json("show", waiting)["why"] == expected
 
 
@@ -239,7 +239,7 @@ def test_retry_by_filter(shell: Shell):
     filters = ["--status", "failed", "--machine", "shop:Checkout", "--error", "such host"]
     assert shell.ok("retry", *filters, "--dry-run") == f"{a} would run again\n"
     assert shell.ok("retry", *filters) == f"{a} runs again\n"
-    assert shell.ok("retry", *filters) == "no failed instance passes the filters\n"
+    assert shell.ok("retry", *filters) == "no failed instance matches the filters\n"
     assert shell.ok("retry", "--status", "failed") == f"{b} runs again\n{c} runs again\n"
 
 

@@ -66,8 +66,8 @@ def test_queues_tells_what_nobody_knows(shell: Shell):
 
 
 def test_nothing_there(shell: Shell):
-    assert shell.ok("queues") == "no queues: nothing waits or runs, and no node is alive\n"
-    assert shell.ok("nodes") == "no node is alive (--all shows those that were)\n"
+    assert shell.ok("queues") == "no queues: no work is waiting or running, and no node is alive\n"
+    assert shell.ok("nodes") == "no node is alive (--all shows stopped and lost nodes)\n"
     assert shell.ok("nodes", "--all") == "no node is alive\n"
     assert shell.json("nodes") == []
 

@@ -168,7 +168,8 @@ async def test_its_log(start: Start, durable_dsn: str, tmp_path: Path):
         )
     ]
     assert any(line.endswith(" INFO logged: sent by the user") for line in lines)
-    assert any(" INFO durable_actors.engine: SIGTERM: draining, for at most 5 s" in line for line in lines)
+    drains = " INFO durable_actors.engine: engine default: received SIGTERM, draining for up to 5 s"
+    assert any(drains in line for line in lines)
     assert re.search(r" INFO durable_actors.engine: engine default: \S+ stopped$", lines[-1])
 
 
@@ -286,9 +287,9 @@ def test_flags_are_options_of_the_config(monkeypatch: pytest.MonkeyPatch):
 
 def test_help_tells_default_and_meaning():
     said = " ".join(CliRunner().invoke(cli, ["serve", "--help"]).stdout.split())
-    assert "--lease DURATION How long a claim is valid without a heartbeat. Default: 60. " in said
-    assert "Default: 5, or --poll when that is more. " in said
-    assert '--schema NAME Schema of the tables. Default: $DURABLE_SCHEMA, else "durable". ' in said
+    assert "--lease DURATION How long a claim stays valid without a heartbeat. Default: 60. " in said
+    assert "Default: 5, or --poll if that is longer. " in said
+    assert '--schema NAME The schema of the tables. Default: $DURABLE_SCHEMA, else "durable". ' in said
     assert "Default: --migrate. " in said
     assert "`" not in said
 
@@ -319,4 +320,4 @@ def test_a_module_without_machines_is_refused(start: Start, tmp_path: Path):
     process = start("served_nothing")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "no machine and no job is defined in served_nothing" in said
+    assert "no machine or job is defined in served_nothing" in said

@@ -82,18 +82,18 @@ keyed = {"partition_key": "k", "hold": 1}
 CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     "done": (instance(status="done"), around(), [], "it has ended: done"),
     "failed": (instance(status="failed"), around(), [], "`durable-actors retry 9` runs it again"),
-    "runs": (instance(**running), around(lease_left=30.0), [node()], "it runs step 's' on n:1"),
+    "runs": (instance(**running), around(lease_left=30.0), [node()], "it is running step 's' on n:1"),
     "its node is lost": (
         *(instance(**running), around(lease_left=30.0), [node(alive=False)]),
         (
-            "its node n:1 is lost: its claim comes back when other nodes have seen it dead for their dead_after, "
-            "at the latest when its lease ends in 30 s"
+            "its node n:1 is lost: its claim is released when other nodes have seen the node dead for dead_after, "
+            "at the latest when the lease expires in 30 s"
         ),
     ),
     "its node is unknown": (instance(**running), around(lease_left=3.0), [], "its node n:1 is unknown"),
     "its lease ended": (
         *(instance(**running), around(lease_left=-3.0), [node()]),
-        "the lease of n:1 ended 3.0 s ago: the next reaper's look brings it back",
+        "the lease of n:1 expired 3.0 s ago: the reaper of a live node releases the claim",
     ),
     "nobody reaps": (instance(**running), around(lease_left=-3.0), [], "but no node is alive"),
     "awaits": (
@@ -142,11 +142,11 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     ),
     "held": (
         *(instance(**keyed), around(key_holder=(4, "n:2")), [node()]),
-        "it is held behind key 'k', which instance 4 runs on n:2",
+        "it waits for partition key 'k', which instance 4 holds on n:2",
     ),
     "not its turn": (
         *(instance(**keyed), around(first_of_key=4), [node()]),
-        "it is held behind key 'k': instance 4 goes first",
+        "it waits for partition key 'k': instance 4 runs first",
     ),
     "its turn": (instance(partition_key="k"), around(first_of_key=9), [node()], "it is due and waits"),
 }

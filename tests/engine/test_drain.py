@@ -203,7 +203,7 @@ async def test_without_drain_on_cancel_steps_are_cancelled(durable_dsn, db):
     assert (status, result) in {("executing", None), ("runnable", None)}  # nobody waited for it
 
 
-async def test_hurry_cancels_what_still_runs(durable_dsn, db):
+async def test_cancel_steps_cancels_what_still_runs(durable_dsn, db):
     """What a second signal does."""
     gate = Gate()
     async with running(durable_dsn, drain_timeout=600) as run:
@@ -211,7 +211,7 @@ async def test_hurry_cancels_what_still_runs(durable_dsn, db):
         await gate.wait_entered()
         run.engine.request_stop()
         await run.events.wait(DrainStarted)
-        run.engine.hurry()
+        run.engine.cancel_steps()
         await run.engine.stop()
     assert db.row(number, COLUMNS) == INTERRUPTED
 

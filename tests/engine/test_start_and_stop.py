@@ -55,7 +55,7 @@ async def test_both_errors_are_told(durable_dsn, monkeypatch):
     async def fails(node, *, failed):
         raise RuntimeError("the engine's")
 
-    monkeypatch.setattr(engines, "_farewell", fails)
+    monkeypatch.setattr(engines, "_record_stop", fails)
     with pytest.raises(ExceptionGroup) as caught:
         async with da.open_engine(dsn=durable_dsn, **QUICK):
             raise ValueError("the block's")

@@ -133,7 +133,7 @@ async def test_a_second_signal_leaves_threads_at_once(durable_dsn, db):
         await gate.wait_entered()
         run.engine.request_stop()
         await run.events.wait(DrainStarted)
-        run.engine.hurry()
+        run.engine.cancel_steps()
         await run.engine.stop()
     assert (returned, db.row(number, "status::text")) == ([], ("executing",))
     gate.open()

@@ -98,7 +98,7 @@ def test_sizes_that_no_message_holds_are_refused(monkeypatch):
     job = define()
     monkeypatch.setattr(_codec, "MAX_JSON", 1000)
     monkeypatch.setattr(inserting, "MAX_BYTES", 5000)
-    with pytest.raises(da.StateError, match="it has 1008 bytes of JSON, at most 1000 are taken"):
+    with pytest.raises(da.StateError, match="it has 1008 bytes of JSON, the limit is 1000"):
         plan_rows(job, [{"args": {"v": "x" * 1000}}])
     with pytest.raises(
         da.ConfigError, match="at most 5000 bytes of states and meta at a time, these have 5400"

@@ -322,7 +322,7 @@ def test_any_json_object_comes_back_or_is_refused(state):
         (Order, Basket(["a"]), "the state is a Basket, not an Order"),
         (Order, Invoice([], due="now"), "the state is an Invoice, not an Order"),
         (Order, twin(Order)([]), f"the state is an elsewhere.Order, not a {__name__}.Order"),
-        (Order, GiftOrder([], card="x"), "is a GiftOrder and would come back as an Order, without"),
+        (Order, GiftOrder([], card="x"), "is a GiftOrder and would be read back as an Order, without"),
         (Parcel, Basket(["a"]), "the state is a Basket, not a Parcel"),
         (Basket, Order([]), "the state is an Order, not a Basket"),
         (Cart, Priced(1.0, "x"), "the state is a Priced, not a dict"),
@@ -331,7 +331,7 @@ def test_any_json_object_comes_back_or_is_refused(state):
         (
             Order,
             Order([Item(1), Sale(1, cents=5)]),
-            "at $.items[1]: this is a Sale and would come back as an Item",
+            "at $.items[1]: this is a Sale and would be read back as an Item",
         ),
         (Order | None, Invoice([], due="now"), "the state: at $: this is an Invoice, not an Order"),
         (list[Item], [Item(1.0), Priced(1.0, "x")], "the state: at $[1]: this is a Priced, not an Item"),
@@ -342,7 +342,7 @@ def test_any_json_object_comes_back_or_is_refused(state):
         (
             Parcel,
             Parcel(1.0, Crate(1.0, None, "red")),
-            "at $.inner: this is a Crate and would come back as a Parcel",
+            "at $.inner: this is a Crate and would be read back as a Parcel",
         ),
         (Carts, Carts([Priced(1.0, "x")]), "at $.carts[0]: this is a Priced, not a dict"),
         (Cart, {"total": "1"}, "at $.total: Expected `float`, got `str`"),

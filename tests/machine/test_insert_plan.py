@@ -102,7 +102,7 @@ def test_precedence_of_the_times():
     ("options", "text"),
     [
         ({"prio": 1}, r"unknown insert option 'prio': did you mean priority\?"),
-        ({"state": 1, "args": 1}, "two names of the same thing"),
+        ({"state": 1, "args": 1}, "two names for the same option"),
         ({"rate_limit": "x"}, "unknown insert option 'rate_limit': the options are state, args"),
         ({"step": "nope"}, "shop:Checkout v2 has no step 'nope'; its steps are start, ship"),
         ({"step": 5}, "has no step 5"),
@@ -111,16 +111,19 @@ def test_precedence_of_the_times():
         ({"priority": "high"}, "priority must be an int"),
         ({"priority": True}, "priority must be an int"),
         ({"partition_key": ""}, "partition_key must not be empty"),
-        ({"partition_key": "x" * 3000}, "partition_key must have at most 2000 bytes.*hash it"),
+        ({"partition_key": "x" * 3000}, "partition_key must have at most 2000 bytes.*use a hash of it"),
         ({"unique_key": 5}, "unique_key must be str or bytes"),
         ({"unique_key": ""}, "unique_key must not be empty"),
         ({"unique_key": b""}, "unique_key must have 1 to 2000 bytes"),
         ({"unique_key": b"x" * 2001}, "unique_key must have 1 to 2000 bytes"),
-        ({"unique_key": "a", "unique_scope": ["running"]}, "unknown statuses 'running'; there are runnable"),
+        (
+            {"unique_key": "a", "unique_scope": ["running"]},
+            "unknown statuses 'running'; the statuses are runnable",
+        ),
         ({"unique_key": "a", "unique_scope": "runnable"}, "unique_scope must be several statuses"),
         (
             {"unique_key": "a", "unique_scope": ["runnable"]},
-            "all live statuses, or be empty; executing, awaiting",
+            "empty or contain all live statuses; executing, awaiting",
         ),
         ({"unique_key": "a", "unique_scope": ["done"]}, "all live statuses"),
         ({"eligible_at": NOON.replace(tzinfo=None)}, "eligible_at must be a datetime with a time zone"),
@@ -128,19 +131,19 @@ def test_precedence_of_the_times():
         ({"schedule_in": -1}, "schedule_in must be a finite number"),
         ({"on_duplicate": "ignore"}, 'on_duplicate must be "raise", "return" or "skip"; it is \'ignore\''),
         ({"on_duplicate": None}, "on_duplicate must be"),
-        ({"tags": "urgent"}, r"tags must be several texts, not one: give \['urgent'\]"),
-        ({"tags": 5}, "tags must be several texts; it is 5"),
-        ({"tags": {"a": 1}}, "tags must be several texts; it is {"),
+        ({"tags": "urgent"}, r"tags must be a list of texts, not one text: give \['urgent'\]"),
+        ({"tags": 5}, "tags must be a list of texts; it is 5"),
+        ({"tags": {"a": 1}}, "tags must be a list of texts; it is {"),
         ({"tags": ["a", ""]}, "each of tags must not be empty"),
         ({"tags": [None]}, "each of tags must be a str, not NoneType"),
         ({"tags": ["x" * 256]}, "each of tags must have at most 255 characters"),
         ({"tags": ["a\0"]}, "each of tags must not contain NUL"),
-        ({"tags": repeat("a")}, "tags: at most 50 are taken"),
+        ({"tags": repeat("a")}, "tags has more than 50 texts"),
         ({"meta": "x"}, "meta must be a dict; it is 'x'"),
         ({"meta": [("a", 1)]}, "meta must be a dict"),
         ({"meta": {"a": object()}}, r"meta: at \$.a: "),
         ({"meta": {"a": float("nan")}}, r"meta: at \$.a: nan is not JSON"),
-        ({"meta": {"a": "x" * 70_000}}, "meta has 70008 bytes of JSON, at most 65536 are taken"),
+        ({"meta": {"a": "x" * 70_000}}, "meta has 70008 bytes of JSON, the limit is 65536"),
     ],
 )
 def test_bad_options(options, text):
@@ -153,7 +156,7 @@ def test_a_step_of_another_machine():
         @da.step
         async def start(self, ctx): ...
 
-    with pytest.raises(ConfigError, match="is of another machine than shop:Checkout v2"):
+    with pytest.raises(ConfigError, match="belongs to another machine, not to shop:Checkout v2"):
         plan(step=Other.start)
 
 

@@ -179,14 +179,14 @@ def test_an_annotation_that_is_no_type():
 @pytest.mark.parametrize(
     ("func", "text"),
     [
-        (5, "a job is a function"),
-        (Email, "a job is a function"),
-        (len, "a job is a function"),
+        (5, "a job must be a function"),
+        (Email, "a job must be a function"),
+        (len, "a job must be a function"),
         (lambda to, subject: None, "'subject' does not look like one; write <lambda>"),
         (lambda args, ctx, more: None, "too many arguments"),
         (lambda args, *, more: None, "keyword argument more"),
-        (lambda *args: None, r"one value, not \*args"),
-        (lambda **kwargs: None, r"one value, not \*args or \*\*kwargs"),
+        (lambda *args: None, r"one value, not with \*args"),
+        (lambda **kwargs: None, r"one value, not with \*args or \*\*kwargs"),
         (lambda self, args: None, "is a method; @da.job decorates functions"),
     ],
 )
@@ -208,7 +208,7 @@ def test_a_job_that_yields():
 
 
 def test_a_job_twice():
-    with pytest.raises(DefinitionError, match="and not Job"):
+    with pytest.raises(DefinitionError, match="not Job"):
 
         @da.job
         @da.job

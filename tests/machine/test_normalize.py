@@ -47,15 +47,15 @@ def test_good_outcomes_pass_unchanged():
             None,
             "returned None; return Next, Retry, Await, ScheduleChildren, Done or Stop (was a `return` forgotten?)",
         ),
-        (da.Done, "the class Done itself; return an object of it: Done(...)"),
-        (da.Next, "the class Next itself"),
+        (da.Done, "the class Done; return an object of it: Done(...)"),
+        (da.Next, "the class Next;"),
         (da.Error("x"), "Error, which is for jobs"),
         (da.Cancel("x"), "Cancel, which is for jobs"),
         (ValueError("no"), "an exception; raise it, or return Stop(error): ValueError: no"),
         ({"a": 1}, "{'a': 1}; return Next"),
         ("ship", "'ship'; return Next"),
         (5, "5; return"),
-        (da.Next("shipp"), "goes to an unknown step 'shipp'; its steps are start, ship"),
+        (da.Next("shipp"), "goes to the unknown step 'shipp'; the steps of the machine are start, ship"),
         (da.Await("x", then="nope"), "unknown step 'nope'"),
         (da.ScheduleChildren("nope", []), "unknown step 'nope'"),
     ],
@@ -83,7 +83,7 @@ def test_a_step_of_another_machine():
         da.ScheduleChildren(Other.start, []),
     ):
         with pytest.raises(
-            InvalidOutcome, match=r"goes to the step .*Other.start, which is of another machine"
+            InvalidOutcome, match=r"goes to the step .*Other.start, which belongs to another machine"
         ):
             normalize(outcome, machine().__durable__)
 
@@ -175,7 +175,7 @@ def test_a_job_has_one_step(value):
 
 @pytest.mark.parametrize("value", [da.Retry, da.Error, da.Cancel, da.Done])
 def test_a_job_returning_the_class(value):
-    with pytest.raises(InvalidOutcome, match=f"the class {value.__name__} itself"):
+    with pytest.raises(InvalidOutcome, match=f"the class {value.__name__};"):
         normalize(value, job())
 
 

@@ -128,9 +128,9 @@ def test_await_names(names, expected):
         ([], "is empty"),
         ("", "must not be empty"),
         (["a", ""], "must not be empty"),
-        (None, "must be a signal's name"),
-        (b"go", "must be a signal's name"),
-        ({"a": 1}, "must be a signal's name"),
+        (None, "must be the name of a signal"),
+        (b"go", "must be the name of a signal"),
+        ({"a": 1}, "must be the name of a signal"),
         ([1], "must be a str"),
         (["a\0"], "NUL"),
         ("\ud800", "surrogates"),
@@ -223,9 +223,9 @@ def test_children_from_a_generator():
 @pytest.mark.parametrize(
     ("children", "text"),
     [
-        ("abc", "several children"),
-        (None, "several children"),
-        ({"a": 1}, "several children"),
+        ("abc", "list of children"),
+        (None, "list of children"),
+        ({"a": 1}, "list of children"),
         ([len], "decorate functions with @da.job"),
         ([5], "machine class, a job or a registered name"),
         ([object], "machine class, a job"),
@@ -247,9 +247,9 @@ def test_unknown_child_options_are_refused_with_a_guess():
         da.Child("x", prioritty=1)
     with pytest.raises(InvalidOutcome, match="the options are state, args"):
         da.Child("x", zzz=1)
-    with pytest.raises(InvalidOutcome, match="two names of the same thing"):
+    with pytest.raises(InvalidOutcome, match="two names for the same option"):
         da.Child("x", state=1, args=1)
-    with pytest.raises(InvalidOutcome, match="is no child of this barrier"):
+    with pytest.raises(InvalidOutcome, match="is not a child of this barrier"):
         da.Child("x", unique_key="k", on_duplicate="return")
 
 

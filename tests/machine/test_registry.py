@@ -156,8 +156,8 @@ def test_what_is_no_machine(registry):
         (da.Machine, "abstract base"),
         (int, "int is not a machine: inherit from da.Machine"),
         (len, "is not a job: decorate it with @da.job"),
-        (5, "its class, its job function or a str"),
-        (None, "its class, its job function or a str"),
+        (5, "its class, its job function or its name"),
+        (None, "its class, its job function or its name"),
     ]:
         with pytest.raises(UnknownMachine, match=text):
             registry.find(value)

@@ -16,7 +16,7 @@ async def test_the_whole_life(kit, autojump_clock):
     async with otp.open_tree(root(kit.actor("a"), kit.actor("b")), observe=kit.observe):
         assert kit.take_log() == ["init a", "up a", "init b", "up b"]
     assert kit.log == ["end b Shutdown", "down b", "end a Shutdown", "down a"]
-    assert [str(r) for r in kit.exits("/a")] == ["shutdown: the block has ended"]
+    assert [str(r) for r in kit.exits("/a")] == ["shutdown: the block ended"]
 
 
 async def test_a_stop_handles_what_is_queued_and_the_current_message(kit, autojump_clock):
@@ -204,7 +204,7 @@ async def test_helpers_die_with_the_actor_and_it_with_them(kit, autojump_clock):
     async with otp.open_tree(root(otp.ActorChild(a, Parent)), observe=kit.observe):
         await trio.sleep(6)
         assert log == ["helper ends", "error: LookupError('helper')"]
-    assert log[2:] == ["helper ends", "shutdown: the block has ended"]
+    assert log[2:] == ["helper ends", "shutdown: the block ended"]
 
 
 async def test_timers(autojump_clock):

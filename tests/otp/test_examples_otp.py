@@ -33,7 +33,7 @@ def test_the_chat_example(capsys, caplog):
     assert {f"{name} left (normal)" for name in ("ada", "eve", "kay")} <= set(lines)
     heard = [line for line in lines if line.startswith("the audience heard")]
     assert "restart of room" in heard[0]
-    assert "the block has ended" in heard[1]
+    assert "the block ended" in heard[1]
     assert sum(int(line.split()[3]) for line in heard) == len(said)
     assert any("room [actor]" in line and "restarts 1" in line for line in lines)
     assert "BadWordError" in caplog.text

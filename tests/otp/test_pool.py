@@ -418,4 +418,4 @@ async def test_a_cancelled_that_no_scope_takes_is_an_error_of_its_task(pool, exi
         assert len(pool) == 1
         pool.get("innocent").cancel("end")
     assert exits[0][0] == "stray"
-    assert "nobody has cancelled it" in exits[0][1]
+    assert "it was not cancelled" in exits[0][1]

@@ -169,7 +169,7 @@ async def test_permanent_children_that_end_normally_escalate_too(kit, autojump_c
         async with otp.open_tree(otp.Supervisor("root", [kit.actor("a")], intensity=0)):
             kit["a"].send_nowait(Quit())
             await trio.sleep_forever()
-    assert "ended although it should run: normal" in str(info.value.exceptions[0])
+    assert "ended unexpectedly: normal" in str(info.value.exceptions[0])
 
 
 @pytest.mark.parametrize("auto", ["any_significant", "all_significant"])
@@ -232,7 +232,7 @@ async def test_functions_as_children(kit, autojump_clock):
         await wait_all_tasks_blocked()
         assert log == ["ready", "plain", "once"]
         assert kit.exits("/once") == [otp.Normal()]
-    assert [str(r) for r in kit.exits("/plain")] == ["shutdown: the block has ended"]
+    assert [str(r) for r in kit.exits("/plain")] == ["shutdown: the block ended"]
     for bad, text in [
         (otp.TaskChild("liar", liar, handshake=True), "returned before it was ready"),
         (otp.TaskChild("late", shaking, handshake=True, start_timeout=1), "not ready within 1 s"),

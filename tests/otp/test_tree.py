@@ -260,8 +260,8 @@ async def test_an_observer_that_fails_takes_the_tree_down(kit, autojump_clock):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: otp.TaskChild("", trio.sleep_forever), "not empty"),
-        (lambda: otp.TaskChild("a/b", trio.sleep_forever), "no slash"),
+        (lambda: otp.TaskChild("", trio.sleep_forever), "not be empty"),
+        (lambda: otp.TaskChild("a/b", trio.sleep_forever), "not contain a slash"),
         (lambda: otp.TaskChild("a", trio.sleep_forever, restart="always"), "restart='always'"),
         (lambda: otp.TaskChild("a", trio.sleep_forever, shutdown=-1), "shutdown=-1"),
         (lambda: otp.TaskChild("a", trio.sleep_forever, start_timeout=0), "start_timeout"),
