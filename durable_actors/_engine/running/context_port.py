@@ -120,7 +120,7 @@ class EnginePort:
         given: object = options["args"] if "args" in options else options.get("state", {})
         stored: object = spec.codec.decode(plan.state, step=plan.step)
         # A dict and an object with the same content count as equal. Where the state is a dict, the digest is made of
-        # what was given: it tells a set, which is stored in any order, from a list.
+        # what was given: this distinguishes a set, which is stored in any order, from a list.
         digest = args_digest(plan, canonical_json(given if isinstance(stored, dict) else stored))
         started = await self._start(ctx, plan, key, kind="child", initial=initial, digest=digest)
         if started.conflict:

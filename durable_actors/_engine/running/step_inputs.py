@@ -33,8 +33,8 @@ class StepInputs:
     children_counts: Mapping[Status, int] | None = None
     """By status; None: to be counted from `children`."""
     unseen: tuple[int, ...] = ()
-    """Ids of awaited signals beyond the first `PAGE_SIZE`. They were there when the step began, so they must not wake it
-    when it parks again; and as the step has not seen them, nothing consumes them."""
+    """Ids of awaited signals beyond the first `PAGE_SIZE`. They were there when the step began, so they must not
+    wake it when it parks again; and as the step has not seen them, nothing consumes them."""
 
 
 NO_INPUTS = StepInputs()
