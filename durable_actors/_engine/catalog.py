@@ -10,11 +10,11 @@ from durable_actors._postgres.driver import encode
 from durable_actors.machine import MachineSpec, Registry, parse_step_address, step_address
 
 MAX_WARNINGS: Final = 100
-"""Unknown steps that a node logs; rows written by hand could fill the log otherwise."""
+"""Unknown steps that a node logs, at most; rows written by hand could fill the log otherwise."""
 
 
 class MachineCatalog:
-    """The machines and steps that this node can run, in the forms in which they are needed.
+    """The machines and steps that this node can run, as definitions and as a parameter of the pick.
 
     A class that is defined while the engine runs is known from the next pick on.
     """
@@ -28,24 +28,24 @@ class MachineCatalog:
         self._specs: dict[tuple[str, int], MachineSpec] = {}
         self._warned: set[str] = set()
         self.names: frozenset[str] = frozenset()
-        """The addresses of their steps (`step_address`): the pick claims no row at another one."""
+        """The addresses of their steps (`step_address`): the pick claims only rows at one of these."""
         self.array = b"{}"
-        """The same as a parameter."""
+        """The same, as a parameter of the pick."""
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what was defined since. Costs one comparison when nothing was."""
+        """Add what was defined since the last call. Costs one comparison if there is nothing new."""
         if self._generation == self._registry.generation:
             return
         self._generation = self._registry.generation
         self._specs = {**self._own, **self._registry.specs}
         steps = [address for spec in self._specs.values() for address in spec.addresses]
         self.array = encode.text_array(sorted(steps))
-        # And those on the shelf of which only the machine was noted.
+        # Also machines without a step: the address of a shelved row may name only its machine.
         self.names = frozenset([*steps, *(step_address(*key, "") for key in self._specs)])
 
     def find(self, fsm: str, version: int) -> MachineSpec | None:
-        """The definition of a claimed row. The pick claims no other; None after one was forgotten since."""
+        """The definition of a claimed row; None if it was removed from the registry after the pick."""
         return self._specs.get((fsm, version))
 
     @property
@@ -54,7 +54,7 @@ class MachineCatalog:
         return {f"{spec.name}/{spec.version}": list(spec.steps) for spec in self._specs.values()}
 
     def explain_unknown(self, shelved: Sequence[str]) -> list[str]:
-        """A sentence for each of these step addresses that this node cannot run, the first time that it is met."""
+        """A sentence for each of these step addresses that this node cannot run, once per address."""
         fresh = [each for each in shelved if each not in self.names and each not in self._warned]
         del fresh[max(MAX_WARNINGS - len(self._warned), 0) :]
         self._warned.update(fresh)
@@ -62,7 +62,7 @@ class MachineCatalog:
 
 
 def _unknown_text(address: str, specs: Mapping[tuple[str, int], MachineSpec]) -> str:
-    """What of an address is unknown here. Pure."""
+    """Which part of an address is unknown here. Pure."""
     parsed = parse_step_address(address)
     if parsed is None:
         return f"this node does not know {shown(address)}"

@@ -128,14 +128,14 @@ class ActiveClaims:
                 active.task.deadline = trusted_until
 
     def lose(self, active: ActiveClaim, why: str) -> None:
-        """The claim belongs to somebody else, or to nobody: cancel its step; nothing of it will be committed."""
+        """The row has another claim, or none: cancel the step; nothing of it will be committed."""
         if active.lost is None:
             active.lost = why
             if active.task is not None:
                 active.task.cancel(why)
 
     def interrupt(self, active: ActiveClaim, why: str) -> bool:
-        """The claim is ours, but its step must not go on: cancel it. Its task releases the row as it exits.
+        """The claim is ours, but its step must stop: cancel it. Its task releases the row as it exits.
 
         False: it is being cancelled already, or no task runs it. The fence protects an outcome that is queued.
         """

@@ -59,22 +59,22 @@ class Node:
     queues: Mapping[str, QueueHints] = attrs.field(factory=dict[str, QueueHints])
     """The queues that this node serves."""
     about: Mapping[str, object] = attrs.field(factory=dict[str, object])
-    """What its row in `nodes` tells people."""
+    """What its row in `nodes` says about it, for people."""
     registered: bool = True
-    """That row is there. Else it was locked when the engine started, and the heartbeat writes it."""
+    """That row exists. False: `nodes` was locked when the engine started, and the heartbeat inserts the row later."""
     draining: AsyncBool = attrs.field(factory=AsyncBool)
-    """Nothing is claimed any more, and no step runs ahead."""
+    """The engine stops: it claims no more rows, and no instance runs ahead."""
     health: StoreHealth = attrs.field(factory=StoreHealth)
     """Whether the store can be reached."""
     random: Callable[[], float] = random.random
     threads: Threads = attrs.field(init=False)
-    """Those of `def` steps."""
+    """The threads of `def` steps."""
     leaks_told: set[tuple[str, int, str]] = attrs.field(factory=set[tuple[str, int, str]])
-    """Steps (machine, version, step) that have left something open in their task, and of which it was said."""
+    """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""
     on_final: Callable[[int], None] = attrs.field(default=lambda _: None)
-    """An instance became terminal here: whoever waits for its result may look."""
+    """An instance became terminal here: tasks that wait for its result read it."""
 
     def __attrs_post_init__(self) -> None:
         self.threads = Threads(self.config.thread_limit)
@@ -93,7 +93,7 @@ class Node:
         new_unkeyed: bool = False,
         by_signal: bool = False,
     ) -> None:
-        """Hint that work may be there, after it was committed (`PickCursor.hint`). Polling is the floor."""
+        """Hint that there may be work, after it was committed (`PickCursor.hint`). Polling is the floor."""
         hints = self.queues.get(queue)
         if hints is not None:
             hints.notify(instance_id, priority, new_unkeyed=new_unkeyed, by_signal=by_signal)

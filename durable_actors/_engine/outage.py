@@ -12,8 +12,9 @@ from durable_actors.errors import StoreUnavailable
 from durable_actors.telemetry import StoreDown, StoreUp
 
 TRANSIENT_ERRORS: Final = (StoreUnavailable, psycopg.Error)
-"""What actors bear. Also a refused statement (a timeout of the role's, a deadlock, a table locked or renamed for a
-minute): an actor that died of it would take every step that runs with it, and after a few seconds the engine."""
+"""Errors after which an actor tries again. Refused statements (a timeout set for the role, a deadlock, a table that is
+locked or renamed for a minute) are among them: if an actor died of one, its restart would cancel every running step,
+and after a few seconds the engine would stop."""
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
@@ -22,8 +23,8 @@ LONGEST_PAUSE: Final = 2.0
 class Outage:
     """One actor's view of the store, and when it tries again.
 
-    That the store cannot be reached is told once per node, by whoever notices it first (`StoreHealth`). A statement
-    that Postgres refuses is the actor's own trouble, and told by it.
+    The first actor that cannot reach the store logs the outage for the whole node (`StoreHealth`). A refused statement
+    concerns only the actor that sent it, which logs it.
     """
 
     __slots__ = ("_actor", "_failures", "_health", "_node", "_refused", "_since")
@@ -71,7 +72,7 @@ class Outage:
                 self._tell_up(seconds)
 
     def close(self) -> None:
-        """Its actor is gone, and has perhaps not seen the end of it."""
+        """The actor ends, perhaps before the outage does."""
         self._health.forget(self._actor)
 
     def _emit_down(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Before an engine runs: which machines it knows, which queues it serves, who it is."""
+"""Before an engine runs: which machines it knows, which queues it serves, and its identity."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from durable_actors.machine import MachineSpec, current_registry
 from durable_actors.telemetry import Telemetry
 
 EAGER: Final = 0.7
-"""Where polls are quicker than `long_poll`, the server looks after this share of the interval: to pick and start what
-it has found takes some of it, too."""
+"""Where `max_poll_interval` is shorter than `long_poll`, the server looks after this share of it: picking and starting
+what it finds takes time, too."""
 
 
 NAMED: Final = 5
-"""Machines that one line of the log names."""
+"""Machines that one log line names."""
 
 
 def load_machines(config: Config) -> dict[tuple[str, int], MachineSpec]:
@@ -59,7 +59,7 @@ def load_machines(config: Config) -> dict[tuple[str, int], MachineSpec]:
 
 
 def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) -> dict[str, QueueLimits]:
-    """Which queues to serve, with all their settings. Warns of machines whose queue nobody here serves."""
+    """Which queues to serve, with all their settings. Logs a warning about machines whose queue is not served here."""
     wanted = config.queues
     if wanted is None:
         wanted = {name: Queue() for name in sorted({"default", *(spec.queue for spec in specs.values())})}
@@ -96,7 +96,7 @@ def make_node(
     specs: Mapping[tuple[str, int], MachineSpec],
 ) -> Node:
     """Make what the actors of this engine share. Each start is a new incarnation."""
-    token = secrets.token_bytes(32)  # stays here; the database gets its hash
+    token = secrets.token_bytes(32)  # not stored: the database gets its hash
     owner = Owner(
         schema=config.schema,
         name=f"{config.node}:{secrets.token_hex(6)}",

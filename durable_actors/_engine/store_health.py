@@ -1,10 +1,10 @@
-"""Whether the store can be reached, as all actors of one node see it together: so that an outage is told once."""
+"""Whether the store can be reached, as seen by all actors of one node: so that an outage is logged once."""
 
 from __future__ import annotations
 
 
 class StoreHealth:
-    """Who cannot reach the store now, and since when nobody or somebody could. Synchronous; time is an argument."""
+    """Which actors cannot reach the store now, and when the outage began. Synchronous; time is an argument."""
 
     __slots__ = ("_failing", "_since")
 
@@ -13,7 +13,7 @@ class StoreHealth:
         self._since: float | None = None
 
     def failed(self, actor: str, now: float) -> bool:
-        """Note that an actor cannot reach it. True: it is the first one, and an outage begins."""
+        """Note that an actor cannot reach the store. True: it is the first one, so an outage begins."""
         self._failing.add(actor)
         if self._since is not None:
             return False
@@ -21,11 +21,11 @@ class StoreHealth:
         return True
 
     def forget(self, actor: str) -> None:
-        """An actor is gone, or a new one has its name: what it saw counts no more."""
+        """An actor has ended, or a new one has its name: drop what it reported."""
         self._failing.discard(actor)
 
     def works(self, actor: str, now: float) -> float | None:
-        """Note that an actor reaches it. The outage's seconds, if this ends one: nobody is left who cannot."""
+        """Note that an actor reaches the store. Returns the length of the outage if it was the last that could not."""
         self._failing.discard(actor)
         if self._since is None or self._failing:
             return None

@@ -1,12 +1,13 @@
 """The threads of `def` steps: how many may run, which do, and when the engine stops waiting for them.
 
-A thread cannot be cancelled. While the engine lives, a task whose step is cancelled (its claim was lost, its timeout
-is over, its lease cannot be trusted) waits until its thread has returned: slot, key and lease stay held. A step may ask
-`trio.from_thread.check_cancelled()`, which raises from the moment of the cancellation on.
+A thread cannot be cancelled. While the engine runs, a task whose step is cancelled (its claim was lost, its timeout
+has passed, its lease can no longer be trusted) waits until its thread has returned, and keeps slot, key and lease. The
+step may call `trio.from_thread.check_cancelled()`, which raises once the step is cancelled.
 
-When the engine stops for good and `drain_timeout` is over, threads that still run are left behind: neither the stop nor
-the process waits for them. Their rows are not released, for a thread may still have effects. They stay claimed until
-other nodes have seen this one gone for `dead_after`, or their leases end; then they run again, attempts unchanged.
+When the engine stops and `drain_timeout` has passed, threads that still run are abandoned: neither the engine nor the
+process waits for them. Their rows are not released, because a thread may still have effects. The rows stay claimed
+until other nodes have seen this node dead for `dead_after`, or until their leases end; then they run again, attempts
+unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Threads:
         self._leaving = False
 
     async def run(self, claim: Claim, call: Callable[[*Ts], object], *args: *Ts) -> object:
-        """Run plain code of a step in a thread. Cancelled, this returns when the thread has, or was left behind."""
+        """Run synchronous code in a thread. Cancelled, it exits when the thread has returned or was abandoned."""
         thread = _StepThread(self._limiter, self._running, claim)
         try:
             value = await trio.to_thread.run_sync(
@@ -48,11 +49,11 @@ class Threads:
         return value
 
     def is_left(self, claim: Claim) -> bool:
-        """Whether a thread of this claim was left behind and still runs."""
+        """Whether a thread of this claim was abandoned and still runs."""
         return self._leaving and claim.claim_id in self._running
 
     def leave(self) -> None:
-        """Wait for no thread any more: the engine stops for good, and there is no more time."""
+        """Abandon all running threads: the engine stops, and `drain_timeout` has passed."""
         if self._leaving:
             return
         self._leaving = True
@@ -71,7 +72,7 @@ class Threads:
 
 
 class _StepThread:
-    """One thread, and the limiter of its `trio.to_thread.run_sync`, which hears when the thread begins and returns."""
+    """One thread. Trio uses it as limiter of `to_thread.run_sync`: so it learns when the thread begins and returns."""
 
     __slots__ = ("_limiter", "_running", "began", "claim", "ended")
 
@@ -81,10 +82,10 @@ class _StepThread:
         self.claim = claim
         self.began = 0.0
         self.ended = trio.Event()
-        """It has returned, or is waited for no longer."""
+        """It has returned, or was abandoned."""
 
     async def wait_ended(self) -> None:
-        """Wait, whatever else is cancelled. Returns at once when it has not begun."""
+        """Wait for it, shielded from cancellation. Returns at once if it has not begun."""
         if self._running.get(self.claim.claim_id) is self:
             with trio.CancelScope(shield=True):
                 await self.ended.wait()
@@ -95,7 +96,7 @@ class _StepThread:
         self._running[self.claim.claim_id] = self
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        """Called in the Trio thread once the other one has returned, however long ago its task went."""
+        """Called in the Trio thread when the other thread has returned; its task may have exited long before."""
         self._limiter.release_on_behalf_of(borrower)
         self._running.pop(self.claim.claim_id, None)
         if self.ended.is_set():

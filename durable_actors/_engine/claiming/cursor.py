@@ -1,10 +1,10 @@
 """Where the next pick begins. Sans-I/O; time is an argument.
 
-Every claim leaves a dead entry at the head of the pick index, and a pick from the head walks them until vacuum has
-been there. So a pick begins where the last one ended, per priority. The cursor only *hides* rows; it decides nothing
+Every claim leaves a dead entry at the head of the pick index, and a pick from the head walks these entries until vacuum
+removes them. So a pick begins where the last one ended, per priority. The cursor only *hides* rows; it decides nothing
 about safety or about the order within a key. Rows that appear before it (late commits, past dates, promotions, rows
-that were left) are found by their ids (`extras`) when this process knows them, and by starting from the head again
-after a while: never later than `RESET_MAX`, and as often as the last full scan was cheap, so that full scans cost at
+that a pick passed over) are found in two ways: by their ids (`extras`) if this process knows them, and by a pick from
+the head, at least every `RESET_MAX` seconds and more often if the last full scan was cheap, so that full scans take at
 most a twentieth of the time.
 """
 
@@ -18,16 +18,16 @@ from durable_actors._store.rows import PickResult
 RESET_MIN: Final = 0.1
 RESET_MAX: Final = 2.0
 SCAN_SHARE: Final = 20.0
-"""A full scan may cost one part in so many."""
+"""Full scans may take one part in so many of the time."""
 LOOK_AGAIN: Final = 0.005
-"""Seconds until a row that was left is looked at again: whoever was busy with its key is mostly done by then."""
+"""Seconds until a row that a pick passed over is tried again: the transaction that had its key is usually over then."""
 LOOK_MAX: Final = 0.1
-"""The pause doubles up to this: an elder sibling may wait in a queue that is full, or that nobody here serves."""
+"""The pause doubles up to this: an elder sibling may be in a queue that is full, or that this node does not serve."""
 MAX_EXTRAS: Final = 10_000
-"""Rows to remember by id. Those of a queue that is full for long are found by a full scan anyway."""
+"""Rows to remember by id, at most. A full scan finds the others."""
 
 _HEAD: Final = ("-infinity", -(2**63))
-"""Before every row, also those that a hand gave an id below 1."""
+"""Before every row, also rows that were inserted by hand with an id below 1."""
 
 
 class PickCursor:
@@ -39,10 +39,8 @@ class PickCursor:
         self._shelved: tuple[str, ...] = ()
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
-        self._pauses: dict[int, float] = {}  # of rows that were left, how long the last pause was
-        self._only: int | None = (
-            None  # the only row that was hinted at since the last pick, and it has no key
-        )
+        self._pauses: dict[int, float] = {}  # the last pause of each row that was passed over
+        self._only: int | None = None  # the only row that was hinted since the last pick, if it has no key
         self._keyed = False  # the last rows that a pick has found had keys
         self._reset_at = 0.0
         self._full = False
@@ -52,9 +50,9 @@ class PickCursor:
     def begin(self, now: float, *, limit: int, known: frozenset[str], alone: bool = False) -> PickFrom:
         """Where to pick from now.
 
-        `alone`: no row was on offer when the statistics were last read, and there is room for more than one. Then the
-        only row that was hinted at since is claimed by its id, if it has no key. Rows that another process inserted are
-        found when the statistics are read after this pick.
+        `alone`: no row was on offer at the last refresh, and there is room for more than one. Then, if exactly one row
+        was hinted since and it has no key, it is claimed by its id. Rows that another process inserted are found by the
+        refresh that follows this pick.
         """
         only, self._only, self.hinted = self._only, None, False
         if alone and only is not None and not any(at <= now for n, at in self._extras.items() if n != only):
@@ -80,22 +78,22 @@ class PickCursor:
 
     @property
     def expects_rows(self) -> bool:
-        """Whether rows are to be looked at by their ids."""
+        """Whether the next pick has rows to look for by their ids."""
         return bool(self._extras)
 
     def rewind(self) -> None:
-        """The queue has no row on offer: the next pick begins at the head, and misses nothing."""
+        """Begin the next pick at the head."""
         self._positions.clear()
 
     def missed(self, picked: PickResult) -> None:
-        """After a pick of rows by their ids: the next one looks at those that it did not claim."""
+        """After a pick by id: the next pick looks for the rows that it did not claim."""
         claimed = {claim.id for claim in picked.claims}
         missed = [number for number in self._looked if number not in claimed]
         self._extras.update((number, 0.0) for number in missed)
-        self._keyed = bool(missed)  # as far as anybody knows
+        self._keyed = bool(missed)  # a guess: that is the likely reason
 
     def advance(self, picked: PickResult, *, now: float, took: float) -> None:
-        """Learn from a pick that took so many seconds."""
+        """Take in the result of a pick that took so many seconds."""
         for priority, position in picked.positions.items():
             self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
         if picked.claims:
@@ -111,7 +109,7 @@ class PickCursor:
             self._reset_at = now + min(max(took * SCAN_SHARE, RESET_MIN), RESET_MAX)
 
     def learn(self, shape: QueueShape, *, known: frozenset[str]) -> bool:
-        """Learn which priorities and shelved steps the queue has. True: the last pick has missed some of them."""
+        """Take in which priorities and shelved steps the queue has. True: the last pick missed some of them."""
         missed = not self._priorities.issuperset(shape.priorities)
         missed |= any(step in known for step in set(shape.shelved) - set(self._shelved))
         self._priorities = {0, *shape.priorities}
@@ -128,8 +126,8 @@ class PickCursor:
     ) -> None:
         """A row is on offer: the one with this id, or some row of this priority.
 
-        `new_unkeyed`: it is new and due and has no partition key, so no pick has passed it. `by_signal`: a signal woke
-        it, so it is due. Whether it has a key is unknown: it is assumed to be like the last rows.
+        `new_unkeyed`: it is new, due, and has no partition key, so no pick has passed it over. `by_signal`: a signal
+        woke it, so it is due. Whether it has a key is unknown; the cursor guesses from the last rows.
         """
         unkeyed = new_unkeyed or (by_signal and not self._keyed)
         self._only = instance_id if unkeyed and not self.hinted else None
@@ -143,8 +141,7 @@ class PickCursor:
     def next_pick(self, now: float) -> float | None:
         """Seconds until a pick may find rows that the last one could not see; None if that saw everything.
 
-        Those are the postponed rows, and those before the cursor: two inserts may commit in another order than they
-        began.
+        Such rows were passed over, or are before the cursor: two inserts may commit in another order than they began.
         """
         at = min(self._extras.values(), default=None)
         if self._positions:

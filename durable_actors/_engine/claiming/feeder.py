@@ -167,9 +167,8 @@ class Feeder(Actor[object]):
             now=asked,
         )
         now = trio.current_time()
-        self._dispatcher.add(
-            picked.claims, now
-        )  # from here on they are renewed, whatever happens to this task
+        # From here on the claims are renewed, whatever happens to this task.
+        self._dispatcher.add(picked.claims, now)
         planner.picked(picked, now, seconds=now - asked)
         if picked.claims:
             self._unstarted = True

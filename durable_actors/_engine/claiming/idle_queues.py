@@ -1,9 +1,9 @@
 """Sans-I/O: which queues of a node are idle, and which of them the long poll may watch. Time is an argument.
 
-A queue is idle while its feeder has room for more than there was to pick. The feeders say so here; the long poll reads
-it. A feeder that wakes up for a moment, because a step has ended, leaves its queue idle: it would miss the next
-statement. What the long poll has seen due, and the feeder could not claim (somebody has the row locked, or its
-key), is seen again at once: such a queue is watched again after a pause that doubles.
+A queue is idle while its feeder has room for more rows than it found. Feeders report that here; the long poll reads it.
+A queue stays idle while its feeder is awake for a moment because a step ended; otherwise it would miss the next
+statement. If the long poll sees a due row that the feeder cannot claim (a transaction has locked it, or its key is
+busy), the next statement would see it again at once: such a queue is watched again after a pause that doubles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from durable_actors._engine.limits import QueueLimits
 
 LONGEST_PAUSE: Final = 1.0
-"""Seconds for which a queue is not watched when what was seen due could not be claimed."""
+"""Seconds for which a queue is not watched after a due row could not be claimed, at most."""
 
 
 def _nothing() -> None:
@@ -30,7 +30,7 @@ class IdleQueue:
     def __init__(self, name: str, every: float, on_change: Callable[[], object]) -> None:
         self.name: Final = name
         self.every: Final = every
-        """Seconds between two looks of the server's; 0: it is not watched."""
+        """Seconds between two checks by the server; 0: the queue is never watched."""
         self._on_change = on_change
         self._asked = False
         self._idle = False
@@ -39,14 +39,14 @@ class IdleQueue:
         self.not_before = -math.inf
         """When it may be watched again."""
         self.watched = False
-        """The server does, now."""
+        """A statement that watches it is under way."""
 
-    # -- told by the feeder
+    # -- called by the feeder
 
     def rest(self, now: float) -> None:
-        """The feeder goes to sleep, and has room."""
+        """The feeder goes to sleep with free slots."""
         self._idle = True
-        if self._hit:  # and it was not claimed
+        if self._hit:  # a due row was seen, and not claimed
             self._hit = False
             self._misses = min(self._misses + 1, 20)
             self.not_before = now + min(self.every * 2.0**self._misses, LONGEST_PAUSE)
@@ -55,43 +55,43 @@ class IdleQueue:
             self._on_change()
 
     def busy(self) -> None:
-        """The feeder has no room, or more to pick."""
+        """The feeder has no free slot, or there is more to pick."""
         self._idle = False
 
     def claimed(self) -> None:
-        """The feeder has found work."""
+        """The feeder has claimed rows."""
         self._hit = False
         self._misses = 0
         self.not_before = -math.inf
 
-    # -- told by the long poll
+    # -- called by the long poll
 
     def wants(self, now: float) -> bool:
-        """Whether it is to be watched now."""
+        """Whether to watch it now."""
         return self._idle and self.every > 0 and now >= self.not_before
 
     def wants_later(self, now: float) -> float:
-        """When it will want to be watched, as far as known."""
+        """When to watch it again, if it stays idle."""
         return self.not_before if self._idle and self.every > 0 and now < self.not_before else math.inf
 
     def heard(self) -> None:
-        """What it has asked for is being looked at: it may ask again."""
+        """The long poll has read its state: the next change is reported again."""
         self._asked = False
 
     def unwatched(self, *, seen: bool) -> None:
-        """The server's watch is over; `seen`: to its end, and nothing was due."""
+        """The statement has ended; `seen`: regularly, and nothing was due."""
         self.watched = False
         if seen:
             self._misses = 0
 
     def hit(self) -> bool:
-        """A due row was seen. True: its feeder has room, and is to be told."""
+        """The server saw a due row. True: the feeder has room, so wake it."""
         self._hit = self._idle
         return self._idle
 
 
 class IdleQueues:
-    """The queues of one node. `on_change` is called when one has become idle that is not watched."""
+    """The queues of one node. `on_change` is called when a queue becomes idle that is not watched."""
 
     def __init__(
         self, queues: Mapping[str, QueueLimits] | None = None, *, on_change: Callable[[], object] = _nothing
@@ -102,7 +102,7 @@ class IdleQueues:
 
     @property
     def watchable(self) -> int:
-        """How many may ever be watched."""
+        """How many queues may be watched at all."""
         return sum(queue.every > 0 for queue in self.queues.values())
 
     def of(self, name: str) -> IdleQueue:
@@ -111,15 +111,15 @@ class IdleQueues:
         return IdleQueue(name, 0.0, _nothing) if found is None else found
 
     def choose(self, now: float) -> list[IdleQueue]:
-        """Those that are to be watched now."""
+        """The queues to watch now."""
         for queue in self.queues.values():
             queue.heard()
         return [queue for queue in self.queues.values() if queue.wants(now)]
 
     def new(self, now: float) -> bool:
-        """Whether one is to be watched that is not."""
+        """Whether some queue should be watched and is not."""
         return any(queue.wants(now) and not queue.watched for queue in self.queues.values())
 
     def next_at(self, now: float) -> float:
-        """When another one is to be watched although nothing changes."""
+        """When the next queue is to be watched if no feeder reports anything."""
         return min((queue.wants_later(now) for queue in self.queues.values()), default=math.inf)

@@ -1,17 +1,17 @@
-"""LongPoll: the server itself watches the idle queues of this node, so that other processes' inserts start soon.
+"""LongPoll: the server watches the idle queues of this node, so that rows of other processes start soon.
 
-Owns       nothing that outlives it; it borrows a client connection, statement by statement.
-Receives   a wake-up: a queue has become idle that is not watched.
-Sends      to the feeders: a due row was seen.
+Owns       nothing that outlives it; it takes a client connection for one statement at a time.
+Receives   a wake-up: a queue became idle that is not watched.
+Sends      hints to the planners: the server saw a due row.
 Reads      wait_for_work.sql, on the client lane.
-If it dies it is restarted; the feeders poll, which is the floor.
+If it dies it is restarted; the feeders poll meanwhile.
 Never      claims, keeps a snapshot for more than a second, or keeps a connection that a caller waits for.
 
-A process that wakes up to poll ten times a second takes 1 % of a core for nothing but to wake up. One statement looks
-as often on the server, for all idle queues, a second at a time.
+A process that wakes up ten times a second to poll spends 1 % of a core on the wake-ups alone. One statement checks all
+idle queues as often, inside the server, for up to a second.
 
-A queue that becomes idle while a statement is under way joins with the next one. So statements are short while that
-happens often, and a long one is cancelled for it.
+A queue that becomes idle during a statement is watched by the next one. So statements are short while queues often
+become idle, and a long one is cancelled for a new queue.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from durable_actors._store.claim import wait_for_work
 from durable_actors.otp import Actor
 
 PATIENCE: Final = 0.9
-"""Seconds per statement: vacuum waits for its snapshot meanwhile."""
+"""Seconds per statement: its snapshot delays vacuum."""
 ANSWER: Final = 5.0
-"""Seconds that an answer may be late; then the connection is given up."""
+"""Seconds that an answer may be late; then the connection is closed."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
-"""Seconds until the next attempt after one that failed; doubles."""
+"""Seconds until the next attempt after a failure, at most; the pause doubles."""
 LONGEST_DETOUR: Final = 1.0
 """The same while callers need all connections."""
 
 
 def can_long_poll(node: Node, queues: Mapping[str, QueueLimits]) -> bool:
-    """Whether some queue is to be watched, and clients have a connection beside the one that this takes."""
+    """Whether some queue wants to be watched, and clients have another connection beside the one that this uses."""
     if not any(limits.long_poll for limits in queues.values()):
         return False
     client = node.roles["client"]
@@ -57,7 +57,7 @@ def can_long_poll(node: Node, queues: Mapping[str, QueueLimits]) -> bool:
 
 
 class LongPoll(Actor[object]):
-    """The long poll of one node; a message says that a queue has become idle."""
+    """The long poll of one node; a message says that a queue became idle."""
 
     def __init__(self, node: Node, idle: IdleQueues, planners: Mapping[str, ClaimPlanner]) -> None:
         self._node = node
@@ -73,7 +73,7 @@ class LongPoll(Actor[object]):
         self._not_before = -math.inf
 
     async def run(self) -> None:
-        """Take messages. A task of its own waits for the server, and is cancelled when this actor stops."""
+        """Receive messages. A separate task waits for the server; it is cancelled when this actor stops."""
         self.nursery.start_soon(self._watch)
         while True:
             await self.mailbox.receive()
@@ -98,7 +98,7 @@ class LongPoll(Actor[object]):
                 try:
                     await self._look(queues)
                 except TRANSIENT_ERRORS as exc:
-                    logger.debug("long poll: the server cannot watch, so queues are polled: %s", exc)
+                    logger.debug("long poll failed, so the feeders poll: %s", exc)
                     self._pause(LONGEST_PAUSE)
 
     def _pause(self, longest: float) -> None:
@@ -107,7 +107,7 @@ class LongPoll(Actor[object]):
         self._not_before = trio.current_time() + pause * (0.5 + 0.5 * self._node.random())
 
     async def _look(self, queues: list[IdleQueue]) -> None:
-        """One statement. The connection goes back after it: one that is too old, or of a standby, is replaced."""
+        """Send one statement. The connection is returned after it, so that the pool can replace an old one."""
         node = self._node
         found: dict[str, int] | None = None
         self._gave_way = False
@@ -116,7 +116,7 @@ class LongPoll(Actor[object]):
                 async with node.pool.acquire(
                     node.lane("client"), within=PATIENCE + ANSWER, on_wait=self._give_way
                 ) as conn:
-                    if conn.pooled:  # it would keep one of the pooler's few server processes to itself
+                    if conn.pooled:  # the statement would occupy one of the pooler's few server processes
                         self._not_before = math.inf
                         return
                     found = await self._ask(conn, queues)
@@ -136,7 +136,7 @@ class LongPoll(Actor[object]):
             self._last, self._changed_at = queues, now
         self._every = min(queue.every for queue in queues)
         patience = PATIENCE
-        if len(queues) < self._idle.watchable:  # another one may become idle: see above
+        if len(queues) < self._idle.watchable:  # another queue may become idle: see above
             patience = min(max(now - self._changed_at, self._every), PATIENCE)
         self._ends_at = now + patience
         for queue in queues:
@@ -145,7 +145,7 @@ class LongPoll(Actor[object]):
         return await wait_for_work(conn, self._node.owner.schema, names, every=self._every, patience=patience)
 
     def _give_way(self) -> None:
-        """A caller waits for a connection: it gets this one."""
+        """A caller waits for a connection: cancel the statement, so that it gets this one."""
         self._gave_way = True
         if self._statement is not None:
             self._statement.cancel()

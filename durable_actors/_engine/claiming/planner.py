@@ -1,6 +1,6 @@
 """ClaimPlanner: what the feeder of one queue does next. Sans-I/O; time is an argument.
 
-The feeder asks `next` until it is told to sleep, does what it is told, and reports the result:
+The feeder calls `next` until that returns `Sleep`, carries out each action, and reports the result:
 
 ================  ===========================================================  ==================
 action            when                                                         reported with
@@ -171,9 +171,8 @@ class StatsRefresh:
     def done(self, begun: int, now: float) -> None:
         """The answer is there. It does not show what caused a request while it was on its way."""
         self._due = now + REFRESH_INTERVAL if begun == self._requests else 0.0
-        self.postponed = (
-            False  # else an idle feeder would wait for a refresh that is over, that is, not at all
-        )
+        # Else an idle feeder would wake at once, again and again, for a refresh that has been made.
+        self.postponed = False
 
     def took(self, began: float, seconds: float, *, alone: bool) -> None:
         """A refresh after a pick took so long; `alone`: no claim had started beside it."""
@@ -284,9 +283,8 @@ class ClaimPlanner:
             self._found_work = True
         if picked.window >= self._wanted or self._pick_again:
             self._pick_again = False
-            return Sleep(
-                now
-            )  # there may be more behind a full window, also when all of it was held or shelved
+            # There may be more behind a full window, also if all of it was held or shelved.
+            return Sleep(now)
         self._found_work = bool(picked.claims)
         until = self._poll_timer.polled(now, found_work=self._found_work)
         if watched:
@@ -313,14 +311,14 @@ class ClaimPlanner:
     # -- results
 
     def orphans_released(self) -> None:
-        """No claim is left that nobody here knows of."""
+        """There are no orphans any more."""
         self._may_have_orphans = False
 
     def expired(self, count: int, now: float) -> None:
         """So many instances were woken; a full batch leaves more for the next round."""
         self._expired = True
         self.stats.request()
-        # None although one is due: somebody's transaction has locked it. A hundred attempts a second would not help.
+        # None although one is due: a transaction has locked it. A hundred attempts a second would not help.
         self._expire_pause = EXPIRE_PAUSE if count else min(self._expire_pause * 2, MAX_EXPIRE_PAUSE)
         self._expire_not_before = now + self._expire_pause
 

@@ -10,7 +10,7 @@ runs again                                        WARNING  in a DEBUG record of 
 goes on: `handle` returned `Next`, `Done`, …      INFO     the same
 ================================================  =======  ===========================
 
-The records carry their step, like those of the step's own code (`telemetry.StepLogFilter`).
+The records name their step, like those of the step's own code (`telemetry.StepLogFilter`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from durable_actors.machine import Cancel, exhausted, reason_text, shown_error
 from durable_actors.telemetry import current_step
 
 SHOWN: int = 300
-"""Characters of the reason in a line; the row has more."""
+"""Characters of the reason in a log line; the row stores more."""
 
 
 @attrs.frozen

@@ -1,18 +1,25 @@
 """Flusher: commits the outcomes of steps in groups, and releases claims.
 
-Owns       nothing that would die with it: the queue (`Commits`) outlives it.
+Owns       nothing: the queue (`Commits`) outlives it.
 Receives   a wake-up: an outcome or a release was queued.
 Sends      verdicts to `Completion`; hints to the feeders about siblings that a freed key offers.
 Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, crash_claims.sql, on the commit lane.
-If it dies queued outcomes wait for its next incarnation.
-Never      lingers: it takes what is queued, commits, repeats. Groups form while a commit is under way.
+If it dies queued outcomes stay in the queue for its next incarnation.
+Never      waits for a group to grow: it commits what is queued, and repeats. Groups form while a commit is under way.
 
-A poison entry (data that Postgres refuses) is bisected out and fails alone. A group that is refused for another reason
-(a time-out, a broken trigger) is tried in halves. An outcome that is refused alone is set aside and tried again alone,
-on a client's connection, while the others are committed. The same holds for a foreign lock, unless it is on a row of
-the group: then only those instances wait until it is gone. While Postgres is unavailable, an outcome waits until its
-claim is known to be lost. A commit of unknown fate is repeated as it was; if it then touches no row, the row is read,
-which shows whether the first one had happened.
+=====================================================  ===============================================================
+the commit of a group                                  what the flusher does
+=====================================================  ===============================================================
+is refused for the data of one outcome                 finds it by bisection; only that one is refused
+is refused for another reason (a time-out, a trigger)  tries the group in halves
+meets a foreign lock on a row of the group             sets those outcomes aside until the row is free
+meets another foreign lock                             commits outcomes that write beside their own row alone; if there
+                                                       is none, tries the group in halves
+of one outcome is refused alone, not for its data      sets it aside; retries it alone, on a client connection
+fails because Postgres is unavailable                  retries until it works, or the claim is known to be lost
+has an unknown fate                                    repeats it; if that touches no row, reads the row, which shows
+                                                       whether the first attempt was committed
+=====================================================  ===============================================================
 """
 
 from __future__ import annotations
@@ -39,23 +46,23 @@ from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason
 
 FLUSH_TIME: Final = 10.0
-"""Seconds that the last releases have at a stop; then their leases end them."""
+"""Seconds for the last releases when the engine stops; after that, leases end the claims."""
 OUTCOME_TIME: Final = 1.0
-"""Seconds that the last outcomes have at least, also when steps have none: mostly they need a millisecond."""
+"""Seconds for the last outcomes, at least, even if `drain_timeout` is 0: usually they need a millisecond."""
 LOCK_PAUSE: Final = 0.25
 LONGEST_ASIDE: Final = 5.0
-"""Seconds between two attempts at an outcome that Postgres refuses alone, and not for its data."""
+"""Seconds between two attempts at an outcome that Postgres refuses alone, not for its data; at most."""
 APART: Final = 5.0
-"""Seconds for which, after a lock that is on none of our rows, outcomes that write beside their own row (they consume
-signals, or end a child) go alone: with `signals` locked, each would cost its group a search of 100 ms per halving."""
+"""Seconds for which outcomes that write beside their own row (they consume signals, or end a child) are committed
+alone, after a lock that is on none of our rows. With `signals` locked, each would cost its group 100 ms per halving."""
 AT_ONCE: Final = 5
-"""So often a deadlock or a serialization failure is tried again without a pause."""
+"""How often a deadlock or a serialization failure is retried without a pause."""
 LAST_TRIES: Final = 8
-"""So often, over two thirds of a second, the end of a drain tries to give a locked row back; then its lease ends it."""
+"""How often the end of a drain tries to release a locked row, over two thirds of a second; then its lease ends it."""
 
 
 def outcome_time(drain_timeout: float) -> float:
-    """Seconds for outcomes whose steps have ended when the engine stops. Pure."""
+    """Seconds for queued outcomes when the engine stops. Pure."""
     return max(drain_timeout, OUTCOME_TIME)
 
 
@@ -74,23 +81,23 @@ class Flusher(Actor[object]):
         self._apart_until = 0.0
         self._locked: list[PendingCommit] = []  # set aside until their rows are free
         self._more_locked = trio.Event()
-        self._alone = trio.Lock()  # of those that are set aside one at a time is tried
-        # At a stop: refused in this turn, tried again when the others had theirs.
+        self._alone = trio.Lock()  # outcomes that were set aside are tried one at a time
+        # When the engine stops: refused in this turn, tried again after the others.
         self._late: list[PendingCommit] = []
 
     async def run(self) -> None:
-        """Flush whatever is queued; sleep when nothing is."""
+        """Flush what is queued; sleep when nothing is."""
         while not self.mailbox.stopping:
             if not self._queue.entries and not self._queue.releases:
                 await self.mailbox.receive()
             await self._turn()
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
-        """The last outcomes of a drain, for as long as steps have; what is left goes back, with all other claims."""
+        """In a drain: commit the last outcomes within `drain_timeout`, then release all other claims."""
         self._ending = True
         queue = self._queue
         draining = self._node.draining.value
-        # At a restart there is a next incarnation, for which others wait, and nothing is lost.
+        # At a restart be quick: other actors wait for the next incarnation, which finds the rest in the queue.
         within = outcome_time(self._node.config.drain_timeout) if draining else OUTCOME_TIME
         with trio.move_on_after(within):
             while queue.entries:
@@ -112,10 +119,10 @@ class Flusher(Actor[object]):
                 await self._flush(group)
         except BaseException:
             for entry in batch:
-                entry.unknown = True  # a commit may be under way, or done and not answered
+                entry.unknown = True  # the commit may be under way, or done without an answer
             raise
         finally:
-            # All answered, unless this is cancelled or fails: the next incarnation goes on with the rest.
+            # All have a verdict, unless this was cancelled or failed: the next incarnation continues with the others.
             self._queue.entries.extendleft(reversed(self._queue.unanswered(batch, trio.current_time())))
             for entry in self._late:
                 entry.aside = False
@@ -126,7 +133,7 @@ class Flusher(Actor[object]):
     # -- outcomes
 
     def _groups(self, batch: list[PendingCommit]) -> list[list[PendingCommit]]:
-        """Mostly one. At a stop who was refused alone goes alone, after the others."""
+        """Usually one. At a stop, outcomes that were refused alone are committed alone, after the others."""
         if self._ending:
             fine = [entry for entry in batch if not entry.refusals]
             return [fine, *([entry] for entry in batch if entry.refusals)]
@@ -138,7 +145,7 @@ class Flusher(Actor[object]):
         return [batch]
 
     async def _flush(self, batch: list[PendingCommit]) -> None:
-        """Bring every outcome of the group to its verdict, set it aside, or leave it for the queue."""
+        """Commit the group. Afterwards each outcome has a verdict, is set aside, or goes back into the queue."""
         while batch := self._queue.unanswered(batch, trio.current_time()):
             try:
                 committed = await self._commit(batch)
@@ -164,7 +171,7 @@ class Flusher(Actor[object]):
                 return
 
     async def _refused(self, batch: list[PendingCommit], error: psycopg.Error) -> bool:
-        """Decide what becomes of a batch that Postgres refuses; True: try it again."""
+        """Decide what happens to a batch that Postgres refused. True: try it again."""
         if blames_data(error):
             await self._bisect(batch, error)
             return False
@@ -174,19 +181,19 @@ class Flusher(Actor[object]):
         self._tries += 1
         if not locked and error.sqlstate in RETRYABLE and self._tries <= AT_ONCE:
             return True
-        # Somebody's lock is no outage, and has been waited for already.
+        # A foreign lock is no outage, and the statement has waited for it already.
         pause = LOCK_PAUSE * self._ending if locked else self._outage.failed(error)
         if len(batch) > 1:
-            self._most = len(batch) // 2  # too much for a time-out, or one of them is the reason
+            self._most = len(batch) // 2  # too many for a time-out, or one of them is the reason
             return False
-        if self._lone_refusals:  # one after the other: it is not them
+        if self._lone_refusals:  # several in a row: the outcomes are not the reason
             await trio.sleep(pause)
         self._lone_refusals += 1
-        self._set_aside(batch[0], error)  # the last thing: it may be back in the queue at the next await
+        self._set_aside(batch[0], error)  # last: at the next await it may be back in the queue
         return False
 
     def _set_apart(self, batch: list[PendingCommit]) -> bool:
-        """A lock is in the way, and on none of our rows: those that write elsewhere, too, go alone. Tell if some do."""
+        """A lock is on none of our rows: commit outcomes that write beside their own row alone. False: none does."""
         if self._ending:
             return False
         if not self._try_apart(batch):
@@ -202,7 +209,7 @@ class Flusher(Actor[object]):
 
     async def _commit(self, batch: list[PendingCommit], role: str = "commit") -> dict[int, Committed]:
         node = self._node
-        # The client lane has no end of its own.
+        # The client lane has no time limit of its own.
         within = None if role == "commit" else answer_patience(node.owner.lease_ttl)
         async with node.pool.acquire(node.lane(role), within=within) as conn:
             flushed = await commit_outcomes(
@@ -216,7 +223,7 @@ class Flusher(Actor[object]):
         return flushed.committed
 
     async def _resolve(self, batch: list[PendingCommit], committed: dict[int, Committed]) -> None:
-        """After an unknown commit was repeated: read the rows it did not touch, and learn what they tell."""
+        """After a commit of unknown fate was repeated: read the rows that it did not touch, and judge by them."""
         node = self._node
         missing = [
             entry.transition
@@ -226,7 +233,7 @@ class Flusher(Actor[object]):
         if not missing:
             return
         for entry in batch:
-            entry.unknown = True  # committed just now, and should the read fail, all of it is tried again
+            entry.unknown = True  # if the read fails, the whole batch is tried again
         async with node.pool.acquire(node.lane("commit")) as conn:
             rows = await read_claims(conn, node.owner.schema, [each.claim.id for each in missing])
         for each in missing:
@@ -237,10 +244,10 @@ class Flusher(Actor[object]):
     # -- set aside
 
     async def _set_locked_aside(self, batch: list[PendingCommit]) -> list[PendingCommit]:
-        """Somebody holds a lock that this batch needs: if it is on a row of an instance, only that instance waits.
+        """A transaction holds a lock that this batch needs: set aside the outcomes whose rows are locked.
 
-        Returns what to go on with; all of it when none of these rows is seen locked. At a stop nobody is left to wait
-        beside us: the others go first.
+        Returns the others; the whole batch if none of these rows is locked. When the engine stops, nothing is set
+        aside: the others are only committed first.
         """
         free = await self._probe(batch, "commit")
         if free is None:
@@ -261,7 +268,7 @@ class Flusher(Actor[object]):
         return ready
 
     async def _wait_unlocked(self) -> None:
-        """Queue outcomes again when their rows are free; drop those that were withdrawn."""
+        """Queue outcomes again when their rows are free; also those that were withdrawn, which the queue drops."""
         pause = 0.01
         try:
             while self._locked:
@@ -288,7 +295,7 @@ class Flusher(Actor[object]):
         self.address.cast(None)
 
     def _set_aside(self, entry: PendingCommit, error: psycopg.Error) -> None:
-        """Refused alone, and not for its data: it is tried again later, and nobody waits for it."""
+        """Refused alone, not for its data: try it again later; other outcomes do not wait for it."""
         if not entry.refusals:
             instance_id = entry.transition.claim.id
             logger.warning("instance %d: Postgres refuses its outcome, trying again: %s", instance_id, error)
@@ -305,9 +312,9 @@ class Flusher(Actor[object]):
             self.nursery.start_soon(self._try_alone, entry)
 
     async def _try_alone(self, entry: PendingCommit) -> None:
-        """Commit an entry that was set aside, alone and beside the groups, however often that takes.
+        """Commit an entry that was set aside, alone and beside the groups; retry until it has a verdict.
 
-        On a client's connection, and one at a time: what waits for a lock waits 100 ms there, each time.
+        On a client connection, and one entry at a time: each attempt may wait 100 ms for a lock.
         """
         try:
             while self._wants(entry):
@@ -334,7 +341,7 @@ class Flusher(Actor[object]):
             else:
                 self._set_aside(entry, exc)
         except BaseException:
-            entry.unknown = True  # a commit may be under way, or done and not answered
+            entry.unknown = True  # the commit may be under way, or done without an answer
             raise
         else:
             self._outage.ok()
@@ -343,11 +350,11 @@ class Flusher(Actor[object]):
             self._queue.answer(entry, committed.get(entry.transition.claim.id, STALE), trio.current_time())
 
     async def _probe(self, entries: list[PendingCommit], role: str) -> set[int] | None:
-        """Which of the rows that these write nobody has locked; None: that cannot be told."""
+        """Which of the rows that these outcomes write are not locked; None: unknown."""
         node = self._node
         rows = sorted(set[int]().union(*(entry.rows for entry in entries)))
         try:
-            # What was set aside waits for this answer, and the client lane has no end of its own.
+            # Outcomes that were set aside wait for this answer, and the client lane has no time limit of its own.
             patience = answer_patience(node.owner.lease_ttl)
             async with node.pool.acquire(node.lane(role), within=patience) as conn:
                 return await probe_locks(conn, node.owner.schema, rows)
@@ -355,7 +362,7 @@ class Flusher(Actor[object]):
             return None
 
     async def _bisect(self, batch: list[PendingCommit], error: psycopg.Error) -> None:
-        """Data that Postgres refuses: find the one entry that carries it; the others must not suffer."""
+        """Postgres refuses the data of some entry: find it by halving; the others are committed."""
         if len(batch) == 1:
             self._queue.answer(batch[0], Refused(error), trio.current_time())
             return
@@ -366,7 +373,7 @@ class Flusher(Actor[object]):
     # -- releases
 
     async def _release(self) -> None:
-        """Give claims back. While the store is away they wait; at a drain's end their leases end them."""
+        """Release claims. While Postgres is unavailable, they stay queued; after a drain, their leases end them."""
         node, queue = self._node, self._queue
         while queue.releases:
             how, claims = queue.take_releases(self._most_released)
@@ -382,7 +389,7 @@ class Flusher(Actor[object]):
                 if refused and len(claims) == 1:
                     await self._release_again(attrs.evolve(how, refused=True), claims)
                     continue
-                # Fenced by the claim: giving back twice does no harm, forgetting one costs a lease.
+                # Fenced by the claim, so a second release does no harm. A forgotten one would wait for its lease.
                 queue.releases.setdefault(how, []).extend(claims)
                 if refused:
                     self._most_released = len(claims) // 2  # one of them is the reason: a trigger, a lock
@@ -390,7 +397,7 @@ class Flusher(Actor[object]):
                     raise
                 else:
                     await trio.sleep(self._outage.failed(exc))
-                return  # outcomes first, and a look at whether we are to stop
+                return  # outcomes go first, and the actor may have to stop
             else:
                 self._outage.ok()
                 self._most_released = min(self._most_released * 2, MAX_BATCH)
@@ -430,7 +437,7 @@ class Flusher(Actor[object]):
         return {each.id for each in crashed}, promoted
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
-        """These are still ours, and were locked (a pick, a caller) or refused: forgetting them would cost a lease."""
+        """Try again to release claims that are still ours: their rows were locked (a pick, a caller), or refused."""
         if not claims:
             return
         again = attrs.evolve(how, tries=how.tries + 1)

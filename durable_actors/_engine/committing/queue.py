@@ -133,10 +133,10 @@ class Commits:
         self.entries: deque[PendingCommit] = deque()
         self.releases: dict[Release, list[Claim]] = {}
         self.releasing: set[str] = set()
-        """Claims (`claim_id`) whose release is queued, sent or set aside. No `ActiveClaim`, and no orphans either."""
+        """Claims (`claim_id`) whose release is queued, sent or set aside: neither active nor orphans."""
 
     def settle_with(self, settle: Settle) -> None:
-        """Name what follows a verdict: it is made after this queue, and needs it."""
+        """Set the function that follows a verdict; it is made after this queue, because it needs the queue."""
         self._settle = settle
 
     # -- outcomes

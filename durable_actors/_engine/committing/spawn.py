@@ -1,4 +1,4 @@
-"""Scheduling children: a transaction of its own, on a client connection, never inside the shared flush."""
+"""Scheduling children: one transaction per parent, on a client connection, never in a group of the flusher."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, Duplicate
 
 SLOWEST: Final = 500
-"""Children per second that a server in trouble still inserts: ours did 30,000."""
+"""Children per second that even an overloaded server inserts; ours did 30,000."""
 LONGEST_WAIT: Final = 2.0
-"""Seconds between two attempts at a lock. Each holds a connection of the clients' lane for 100 ms, which has few: many
-parents that wait for one lock must leave it to others for most of the time."""
+"""Seconds between two attempts at a lock, at most. Each attempt occupies a connection of the client lane for 100 ms.
+The lane has few connections, and many parents may wait for one lock."""
 
 
 async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Verdict:
-    """Insert the children and park the parent, atomically. Repeats while the store is away; the lease decides how long.
+    """Insert the children and park the parent, atomically. Retries while Postgres is unavailable, until the lease ends.
 
-    Cancelled: all or nothing; if the commit was under way, the row tells later.
+    Cancelled: all or nothing was written; the row shows which.
     """
     outage = Outage(node, f"spawning children of instance {transition.claim.id}")
     try:
@@ -41,7 +41,7 @@ async def spawn_children(node: Node, transition: Transition, spawn: Spawn) -> Ve
 async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outage) -> Verdict:
     unknown, pause = False, LOCK_PAUSE
     accept_late = node.config.late_commit == "accept"
-    # Its lease is renewed meanwhile: without an end, a silent connection would be waited for as long as TCP likes.
+    # The lease is renewed meanwhile: without a limit, a silent connection would block the step until TCP gives up.
     patience = answer_patience(node.owner.lease_ttl) + len(spawn.plans) / SLOWEST
     while True:
         try:
@@ -50,14 +50,14 @@ async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outag
                     conn, node.owner.schema, transition, spawn, accept_late=accept_late
                 )
                 if done is None and unknown:
-                    # The claim is gone: the row tells whether the first attempt had happened.
+                    # The claim is gone: the row shows whether the first attempt was committed.
                     states = await read_claims(conn, node.owner.schema, [transition.claim.id])
                     done = was_committed(transition, states.get(transition.claim.id))
         except TRANSIENT_ERRORS as exc:
             if isinstance(exc, psycopg.Error) and blames_data(exc):
                 return Refused(exc)
             unknown = unknown or isinstance(exc, CommitUnknown)
-            # A lock is waited for without the connection: others of the lane go on meanwhile.
+            # Wait for a lock without the connection, so that others can use it.
             locked = isinstance(exc, psycopg.Error) and exc.sqlstate in RETRYABLE
             await trio.sleep(pause if locked else outage.failed(exc))
             pause = min(pause * 2, LONGEST_WAIT)

@@ -30,7 +30,7 @@ from durable_actors.machine import (
 
 _NULL = b"null"
 MAX_ATTEMPT = 2**31 - 1
-"""The column is an int: a step that retries without end must not overflow it and poison its commits."""
+"""The column is an int: a step that retries without end must not overflow it, or its commits would be refused."""
 
 
 def transition(
@@ -45,9 +45,9 @@ def transition(
 ) -> Transition:
     """Translate (claim, outcome) into the next row.
 
-    `handed` are the awaited signals that the step was given, `unseen` the ids of those that were there beyond them.
-    `keep_claim` asks to stay on this claim after a `Next`. `error` is what went through `handle`: a retry remembers it.
-    Raises `StateError` when a state or result cannot be stored.
+    `handed`: the awaited signals that the step was given; `unseen`: the ids of awaited signals beyond these.
+    `keep_claim`: run the next step on this claim after a `Next`. `error`: what went through `handle`; a retry stores
+    it. Raises `StateError` if a state or result cannot be stored.
     """
     match outcome:
         case Next():
@@ -122,7 +122,7 @@ def _park(
     unseen: Sequence[int],
     error: BaseException | None,
 ) -> Transition:
-    """Await: what was handed and is awaited again is kept (packs accumulate), the rest is consumed."""
+    """Await: keep handed signals that are awaited again (so that they accumulate), consume the others."""
     kept = [
         signal.id for signal in handed if signal.name in outcome.names and signal.id not in outcome.consume
     ]
@@ -132,7 +132,7 @@ def _park(
         claim,
         "awaiting_signal",
         claim.step,
-        # An Await that `handle` returned must not let a failing step fail for ever at attempt 0.
+        # After an Await from `handle`, a failing step must not start again at attempt 0, or it would fail for ever.
         attempt=0 if entered and error is None else claim.attempt,
         advance=1 if entered else 0,
         state=_state(spec, outcome.state, outcome.then or claim.step),
@@ -142,14 +142,15 @@ def _park(
         await_step=outcome.then,
         timeout=outcome.timeout,
         consumed=consumed,
-        # Consuming any of the handed lets the next run see some of the unseen; else it would see the same for ever.
-        # What `consume` names beside them (gone already, of another name, unseen itself) makes no room.
+        # If a handed signal is consumed, the next run is handed some of the unseen ones, so they may wake it. If none
+        # is, it would be handed the same ones again. Other ids in `consume` (already gone, of another name, unseen)
+        # change nothing about that.
         kept=tuple(kept) if len(kept) < len(handed) else (*kept, *unseen),
     )
 
 
 def plan_children(outcome: ScheduleChildren) -> Spawn:
-    """What to insert for a `ScheduleChildren`. Raises `ConfigError` or `StateError` for a child's bad options."""
+    """What to insert for a `ScheduleChildren`. Raises `ConfigError` or `StateError` for invalid options of a child."""
     return spawn_of(outcome, plan_some(outcome, 0, len(outcome.children)))
 
 
@@ -167,19 +168,19 @@ def plan_some(outcome: ScheduleChildren, first: int, last: int) -> list[InsertPl
 
 
 def spawn_of(outcome: ScheduleChildren, plans: list[InsertPlan]) -> Spawn:
-    """The children, and how to wait for them."""
+    """The children, and when their parent continues."""
     quorum = outcome.join if isinstance(outcome.join, int) else None
     return Spawn(plans, outcome.then, quorum, outcome.join == "any_failed", outcome.timeout)
 
 
 def _consumed(handed: Sequence[Signal], named: Sequence[int]) -> tuple[int, ...]:
-    if not handed and not named:  # almost always
+    if not handed and not named:  # the usual case
         return ()
     return tuple(dict.fromkeys([*(signal.id for signal in handed), *named]))
 
 
 def failure(claim: Claim, error: BaseException) -> Transition:
-    """The end of an instance whose `handle` could not help either: terminal `failed`. Can always be stored."""
+    """The transition to `failed`, after `handle` has failed, too. It can always be stored."""
     return Transition(
         claim,
         "failed",

@@ -1,4 +1,4 @@
-"""What came of an outcome that was sent, and whom a refusal blames. Pure."""
+"""The verdict on an outcome: committed, stale, or refused; and what a refusal blames. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from durable_actors.errors import Duplicate
 _DATA: Final = frozenset({"22", "23", "54"})
 """SQLSTATE classes that blame the data: exceptions, constraints, limits."""
 _RULES: Final = frozenset({"P0", "09", "27", "2F", "38", "39", "44"})
-"""Classes of what a trigger or function of the user's says: RAISE EXCEPTION, failed assertions, WITH CHECK OPTION."""
+"""Classes that a user's trigger or function raises: RAISE EXCEPTION, failed assertions, WITH CHECK OPTION."""
 
 
 @attrs.frozen
@@ -23,7 +23,7 @@ class Stale:
 
 @attrs.frozen
 class Refused:
-    """Postgres refused the data of this very transition; nothing was written."""
+    """Postgres refused the data of this transition; nothing was written."""
 
     error: psycopg.Error | Duplicate
 
@@ -34,10 +34,10 @@ STALE: Final = Stale()
 
 
 def blames_data(error: psycopg.Error) -> bool:
-    """Whether the transition's own data are refused, by Postgres or by a rule of the user's: it is for `handle`.
+    """Whether Postgres or a rule of the user's refuses the transition's own data: then the error is for `handle`.
 
-    Everything else blames the server or us: try again. A code that Postgres does not have is a rule's, too
-    (RAISE … USING ERRCODE).
+    All other errors blame the server or us, and the statement is tried again. An SQLSTATE that Postgres does not define
+    comes from a rule, too (RAISE … USING ERRCODE).
     """
     code = error.sqlstate or ""
     if code[:2] in _DATA | _RULES:

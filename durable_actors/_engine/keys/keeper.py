@@ -1,21 +1,22 @@
-"""Keeper: holds this node's session locks: its own, and the partition keys of its running steps.
+"""Keeper: holds this node's session locks: the node's own, and the partition keys of its running steps.
 
 Owns       one Postgres session for its whole life, on a lane of its own.
-Receives   a wake-up: somebody wants keys, or a key is idle. What is wanted is in `Keys`, which outlives it.
+Receives   a wake-up: a feeder wants keys, or a key is idle. The requests are in `Keys`, which outlives it.
 Sends      answers to the feeders that wait; cancellation to keyed steps when the session is lost; hints about rows
            whose key was busy.
 Writes     no row on the session, only locks (lock_node, take_keys, free_keys); promote_siblings.sql on the claim lane.
-If it dies its session ends and all keyed steps of this node are cancelled: their keys are anybody's.
+If it dies its session ends and all keyed steps of this node are cancelled: other nodes can take their keys.
 Never      claims, commits, renews or runs user code.
 
-The session is lost when the server closes it, or no answer came within the trust window (then the server may have
-freed the locks of what it takes for a vanished host). All keyed steps are cancelled at once; each row goes back after
-its task has exited, attempt + 1, and does not wait for its lease: it is still ours, only the key is not. Threads cannot
-be cancelled: they stay in the table as owners, so that this node starts no other step of their key. A new session takes
-the node's own lock again; until then other nodes count the seconds (`dead_nodes`).
+The session is lost when the server closes it, or when no answer came within the trust window (the server may have taken
+this host for vanished and freed the locks). All keyed steps are cancelled at once. Each row is released when its task
+has exited, attempt + 1, without waiting for its lease: the claim is still ours, only the key is not. A thread cannot be
+cancelled: it stays in the table as owner, so that this node starts no other step of its key. A new session takes the
+node's own lock again; until then, other nodes may come to regard this one as dead (`failure_detector`).
 
-An answer that is overdue is waited for a little longer before the session is closed: it may be we who were late,
-stopped or blocked by user code. Closing a session that is there would give the keys of our threads to others.
+If an answer is overdue, the keeper waits a little longer before it closes the session: this process itself may have
+been late, because it was stopped or blocked by user code. Closing a session that still exists would give the keys of
+running threads to other nodes.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from durable_actors.otp import Actor
 __all__ = ["Keeper", "Keys"]
 
 LINGER: Final = 0.005
-"""Seconds that a key stays locked without an owner. The next row of a key is mostly picked by the node that ran the
-last one, a round trip later: it then costs no statement. Shorter than other nodes' patience (`keys.RETRIES`)."""
+"""Seconds that a key stays locked without an owner. The next row of a key is usually picked by the node that ran the
+last one, a round trip later: then the key costs no statement. Other nodes retry for longer than that (`RETRIES`)."""
 LOOK_EVERY: Final = 0.1
-"""Seconds between looks at the socket while keyed steps run: a session that the server closed shows there (1 µs)."""
+"""Seconds between checks of the socket (1 µs) while keyed steps run: they show that the server closed the session."""
 DOUBT: Final = 20
-"""So many looks, `LOOK_EVERY` seconds apart, at a session whose answer is overdue, before it is given up. Counted, not
-timed: whoever is stopped again meanwhile has not looked."""
+"""Checks, `LOOK_EVERY` seconds apart, of a session whose answer is overdue, before it is closed. Counted, not timed: a
+process that is stopped again meanwhile makes no checks."""
 OFFER_EVERY: Final = 0.25
-"""Seconds between looks for busy keys to offer again."""
+"""Seconds between two searches for busy keys whose rows are to be offered again."""
 
 
 class Keeper(Actor[object]):
@@ -54,12 +55,12 @@ class Keeper(Actor[object]):
         self._node = node
         self._keys = keys
         self._session: KeySession | None = None
-        self._ended: KeySession | None = None  # closed; its place in the pool is still taken
+        self._ended: KeySession | None = None  # closed, and not yet returned to the pool
         self._outage = Outage(node, "keeper")
         self._retry_at = 0.0
 
     async def init(self) -> None:
-        """Open the session, so that feeders find it. Without Postgres: go on trying. `ConfigError`: a pooler."""
+        """Open the session before feeders need it. If Postgres is unavailable, keep trying. `ConfigError`: a pooler."""
         try:
             await self._open()
         except TRANSIENT_ERRORS as exc:
@@ -68,7 +69,7 @@ class Keeper(Actor[object]):
         self.nursery.start_soon(self._offer)
 
     async def run(self) -> None:
-        """Answer, unlock, confirm; sleep when there is nothing to do."""
+        """Answer requests, unlock idle keys, confirm the session; sleep when there is nothing to do."""
         try:
             while True:
                 try:
@@ -108,10 +109,10 @@ class Keeper(Actor[object]):
         return until if idle is None else min(until, idle + LINGER)
 
     async def _exchange(self, session: KeySession) -> None:
-        """Unlock what nobody needs and lock what is wanted, in one round trip."""
+        """Unlock idle keys and lock wanted ones, in one round trip."""
         keys, now = self._keys, trio.current_time()
         idle = keys.table.next_idle
-        # Once one is due, those that soon will be go with it: a statement for each would cost more than it frees.
+        # When one key is due, unlock those that soon will be, too: a statement for each would cost more than it frees.
         free = keys.table.take_idle(now - LINGER / 2) if idle is not None and idle + LINGER <= now else []
         wanted = keys_of(keys.collect())
         if not free and not wanted:
@@ -137,7 +138,7 @@ class Keeper(Actor[object]):
         self._retry_at = trio.current_time() + self._outage.failed(error)
 
     async def _watch(self) -> None:
-        """End the trust in a session whose answer is overdue, even if a statement still waits for it."""
+        """Doubt a session whose answer is overdue, even if a statement still waits for it."""
         window = trust_window(self._node.config.lease_ttl)
         while True:
             session = self._session
@@ -148,7 +149,7 @@ class Keeper(Actor[object]):
                 await self._doubt(session, f"could not be confirmed within {window:g} s")
 
     async def _doubt(self, session: KeySession, why: str) -> None:
-        """Nothing may run under locks that may be gone; but give the session up only if it does not answer now."""
+        """Cancel keyed steps, because their locks may be gone; close the session only if it still does not answer."""
         self._keys.up = False
         self._interrupt(f"the session with its partition key {why}")
         self.address.cast(None)
@@ -157,14 +158,14 @@ class Keeper(Actor[object]):
             if self._session is not session:
                 return
             if trio.current_time() < session.trusted_until:
-                logger.info("keeper: the session %s, but is there: this process was late", why)
+                logger.info("keeper: the session %s, but it is alive: this process was late", why)
                 self._keys.opened()
                 return
         self._lose(f"the session with its partition key {why}")
         self.address.cast(None)
 
     def _lose(self, why: str) -> None:
-        """The locks are gone, or must be taken for gone: nothing may run under them."""
+        """The locks are gone, or may be: close the session and cancel every keyed step."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -174,14 +175,13 @@ class Keeper(Actor[object]):
         self._interrupt(why)
 
     def _interrupt(self, why: str) -> None:
-        """Cancel every keyed step; what is only buffered gives its key back."""
+        """Cancel every running keyed step, and free the keys of claims whose step has not begun."""
         cancelled = 0
         for active in self._node.claims.live():
             if active.claim.partition_key is None:
                 continue
-            if (
-                active.between_steps
-            ):  # nothing of its step ran; its feeder takes the key again, or gives the row back
+            if active.between_steps:
+                # No code of its step has run: its feeder takes the key again, or releases the row.
                 self._keys.free(active.claim)
                 self._node.notify(active.claim.queue)
             else:
@@ -197,7 +197,7 @@ class Keeper(Actor[object]):
     # -- rows whose key was busy
 
     async def _offer(self) -> None:
-        """Offer the rows of busy keys to the pick again, each after a pause that grows."""
+        """Offer the rows of busy keys again, each key after a growing pause."""
         node, busy = self._node, self._keys.busy
         outage = Outage(node, "keeper (busy keys)")
         while True:

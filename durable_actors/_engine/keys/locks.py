@@ -1,4 +1,4 @@
-"""The keeper's queue: what feeders and step tasks ask of it. Made before it, and valid across its restarts."""
+"""The keeper's queue: the keys that feeders want. Made before the keeper, and valid across its restarts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from durable_actors._store.rows import Claim
 from durable_actors.otp import Address
 
 RETRIES: Final = (0.005, 0.01, 0.02)
-"""Seconds between attempts at a busy key: a node that hands it over commits first and unlocks a moment later."""
+"""Seconds between attempts at a busy key: the node that has it commits first and unlocks a moment later."""
 PATIENCE: Final = 1.0
-"""Seconds to wait for the keeper's answer; it has one in a round trip, unless the network is stuck. Then nobody waits
-any more until it is back: the feeder that asks has other work."""
+"""Seconds to wait for the keeper's answer. It usually takes one round trip. If it is overdue, no feeder waits for keys
+until the keeper is back: feeders have other work."""
 MAX_BATCH: Final = 1000
-"""Keys per statement (1.9 µs each to lock), unless one caller alone brings more."""
+"""Keys per statement (1.9 µs each to lock), unless one caller alone wants more."""
 
 
 @attrs.frozen
@@ -29,21 +29,21 @@ class KeyStatistics:
     """The keys of a node at one moment."""
 
     up: bool
-    """The session is there; without it no key can be taken."""
+    """The session is open; without it no key can be taken."""
     locked: int
-    """Locked by the session."""
+    """Keys that the session has locked."""
     owned: int
-    """Of a running or buffered claim, or of a thread that has outlived its session."""
+    """Keys of running or buffered claims, and of threads that outlived the session."""
     idle: int
-    """Locked without an owner, soon to be unlocked."""
+    """Keys that are locked without an owner, soon to be unlocked."""
     waiting: int
-    """Being asked for at the server."""
+    """Keys that the server is being asked for."""
     contended: int
     """Keys that a claim did not get, whose rows are offered again from time to time."""
 
 
 class Request:
-    """Claims that want their keys, and the task that waits for the answer (None once it has gone)."""
+    """Claims that want their keys, and the task that waits for the answer (None: it no longer waits)."""
 
     __slots__ = ("claims", "over", "task")
 
@@ -51,7 +51,7 @@ class Request:
         self.claims = claims
         self.task: Task | None = task
         self.over = False
-        """The keeper is done with it; whoever asked may have gone before."""
+        """The keeper has answered or dropped it; its task may no longer wait."""
 
     def answer(self, granted: set[str]) -> None:
         self.over = True
@@ -67,29 +67,29 @@ def key_of(claim: Claim) -> str:
 
 
 class Keys:
-    """Partition keys: taken before a step starts, freed when its task or thread has really exited."""
+    """Partition keys: taken before a step starts, freed when its task or thread has exited."""
 
     def __init__(self, wake: Address[object]) -> None:
         self._wake = wake
         self._requests: deque[Request] = deque()
         self._sent: list[Request] = []
         self.table = KeyTable()
-        """Who has which key; the keeper's and this object's alone."""
+        """The owner of each key. Only this object and the keeper use it."""
         self.busy = BusyKeys()
-        """Keys whose rows are to be offered again; the keeper's and this object's alone."""
+        """Keys whose rows are to be offered again. Only this object and the keeper use it."""
         self.up = False
-        """The keeper has its session."""
+        """The keeper has an open session."""
         self._silent = False  # an answer is overdue
         self._taking: set[str] = set()  # claims whose `take` is under way
 
     # -- for feeders and step tasks
 
     async def take(self, claims: list[Claim]) -> set[str]:
-        """Take the keys of these claims; return the ids (`claim_id`) of those who have theirs now.
+        """Take the keys of these claims; return the ids (`claim_id`) of the claims that own their key now.
 
-        The others found it busy, here or elsewhere, or the session is away: their rows go back held, and the keeper
-        offers them again by and by. Tries for some 35 ms, but only once for a key that is known to be busy. Cancelled:
-        none of these claims has its key.
+        The keys of the others are busy, here or on another node, or there is no session: the caller releases these
+        rows, held, and the keeper offers them again later. Tries for some 35 ms, but only once for a key that is known
+        to be busy. Cancelled: none of these claims owns its key.
         """
         granted: set[str] = set()
         wanting = claims
@@ -118,18 +118,18 @@ class Keys:
         return granted
 
     def owns(self, claim: Claim) -> bool:
-        """Whether this claim has its key now. Not before `take` is over: cancelled, it frees what it was granted.
+        """Whether this claim owns its key now. False until `take` has returned: if cancelled, it frees the key again.
 
-        A step that ends hands its slot to a claim of the buffer while the feeder waits in `take`.
+        This matters because a claim of the buffer may get a free slot while the feeder waits in `take`.
         """
         return claim.claim_id not in self._taking and self.table.owns(key_of(claim), claim.claim_id)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether a step of this claim may begin after another one: it has no key, or its own beyond doubt."""
+        """Whether the next step may begin on this claim: it has no key, or owns it and the session is not in doubt."""
         return claim.partition_key is None or (self.up and self.owns(claim))
 
     def free(self, claim: Claim) -> None:
-        """The task or thread that had the key has exited, or never started. Safe to repeat."""
+        """The claim's task or thread has exited, or never started: free its key. Safe to repeat."""
         key = key_of(claim)
         now = trio.current_time()
         sleeps = not self.table.idle
@@ -137,7 +137,7 @@ class Keys:
             return
         self.busy.hurry(key, now)
         if sleeps and self.table.idle:
-            self._wake.cast(None)  # with idle keys it is awake soon anyway
+            self._wake.cast(None)  # while there were idle keys already, the keeper wakes soon anyway
 
     def statistics(self) -> KeyStatistics:
         """The keys now."""
@@ -151,7 +151,7 @@ class Keys:
         )
 
     async def _try(self, claims: list[Claim]) -> set[str]:
-        """One attempt. Cancelled: its requests are withdrawn; what was granted is the caller's to free."""
+        """One attempt. Cancelled: the requests are withdrawn; the caller must free what was granted."""
         granted: set[str] = set()
         if not self.up or self._silent:
             return granted
@@ -168,7 +168,7 @@ class Keys:
             request = Request(asking, trio.lowlevel.current_task())
             with trio.move_on_after(PATIENCE) as scope:
                 granted |= await self._wait(request)
-            # The answer may have come in this very turn, when it was no longer waited for.
+            # The answer may have come in the same turn of the scheduler, just after the time-out.
             self._silent = scope.cancelled_caught and not request.over
         return granted
 
@@ -180,7 +180,7 @@ class Keys:
         def abort(_: RaiseCancelT) -> Abort:
             request.task = None
             now = trio.current_time()
-            for claim in claims:  # a lock that is under way will find no owner, and be idle
+            for claim in claims:  # a lock that is under way will have no owner, and be idle
                 self.table.free(key_of(claim), claim.claim_id, now)
             return Abort.SUCCEEDED
 
@@ -191,7 +191,7 @@ class Keys:
 
     @property
     def pending(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether there are requests to send."""
         return bool(self._requests)
 
     def collect(self) -> list[Request]:
@@ -221,12 +221,12 @@ class Keys:
             request.answer(granted)
 
     def opened(self) -> None:
-        """The session is there."""
+        """The session is open, or no longer in doubt."""
         self.up = True
         self.busy.hurry_all(trio.current_time())
 
     def lose(self) -> None:
-        """The session is gone: whoever waits gets nothing, and nobody owns anything until it is back."""
+        """The session is gone: answer every request with nothing. No key can be owned until there is a new one."""
         self.up = self._silent = False
         self.table.lost()
         for request in (*self._sent, *self._requests):
@@ -235,7 +235,7 @@ class Keys:
         self._requests.clear()
 
     def _refuse(self, request: Request) -> None:
-        """Withdrawn before it was sent: the keeper was busy with something else, and is no longer."""
+        """Drop a request that was withdrawn before it was sent. The keeper was busy, and works again."""
         self._silent = False
         request.over = True
         for claim in request.claims:
@@ -243,5 +243,5 @@ class Keys:
 
 
 def keys_of(requests: Iterable[Request]) -> list[str]:
-    """The keys that these requests ask for; the table lets nobody ask for one twice."""
+    """The keys that these requests ask for, each once: the table refuses a second request for a key."""
     return [key_of(claim) for request in requests for claim in request.claims]

@@ -1,6 +1,6 @@
-"""The one Postgres session that holds a node's locks: its own, and those of its running keyed steps.
+"""The one Postgres session that holds a node's locks: the node's own, and those of its running keyed steps.
 
-It is trusted for a while after the last answer, counted from when that was asked for; see `trust_window`.
+It is trusted for a while after each answer, counted from when the statement was sent; see `trust_window`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from durable_actors._store.key import check_session, exchange_keys, lock_node, r
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 SECOND_PROCESS: Final = 2.0
-"""Seconds that a pooler may take for a second server process, at the start."""
+"""Seconds that a pooler may take to provide a second server process, at the start."""
 
 
 def trust_window(lease_ttl: float) -> float:
     """Seconds for which an answer of the session is trusted. Pure.
 
-    The server frees the locks of a host that has vanished when its keepalives (`node.lanes`: idle, then two probes, a
-    quarter of a lease each, in whole seconds) go unanswered: three quarters of a lease after it last heard of us. We
-    must have stopped before that: half a lease leaves the steps time to end.
+    The server frees the locks of a host that has vanished when its keepalives go unanswered (`lanes`: idle, then two
+    probes, a quarter of a lease each, in whole seconds): three quarters of a lease after the last message from us. Our
+    keyed steps must have stopped before that: half a lease leaves them time to end.
     """
     keepalive = max(1, int(lease_ttl / 4))
     return min(lease_ttl / 2, keepalive * 2.5)
@@ -36,12 +36,12 @@ def trust_window(lease_ttl: float) -> float:
 
 @attrs.frozen
 class Exchanged:
-    """What the server did."""
+    """The result of an exchange."""
 
     taken: set[str]
-    """Locked now, of those to take."""
+    """Of the keys to take, those that are locked now."""
     kept: set[str]
-    """Still locked, of those to free."""
+    """Of the keys to free, those that are still locked."""
 
 
 class KeySession:
@@ -57,13 +57,13 @@ class KeySession:
         self.trusted_until = trio.current_time() + self._trust
         """On Trio's clock; moves with every answer."""
         self.check_at = self.trusted_until
-        """When to look at it, even if nothing is to be done."""
+        """When to confirm it, even if there is nothing to lock or unlock."""
 
     @classmethod
     async def open(cls, node: Node) -> KeySession:
-        """Open it and take the node's lock. `ConfigError` when a pooler shares the session out.
+        """Open it and take the node's lock. `ConfigError`: a pooler shares the session with others.
 
-        Cancelled or failed: nothing is left open.
+        Cancelled or failed: nothing stays open.
         """
         lease = node.pool.acquire(node.lane("session"))
         session = cls(node, lease, await lease.__aenter__())
@@ -83,16 +83,16 @@ class KeySession:
         return self._backend
 
     def alive(self) -> bool:
-        """Whether it is open, as far as can be told without a round trip (about 1 µs)."""
+        """Whether it is open, as far as that shows without a round trip (about 1 µs)."""
         return self._conn.alive()
 
     def close(self) -> None:
-        """Close it; its locks go with it. A statement under way fails."""
+        """Close it; the server frees its locks. A statement under way fails."""
         self._conn.close()
 
     async def end(self) -> None:
-        """Close it and give its place in the pool back. Never waits; safe to repeat."""
-        self._conn.close()  # first: the pool would keep an idle session, and with it the locks
+        """Close it and return it to the pool. Never waits; safe to repeat."""
+        self._conn.close()  # first: otherwise the pool would keep the session, and with it the locks
         lease, self._lease = self._lease, None
         if lease is not None:
             await lease.__aexit__(None, None, None)
@@ -108,8 +108,8 @@ class KeySession:
         except (psycopg.Error, StoreUnavailable) as exc:
             if self._conn.closed:
                 raise
-            # Refused, e.g. "out of shared memory" because all sessions together have too many locks. What was locked or
-            # unlocked before that stays so, whatever was rolled back: only the lock table knows.
+            # Refused, e.g. "out of shared memory" because all sessions together have too many locks. Keys that were
+            # locked or unlocked before the error stay so, despite the rollback: read the lock table.
             logger.warning("keeper: Postgres refused to lock %d keys: %s", len(take), exc)
             held = await read_held_keys(self._conn, schema, [*free, *take])
             taken, kept = held.intersection(take), held.intersection(free)
@@ -121,7 +121,7 @@ class KeySession:
         return Exchanged(taken, kept)
 
     async def check(self) -> None:
-        """Confirm that it is there and still the same server process. Takes the node's lock if need be."""
+        """Confirm that it is open and still the same server process. Takes the node's lock if it lacks it."""
         node = self._node
         sent = trio.current_time()
         try:
@@ -129,7 +129,7 @@ class KeySession:
         except (psycopg.Error, StoreUnavailable) as exc:
             if self._conn.closed or not self._backend:
                 raise
-            # Refused, e.g. by a statement_timeout. Closing the session would free its locks; the trust window decides.
+            # Refused, e.g. by a statement_timeout. Closing the session would free its locks: the trust window decides.
             logger.warning("keeper: Postgres refused to confirm the session: %s", exc)
             self.check_at = sent + node.config.lease_ttl / 12
             return
@@ -147,7 +147,7 @@ class KeySession:
 
     async def _begin(self) -> None:
         if self._conn.pooled:
-            await self._test_pooler()  # before a lock is taken: it would stay with somebody else's session
+            await self._test_pooler()  # before taking a lock: it could stay in another client's session
         self._backend = await self._lock_node()
         await self.check()
 
@@ -158,15 +158,15 @@ class KeySession:
             raise _pooled(f"it was server process {self._backend} and is {state.backend} now")
         self._locked = state.locked
         if not state.locked:
-            # Our last session, cut off but not yet noticed by the server. It shows that we live, until we have our own.
+            # Our last session is cut off, and the server has not noticed it. Until we get the lock, it proves our life.
             logger.info("keeper: an earlier session of %s still has its lock", node.owner.name)
         return state.backend
 
     async def _test_pooler(self) -> None:
-        """There is a pooler between. In session mode it does no harm.
+        """There is a pooler between us and the server. In session mode it does no harm.
 
-        In transaction mode the server process goes to whoever asks next: have somebody ask, and keep it, and see
-        whether ours has changed.
+        In transaction mode it gives our server process to the next client that asks: open a second connection that
+        keeps a process in a transaction, and see whether ours has changed.
         """
         node = self._node
         before = await self._process(self._conn)
@@ -178,7 +178,7 @@ class KeySession:
                     raise _pooled(f"it was server process {before} and is {now} now")
         if scope.cancelled_caught:
             raise _pooled(f"it waited for another client's transaction for {SECOND_PROCESS:g} s")
-        logger.info("keeper: %s reaches Postgres through a pooler that keeps sessions", node.owner.name)
+        logger.info("keeper: %s reaches Postgres through a pooler in session mode", node.owner.name)
 
     async def _process(self, conn: PgConn) -> int:
         owner = self._node.owner
@@ -186,7 +186,7 @@ class KeySession:
 
     @asynccontextmanager
     async def _open_another(self) -> AsyncGenerator[PgConn]:
-        """A second connection by the same way."""
+        """A second connection, by the same route."""
         dsn = self._node.roles["session"].dsn
         if dsn is None:
             async with self._node.pool.acquire(self._node.lane("client")) as conn:

@@ -1,17 +1,17 @@
-"""Who has which partition key on this node. Pure state: no clock, no I/O; time is an argument.
+"""Which claim owns which partition key on this node. Sans-I/O; time is an argument.
 
-The session's locks are re-entrant: Postgres would give a key twice to one session. So the node keeps its own account.
-A key is here
+The session's locks are re-entrant: Postgres would grant a key twice to one session. So the node keeps its own table of
+owners. The states of a key:
 
     locked by the session?   has an owner?
     no                       no             unknown: not in the table
-    being asked for          yes            reserved, nobody else here may ask
+    being asked for          yes            reserved: no other claim here may ask
     yes                      yes            a step runs under it
     yes                      no             idle: the next taker here gets it without SQL; else it is unlocked soon
     no                       yes            the session was lost, and the task or thread has not exited yet
 
-An owner is a claim, and only that claim (by its id) frees the key. Exactly one lock and one unlock go to the server
-per stay in the table.
+An owner is a claim, and only that claim (by its id) frees the key. From entering the table until leaving it, a key is
+locked once and unlocked once on the server.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ FIRST_OFFER: Final = 1.0
 LONGEST_OFFER: Final = 5.0
 """Seconds between two offers, at most."""
 OFFERS: Final = 3
-"""So often a key is offered without being met again."""
+"""How often a key's rows are offered again if no claim asks for the key."""
 
 
 class Answer(enum.Enum):
-    """What a claim that asks for its key hears."""
+    """The answer to a claim that asks for its key."""
 
     GRANTED = enum.auto()
-    """It is the owner now; no SQL needed."""
+    """The claim owns the key now; no SQL needed."""
     ASK = enum.auto()
-    """Reserved for it; the server must be asked."""
+    """The key is reserved for the claim; the server must be asked."""
     BUSY = enum.auto()
-    """Another claim of this node has it."""
+    """Another claim of this node owns or has reserved it."""
 
 
 class KeyTable:
@@ -53,13 +53,13 @@ class KeyTable:
         self._idle: dict[str, float] = {}  # locked without an owner, since when; oldest first
         self._leaving = 0  # keys whose unlock statement is under way
 
-    # -- asked by claims
+    # -- called for claims
 
     def ask(self, key: str, claim: str) -> Answer:
         """A claim wants its key."""
         owner = self._owners.get(key)
         if (owner is not None and owner != claim) or key in self._asked:
-            # Also when whoever asked has gone: a second lock in this session would need a second unlock.
+            # Also if the claim that asked no longer waits: a second lock in this session would need a second unlock.
             return Answer.BUSY
         self._owners[key] = claim
         if key in self._locked:
@@ -69,11 +69,11 @@ class KeyTable:
         return Answer.ASK
 
     def owns(self, key: str, claim: str) -> bool:
-        """Whether this claim is the owner of a key that the session has locked, and knows it."""
+        """Whether this claim is the owner of a key that the session has locked."""
         return self._owners.get(key) == claim and key in self._locked and key not in self._asked
 
     def free(self, key: str, claim: str, now: float) -> bool:
-        """The claim needs its key no more; tell whether it had it. Repeating it changes nothing."""
+        """The claim no longer needs its key. False: it was not the owner. Safe to repeat."""
         if self._owners.get(key) != claim:
             return False
         del self._owners[key]
@@ -81,17 +81,17 @@ class KeyTable:
             self._idle[key] = now
         return True
 
-    # -- told by the session
+    # -- called by the keeper
 
     def locked_among(self, wanted: Iterable[str]) -> set[str]:
-        """Of keys that were asked for, those that the session has: their unlock was under way then, and was refused.
+        """Of the wanted keys, those that the session has locked: they were asked for during an unlock that was refused.
 
-        They are granted without a lock statement: a second lock would need a second unlock, which nobody would send.
+        They are granted without a lock statement: a second lock would need a second unlock, which is never sent.
         """
         return self._locked.intersection(wanted)
 
     def answered(self, key: str, *, got: bool, now: float) -> None:
-        """The server's answer to a lock statement. Whoever asked may have gone meanwhile."""
+        """The server's answer to a lock statement. The claim that asked may no longer wait."""
         self._asked.discard(key)
         if not got:
             self._owners.pop(key, None)  # only a reservation: nothing runs without the lock
@@ -101,7 +101,7 @@ class KeyTable:
             self._idle[key] = now
 
     def take_idle(self, before: float) -> list[str]:
-        """Keys to unlock now: idle since before that time. They are out of the table; `unlocked` ends it."""
+        """Keys to unlock now: idle since before that time. Removes them; call `unlocked` with the server's answer."""
         keys: list[str] = []
         for key, since in self._idle.items():
             if since > before:
@@ -114,7 +114,7 @@ class KeyTable:
         return keys
 
     def unlocked(self, *, kept: Iterable[str], now: float) -> None:
-        """The server's answer to an unlock statement. Those that it kept are unlocked later."""
+        """The server's answer to an unlock statement. Keys that are still locked (`kept`) are unlocked later."""
         self._leaving = 0
         for key in kept:
             self._locked.add(key)
@@ -122,7 +122,7 @@ class KeyTable:
                 self._idle[key] = now
 
     def lost(self) -> None:
-        """The session is gone, and every lock with it. Owners stay until they exit; reservations are void."""
+        """The session is gone, and every lock with it. Owners stay until they exit; reservations are dropped."""
         for key in self._asked:
             self._owners.pop(key, None)
         self._asked.clear()
@@ -130,11 +130,11 @@ class KeyTable:
         self._idle.clear()
         self._leaving = 0
 
-    # -- for the keeper's clock and for people
+    # -- for the keeper's timer and for statistics
 
     @property
     def next_idle(self) -> float | None:
-        """Since when the oldest idle key is; None when there is none."""
+        """When the key that is idle for longest became idle; None if no key is."""
         return next(iter(self._idle.values()), None)
 
     @property
@@ -154,24 +154,24 @@ class KeyTable:
 
     @property
     def idle(self) -> int:
-        """Keys that are locked and have no owner."""
+        """Keys that are locked without an owner."""
         return len(self._idle)
 
 
 @attrs.frozen(eq=False)
 class Again:
-    """When to offer a busy key's rows again. News about the key replace it: an offer under way is about the old one."""
+    """When to offer a busy key's rows again. Replaced when something happens to the key, also during an offer."""
 
     at: float
     wait: float
     offers: int = 0
-    """Made since the last news."""
+    """Offers since something last happened to the key."""
 
 
 class BusyKeys:
     """Keys that a claim did not get, and when to offer their rows again.
 
-    Offering is what keeps a held row from waiting for ever; backing off is what keeps it from spinning.
+    Without the offers a held row could wait for ever; without the back-off it would be picked and released in a loop.
     """
 
     __slots__ = ("_keys",)
@@ -186,23 +186,23 @@ class BusyKeys:
         return key in self._keys
 
     def note(self, key: str, now: float) -> None:
-        """A claim did not get this key; its row goes back, held."""
+        """A claim did not get this key; its row is released, held."""
         again = self._keys.get(key)
         wait = FIRST_OFFER if again is None else min(again.wait * 2.0, LONGEST_OFFER)
         self._keys[key] = Again(now + wait, wait)
 
     def got(self, key: str) -> None:
-        """A claim got it."""
+        """A claim got this key."""
         self._keys.pop(key, None)
 
     def hurry(self, key: str, now: float) -> None:
-        """Its holder here has exited: offer its rows now."""
+        """The owner on this node has exited: offer the key's rows now."""
         again = self._keys.get(key)
         if again is not None:
             self._keys[key] = Again(now, again.wait)
 
     def hurry_all(self, now: float) -> None:
-        """The session is back: what was busy only for want of it should not wait."""
+        """There is a session again: keys may have been busy only because there was none."""
         for key in self._keys:
             self.hurry(key, now)
 
@@ -211,15 +211,16 @@ class BusyKeys:
         return {key: again for key, again in self._keys.items() if again.at <= now}
 
     def offered(self, offers: Mapping[str, Again], now: float) -> None:
-        """What `due` gave was offered. Without news it is offered again, a few times, and then forgotten.
+        """The keys of `due` were offered. If nothing happens to them they are offered again, a few times, then dropped.
 
-        Not once: the row that did not get its key may still be on its way back. Then a row behind it was offered, and
-        is held again by the next pick; or nothing was, or it was locked.
+        One offer is not enough: the release of the row that did not get its key may still be under way. Then a row
+        behind it was offered, which the next pick holds again; or no row was offered, because there was none or it was
+        locked.
         """
         for key, again in offers.items():
             if self._keys.get(key) is not again:
-                continue  # met again meanwhile, or got
+                continue  # a claim has asked for it meanwhile
             if again.offers + 1 < OFFERS:
                 self._keys[key] = Again(now + again.wait, again.wait, again.offers + 1)
             else:
-                del self._keys[key]  # another node has it, or nothing waits for it
+                del self._keys[key]  # another node has the key, or no row of it is held

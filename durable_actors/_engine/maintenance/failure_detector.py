@@ -1,19 +1,19 @@
-"""Which nodes are proved dead, and when to look again. Pure: looks in, verdicts out; time is an argument.
+"""Which nodes are proved dead, and when to look again. Pure: observations in, verdicts out; time is an argument.
 
-Every incarnation of a node holds a session lock on its name for as long as it lives. A claim whose lease is not over
-may be taken from its owner only when
+Every incarnation of a node holds a session lock on its name while it lives. A reaper may take a claim whose lease has
+not expired only if all of this holds:
 
-* the lock was seen free on two looks at least `dead_after` apart, and never held in between;
-* both looks came from one server session: a server that crashed or failed over frees all locks at once, and ends the
-  session, too;
-* the server has been up for longer than `dead_after`, so that everybody had the time to come back;
-* nothing of the owner moved in between: one that claims or renews lives, whatever became of its lock (its way to the
-  server for session locks may be cut). A node that holds claims renews some of them every `dead_after` / 3 seconds
-  (`heartbeat.pulse_interval`), so that this is evidence also where heartbeats are further apart than `dead_after`;
-* it is not ourselves.
+* Two looks at least `dead_after` apart found the lock free, and no look between them found it held.
+* Both looks came from one server session: a server that crashes or fails over frees all locks at once, and ends the
+  session, too.
+* The server has been up for longer than `dead_after`, so every node had time to reconnect.
+* The owner's leases did not move in between: a node that claims or renews is alive, even if it lost its lock (its
+  route to the server for session locks may be cut). A node with claims renews some of them every `dead_after` / 3
+  seconds (`heartbeat.pulse_interval`), so this is evidence even if heartbeats are further apart than `dead_after`.
+* The owner is another node.
 
-In every other case the lease decides. `dead_after` should be the same on all nodes: whoever has a smaller one than the
-node that it looks at may look between two signs of life.
+In every other case the lease decides. `dead_after` should be the same on all nodes: a node with a smaller value than
+the node that it observes may look twice between two signs of life.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ import attrs
 from durable_actors._store.lease import OwnerState
 
 HAIR: Final = 0.01
-"""Seconds after a lease's end: then the server agrees that it is over."""
+"""Seconds to wait after a lease's end, so that it has ended on the server, too."""
 LOCKED_AGAIN: Final = 0.25
-"""Seconds until another attempt at expired claims whose rows were locked."""
+"""Seconds until the next attempt at expired claims whose rows were locked."""
 
 
 @attrs.frozen
 class Suspect:
-    """A node whose lock was seen free."""
+    """A node whose lock was found free."""
 
     since: float
-    """When first, on Trio's clock."""
+    """When it was first found free, on Trio's clock."""
     latest_expiry: float
-    """The end of its last lease, as seen then."""
+    """The end of its last lease at that time."""
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class Watch:
     """What earlier looks have shown."""
 
     session: object = None
-    """Which server session looked."""
+    """The server session of these looks."""
     suspects: Mapping[str, Suspect] = attrs.field(factory=dict[str, Suspect])
 
 
@@ -71,10 +71,10 @@ def judge_owners(
     seen: float,
     dead_after: float,
 ) -> Verdict:
-    """Judge by what was seen just now and by what is remembered.
+    """Judge the owners by this look and the earlier ones.
 
-    `session` tells one server session from the next. `asked` and `seen`, on Trio's clock, are from before and after
-    the look: what it shows was true at some moment in between.
+    `session` identifies the server session. `asked` and `seen`, on Trio's clock, are the times before and after the
+    look: what it shows was true at some moment in between.
     """
     known: Mapping[str, Suspect] = watch.suspects if watch.session == session else dict[str, Suspect]()
     suspects: dict[str, Suspect] = {}
@@ -89,7 +89,7 @@ def judge_owners(
         suspects[each.owner] = suspect
         if asked - suspect.since >= dead_after and each.server_up > dead_after:
             dead.append(each.owner)
-            looks.append(seen + LOCKED_AGAIN)  # should some of its rows be locked now
+            looks.append(seen + LOCKED_AGAIN)  # some of its rows may be locked now
         else:
             looks.append(max(suspect.since + dead_after, seen + dead_after - each.server_up + HAIR))
     return Verdict(Watch(session, suspects), tuple(sorted(dead)), min(looks, default=None))
@@ -102,7 +102,7 @@ def wait_for_next(
     now: float,
     reap_interval: float,
 ) -> float:
-    """Seconds to sleep after a look that left nothing to reap, or whose expired rows were locked."""
+    """Seconds to sleep after a look: nothing more can be reaped now, because nothing has expired or rows are locked."""
     wait = reap_interval
     for each in owners:
         wait = min(wait, each.soonest_expiry + HAIR if each.soonest_expiry > 0 else LOCKED_AGAIN)

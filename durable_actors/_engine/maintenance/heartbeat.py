@@ -1,19 +1,19 @@
-"""Heartbeat: keeps this node's leases alive.
+"""Heartbeat: renews this node's leases.
 
 Owns       nothing: the claims are in `ActiveClaims`, which outlives it.
 Receives   nothing; a message makes it beat at once.
 Sends      cancellation to steps whose claim is lost.
-Writes     renew_leases.sql, touch_node.sql, every `heartbeat_interval` seconds, on its own lane. Between two beats a
-           pulse: it renews a few claims, as a sign of life (`pulse_interval`).
-If it dies it is restarted; leases live on for at least two more beats.
+Writes     renew_leases.sql, touch_node.sql, every `heartbeat_interval` seconds, on its own lane. Between two beats, a
+           pulse renews a few claims as a sign of life (`pulse_interval`).
+If it dies it is restarted; a lease lasts for at least two more beats.
 Never      claims, commits, or runs user code.
 
-Trust counts from when a renewal was *sent*. A round that fails is "unknown": nothing is lost yet, the deadlines of
-the steps stand, and it is tried again soon. A claim missing from a round's answer is unknown, too (its row may be
-locked): a lock-free read decides. Only another claim, or none, in the row means lost.
+The trust window begins when a renewal is *sent*. After a failed round nothing is lost yet: the deadlines of the steps
+stay, and the heartbeat soon tries again. A claim that is missing from the answer may only have a locked row, so its row
+is read without a lock: the claim is lost only if the row has another claim or none.
 
-Renewals come first, and one that Postgres refuses (a trigger of the user's, a lock that it waits for) costs only its
-own claim: the round goes on in halves. What is written for people is written last, and never waited for.
+Renewals are sent first. A renewal that Postgres refuses (a user's trigger, a lock) costs only its own claim: the batch
+is renewed in halves. The row in `nodes`, which is for people, is written last and never waits for a lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from durable_actors.otp import Actor
 
 BATCH: Final = 1000
 PULSE: Final = 10
-"""Claims that a pulse renews. One would do; its row may be locked."""
+"""Claims that a pulse renews. One would be enough, but its row may be locked."""
 SHORTEST_PULSE: Final = 0.1
 """Seconds between two signs of life, at least."""
 
@@ -43,9 +43,9 @@ SHORTEST_PULSE: Final = 0.1
 def pulse_interval(heartbeat_interval: float, dead_after: float) -> float:
     """Seconds between two signs of life. Pure.
 
-    A node whose session is cut has lost its lock, and others may take its claims when nothing of it moves for
-    `dead_after` seconds (`dead_nodes`). So it renews something twice in that time, also when the heartbeats that keep
-    its leases are further apart: 20 s against 10, by default.
+    A node whose session is cut has lost its lock, and others may take its claims when its leases have not moved for
+    `dead_after` seconds (`failure_detector`). So it renews some claims at least twice in that time, although its
+    heartbeats may be further apart: by default every 20 s, against a `dead_after` of 10 s.
     """
     return min(heartbeat_interval, max(dead_after / 3, SHORTEST_PULSE))
 
@@ -56,10 +56,10 @@ class Heartbeat(Actor[object]):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._outage = Outage(node, "heartbeat")
-        self._refused: set[str] = set()  # claims whose renewal was refused alone; told already
+        self._refused: set[str] = set()  # claims whose renewal was refused alone, and logged
 
     async def run(self) -> None:
-        """Beat until asked to stop."""
+        """Renew until asked to stop."""
         config = self._node.config
         interval = config.heartbeat_interval
         pulse = pulse_interval(interval, config.dead_after)
@@ -81,14 +81,14 @@ class Heartbeat(Actor[object]):
                 due = min(began + pulse, beat_at)
 
     async def _beat(self) -> None:
-        """Renew every claim, in batches; raises when a batch could not be sent or confirmed."""
+        """Renew every claim, in batches. Raises if a batch could not be sent or confirmed."""
         node = self._node
         async with node.pool.acquire(node.lane("heartbeat")) as conn:
             await self._renew(conn, node.claims.live())
             await self._tell_people(conn)
 
     async def _pulse(self) -> None:
-        """Renew some claims: whoever looks sees that this node lives."""
+        """Renew some claims, so that other nodes see that this one is alive."""
         node = self._node
         claims = node.claims.live()[:PULSE]
         if not claims:
@@ -99,10 +99,10 @@ class Heartbeat(Actor[object]):
             await self._beat()
 
     async def _renew(self, conn: PgConn, claims: list[ActiveClaim]) -> int:
-        """Renew these; return how many were. Refused ones are found by halving; then the refusal is raised."""
+        """Renew these claims; return how many were renewed. Refused ones are found by halving; then it raises."""
         node = self._node
         count, refusal = 0, None
-        # Larger groups first: what can be renewed is, before there is no more time to search.
+        # Larger groups first: they renew the most claims before the time for the search is over.
         groups = deque(claims[first : first + BATCH] for first in range(0, len(claims), BATCH))
         until = trio.current_time() + node.owner.lease_ttl / 6
         while groups:
@@ -138,7 +138,7 @@ class Heartbeat(Actor[object]):
         return len(renewed)
 
     async def _tell_people(self, conn: PgConn) -> None:
-        """Note that this node is there, unless somebody's lock is in the way."""
+        """Update this node's row in `nodes`, unless it is locked."""
         node, owner = self._node, self._node.owner
         try:
             if node.registered:
@@ -149,7 +149,7 @@ class Heartbeat(Actor[object]):
                 )
                 node.registered = True
         except psycopg.Error as exc:
-            logger.debug("heartbeat: %s could not be noted: %s", owner.name, exc)
+            logger.debug("heartbeat: could not update the row of %s in nodes: %s", owner.name, exc)
 
     def _tell_refused(self, active: ActiveClaim, error: psycopg.Error) -> None:
         if active.claim.claim_id not in self._refused:

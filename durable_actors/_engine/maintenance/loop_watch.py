@@ -1,8 +1,8 @@
-"""Loop watch: names the step that blocks the event loop, while it does, and says afterwards for how long it did.
+"""Loop watch: logs which step blocks the event loop, while it does, and afterwards for how long it did.
 
-A thread looks twice a second at what the loop's thread is doing. Nothing is done in the loop for it, and nothing at all
-per step: code that runs on in one task, without a turn of the scheduler, is the same at two looks. So a block of a
-second is always seen, one of half a second sometimes; code that never lets go of the GIL may not be.
+A thread checks twice a second what the loop's thread runs. That costs the loop and the steps nothing: if two checks
+find the same task, without a turn of the scheduler between them, its code blocks the loop. So a block of a second is
+always noticed, one of half a second sometimes; one by code that never releases the GIL may not be.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from durable_actors._trio_inside import Running, runs_in_real_time, what_runs
 from durable_actors.telemetry import LoopBlocked, RunningStep, current_step
 
 INTERVAL: Final = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 @attrs.define
 class Seen:
-    """What ran at the last look, and since when at least."""
+    """What ran at the last check, and since when at least."""
 
     what: Running
     step: RunningStep | None
@@ -34,12 +34,12 @@ class Seen:
     told: bool = False
 
     def same(self, what: Running, step: object) -> bool:
-        """Whether it has run on without a turn of the scheduler, or of ours."""
+        """Whether the same step of the same task still runs, without a turn of the scheduler in between."""
         return self.what.task is what.task and self.what.turns == what.turns and self.step is step
 
 
 class LoopWatch:
-    """Looks at one loop, for one engine."""
+    """Watches one loop, for one engine."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -48,7 +48,7 @@ class LoopWatch:
         self._seen: Seen | None = None
 
     def look(self, now: float) -> None:
-        """Called in the thread."""
+        """Check what the loop runs. Called in the watching thread."""
         what = what_runs(self._loop)
         if what is None:
             self._seen = None
@@ -72,7 +72,7 @@ class LoopWatch:
                 self._seen = None
 
     def _over(self, seen: Seen, where: str) -> None:
-        """In the loop, which turns again."""
+        """The loop runs again. Called in the loop."""
         seconds = time.monotonic() - seen.since
         logger.warning("%s blocked the event loop for %.1f s", _name(seen), seconds)
         if self._node.telemetry.active:
@@ -98,7 +98,7 @@ def _name(seen: Seen) -> str:
 
 @contextmanager
 def watch_loop(node: Node) -> Generator[None]:
-    """Watch the loop of the current task while this is open. Not where time is simulated."""
+    """Watch the loop of the current task while this is open. Does nothing if the clock is simulated."""
     if not runs_in_real_time():
         yield
         return

@@ -1,16 +1,16 @@
-"""Reaper: takes back the claims of dead and silent nodes, frees keys that nothing would free, forgets old nodes.
+"""Reaper: reaps the claims of dead and silent nodes, offers held rows that nothing promotes, deletes old `nodes` rows.
 
-Owns       what it has seen of other nodes' locks (`dead_nodes`); a restart begins to watch anew.
+Owns       what it has seen of other nodes' locks (`failure_detector`); after a restart it begins anew.
 Receives   nothing.
 Sends      hints to the feeders here about rows that are on offer again; `on_final` for quarantined instances.
-Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql, now and then,
-           beside all of it: that is for people only, so it may fail and delays nothing.
+Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql, in a task of its
+           own: it may fail, and delays nothing, because `nodes` is for people only.
 Reads      read_owners.sql, sweep_keys.sql.
 If it dies it is restarted, and every other node has one, too: no leader, ordered SKIP LOCKED, bounded batches.
-Never      takes a claim that is neither expired nor of a node proved dead.
+Never      takes a claim that has not expired, unless its node is proved dead.
 
-On the claim lane because that has exactly one connection: two looks at a node's lock prove something only if they come
-from one session, and a lane with two would change between them.
+It uses the claim lane because that has exactly one connection: two looks at a node's lock prove something only if they
+come from one session.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ BATCH: Final = 500
 SWEEP: Final = 1000
 """Keys per statement of the sweep, about 19 µs each."""
 FORGET_FIRST: Final = 60.0
-"""Seconds after the start until old nodes are forgotten: not while a new one wants to get to work."""
+"""Seconds after the start until old nodes are deleted: not while this one starts its work."""
 FORGET_EVERY: Final = 3600.0
 """Seconds from then on."""
 FORGET_STOPPED: Final = 86_400.0
-"""Seconds for which a node that has stopped in good order stays in the list."""
+"""Seconds for which the row of a node that stopped in good order is kept."""
 FORGET_LOST: Final = 7 * 86_400.0
-"""The same of one that vanished: people may want to know what it was."""
+"""The same for a node that vanished: people may want to know which one it was."""
 
 
 class Reaper(Actor[object]):
@@ -55,7 +55,7 @@ class Reaper(Actor[object]):
         self._forget_at = math.inf
 
     async def run(self) -> None:
-        """Look, reap, sleep until the next thing can be due."""
+        """Look, reap, sleep until something may be due."""
         self._forget_at = trio.current_time() + FORGET_FIRST
         while True:
             try:
@@ -68,14 +68,14 @@ class Reaper(Actor[object]):
                 await self.mailbox.receive()
 
     async def _round(self) -> float:
-        """Reap all there is; return how long to sleep."""
+        """Reap all dead claims; return how long to sleep."""
         node = self._node
         while True:
             owners, dead, next_look = await self._look()
             if not dead and not any(each.soonest_expiry <= 0 for each in owners):
                 break
             if not await self._reap(dead):
-                break  # their rows are locked: somebody commits, renews or reaps them right now
+                break  # their rows are locked: they are being committed, renewed or reaped right now
         if trio.current_time() >= self._sweep_at:
             await self._sweep()
             self._sweep_at = trio.current_time() + node.config.reap_interval
@@ -84,7 +84,7 @@ class Reaper(Actor[object]):
             self._forget_at = now + FORGET_EVERY
             self.nursery.start_soon(self._forget)
         wait = wait_for_next(owners, next_look=next_look, now=now, reap_interval=node.config.reap_interval)
-        # Nodes that see the same lease end should not all wake in the same millisecond.
+        # Nodes that wait for the end of the same lease should not all wake in the same millisecond.
         return wait + 0.02 * node.random()
 
     async def _look(self) -> tuple[list[OwnerState], dict[str, float], float | None]:
@@ -92,7 +92,7 @@ class Reaper(Actor[object]):
         async with node.pool.acquire(node.lane("claim")) as conn:
             asked = trio.current_time()
             owners = await read_owners(conn, node.owner.schema)
-            # The process on the server, and our end of it: a pooler may change the one without the other.
+            # The server process and our connection to it: a pooler may change one without the other.
             session = (conn.opened_at, owners[0].backend if owners else 0)
         verdict = judge_owners(
             self._watch,
@@ -104,12 +104,12 @@ class Reaper(Actor[object]):
             dead_after=node.config.dead_after,
         )
         self._watch = verdict.watch
-        # With what was seen of them: one that has come back since, and renewed its claims, must not lose them.
+        # With the expiry that was seen: a node that has come back since, and renewed its claims, must keep them.
         dead = {each.owner: each.latest_expiry for each in owners if each.owner in verdict.dead}
         return owners, dead, verdict.next_look
 
     async def _reap(self, dead: dict[str, float]) -> int:
-        """Take back what is expired or dead; return how many."""
+        """Reap expired claims and those of dead nodes; return how many."""
         node = self._node
         count = 0
         while True:
@@ -138,7 +138,7 @@ class Reaper(Actor[object]):
             else:
                 node.notify(each.queue, instance_id=each.id)
         logger.warning(
-            "took back %s whose lease was over%s%s",
+            "reaped %s whose lease had expired%s%s",
             counted(len(reaped), "claim"),
             f", or whose node is gone: {', '.join(dead)}" if dead else "",
             f"; {failed} of them failed" if failed else "",
@@ -147,9 +147,10 @@ class Reaper(Actor[object]):
             node.telemetry.emit(ClaimsReaped(count=len(reaped), failed=failed, dead_nodes=dead))
 
     async def _forget(self) -> None:
-        """Forget nodes that are long gone, also where no node ever starts. What cannot be done now has an hour's time.
+        """Delete the rows of nodes that are long gone; a failed attempt is repeated after an hour.
 
-        A task of its own, on the clients' lane: that may be busy, and has a time-out for locks (the table is altered).
+        In a task of its own, on the client lane: that may be busy, and has a time-out for locks (the table may be
+        altered).
         """
         node = self._node
         try:
@@ -158,13 +159,13 @@ class Reaper(Actor[object]):
                     conn, node.owner.schema, stopped=FORGET_STOPPED, lost=FORGET_LOST, limit=BATCH
                 )
         except TRANSIENT_ERRORS as exc:
-            logger.debug("old nodes could not be forgotten: %s", exc)
+            logger.debug("could not delete old rows of nodes: %s", exc)
         else:
             if gone:
-                logger.debug("forgot %d nodes that are long gone: %s", len(gone), ", ".join(gone[:10]))
+                logger.debug("deleted %d old rows of nodes: %s", len(gone), ", ".join(gone[:10]))
 
     async def _sweep(self) -> None:
-        """Offer rows that are held behind nothing: the safety net under every promotion."""
+        """Offer rows that are held although no sibling goes first: the safety net under every promotion."""
         node = self._node
         after: str | None = ""
         while after is not None:

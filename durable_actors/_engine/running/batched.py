@@ -1,7 +1,7 @@
-"""Batched reads: many tasks ask for one thing each, one statement answers them all.
+"""Batched reads: many tasks ask for one key each, and one statement answers all of them.
 
-No actor and no lingering: the first task that asks reads for everybody who has asked until then; who asks meanwhile is
-in the next batch. Whoever leaves, answered or cancelled, passes the turn on.
+There is no actor and no delay: the first task that asks reads for all tasks that have asked so far. A task that asks
+during a read is in the next batch. A task that exits, answered or cancelled, wakes the next one to read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Ask(Generic[K, V]):
     def __init__(self, key: K) -> None:
         self.key = key
         self.turn = trio.Event()
-        """Set when it is answered, and when it is its turn to read."""
+        """Set when the request is answered, and when its task is to read."""
         self.done = False
         self.gone = False
         self.answer: V | None = None
@@ -42,7 +42,7 @@ class Batched(Generic[K, V]):
         self._reading = False
 
     async def get(self, key: K) -> V:
-        """The answer for this key. What `fetch` raises is raised to all of its batch. Cancelled: nothing is left."""
+        """The answer for this key. If `fetch` raises, every task of the batch gets the error."""
         ask: _Ask[K, V] = _Ask(key)
         self._asks.append(ask)
         try:
@@ -56,7 +56,7 @@ class Batched(Generic[K, V]):
             ask.gone = True
             if not ask.done and ask in self._asks:
                 self._asks.remove(ask)
-            # Also when it was woken to read and is cancelled instead: the others must not wait for ever.
+            # Also if this task was woken to read and is cancelled: otherwise the others would wait for ever.
             if not self._reading and self._asks:
                 self._asks[0].turn.set()
         if ask.error is not None:
@@ -64,16 +64,16 @@ class Batched(Generic[K, V]):
         return ask.answer  # type: ignore[return-value] # settled without an error
 
     async def _read(self) -> None:
-        """Read for the first of those who ask. Cancelled: they ask as before."""
+        """Read the next batch. Cancelled: its requests stay."""
         self._reading = True
         batch, self._asks = self._asks[: self._limit], self._asks[self._limit :]
         try:
             answers = await self._fetch([ask.key for ask in batch])
-        except Exception as exc:  # noqa: BLE001 - it is everybody's in the batch, and raised there
+        except Exception as exc:  # noqa: BLE001 - raised in every task of the batch
             for ask in batch:
                 ask.settle(None, exc)
         except BaseException:
-            # Without those who were cancelled meanwhile: the turn would pass to somebody who has left.
+            # Drop the requests of tasks that were cancelled meanwhile: they cannot read.
             self._asks = [ask for ask in batch if not ask.gone] + self._asks
             raise
         else:

@@ -1,9 +1,9 @@
 """The engine's side of `Context`: what a step may do to other instances while it runs.
 
-Everything here is fenced by the step's claim and idempotent by identity, for the step may run again. What has no key of
-its own is numbered: the n-th call of a kind in one round of one visit is the same call in every run. Only committed
-outcomes count rounds, so a crash re-run finds what it sent, and the run after a Retry or a same-step Await sends anew.
-What `handle` does is numbered apart.
+Every call is fenced by the step's claim and has an identity, because the step may run again. A call without a key is
+numbered: the n-th call of a kind in one round of one visit is the same call in every run. Only a committed outcome
+advances the round, so a crash re-run finds what the first run sent, while the run after a Retry or a same-step Await
+sends again. Calls of `handle` are numbered separately.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ logger: Final = logging.getLogger("durable_actors.engine")
 
 TERMINAL: Final = frozenset({"done", "failed"})
 LOOK_AGAIN: Final = 0.25
-"""Seconds between attempts while the store is away."""
+"""Seconds between attempts while Postgres is unavailable."""
 
 
 class EnginePort:
@@ -88,7 +88,7 @@ class EnginePort:
         """The engine's Trio run: a `def` step may have started one of its own."""
         self._calls: WeakKeyDictionary[Context[Any], dict[str, int]] = WeakKeyDictionary()
         self.notify: Callable[..., None] = _no_notify
-        """Told of what was started or woken."""
+        """Called for each instance that was started or woken (`Node.notify`)."""
 
     @at_home
     async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
@@ -119,8 +119,8 @@ class EnginePort:
         initial = None if plan.step == spec.initial else plan.step
         given: object = options["args"] if "args" in options else options.get("state", {})
         stored: object = spec.codec.decode(plan.state, step=plan.step)
-        # A dict and an object that say the same are the same. Where the state is a dict, what was given tells sets from
-        # lists, which are stored in any order.
+        # A dict and an object with the same content count as equal. Where the state is a dict, the digest is made of
+        # what was given: this distinguishes a set, which is stored in any order, from a list.
         digest = args_digest(plan, canonical_json(given if isinstance(stored, dict) else stored))
         started = await self._start(ctx, plan, key, kind="child", initial=initial, digest=digest)
         if started.conflict:
@@ -156,8 +156,8 @@ class EnginePort:
         sent = await self._bear(ctx, send)
         if sent is not None and sent[0].outcome == "no_target" and unknown:
             if await self._status(ctx, delivery) in TERMINAL:
-                return  # an attempt of this very call may have been the one that it ended by
-            sent = await self._bear(ctx, send)  # inserted only just now
+                return  # an earlier attempt of this call may have delivered the signal that ended the target
+            sent = await self._bear(ctx, send)  # the target was inserted just now
         self._tell_sent(ctx, sent, f"signal {name!r}: {target!r} does not exist or has ended")
 
     def _tell_sent(self, ctx: Context[Any], found: list[Sent] | None, missing: str) -> None:
@@ -170,7 +170,7 @@ class EnginePort:
             self.notify(sent.queue, instance_id=sent.target, by_signal=True)
 
     async def _status(self, ctx: Context[Any], delivery: Delivery) -> str | None:
-        """The target's status; None when there is none."""
+        """The target's status; None if it does not exist."""
 
         async def look(conn: PgConn) -> str | None:
             number = delivery.target
@@ -238,17 +238,17 @@ class EnginePort:
 
     @at_home
     async def _bear(self, ctx: Context[Any], call: Callable[[PgConn], Awaitable[T]]) -> T:
-        """Run a call of a step; while the store is away or refuses everything, wait: the lease decides for how long.
+        """Run a call of a step; retry while Postgres is unavailable or refuses it, as long as the lease lasts.
 
-        An error would go through `handle`, whose default ends the instance for good. Repeating is harmless, also when
-        nobody knows whether it was done: what is started or sent has an identity.
+        An error would go through `handle`, whose default fails the instance. Repeating a call of unknown fate is
+        harmless: what it starts or sends has an identity.
         """
         told = False
         while True:
             try:
                 return await retry_while_locked(self._pool, self._lane, call, within=self._patience)
             except StoreUnavailable:
-                pass  # the actors tell of it
+                pass  # the actors log it
             except psycopg.Error as exc:
                 if blames_data(exc):
                     raise
@@ -269,7 +269,7 @@ class EnginePort:
     def _ordinal(self, ctx: Context[Any], kind: str) -> str:
         """Which call of its kind this is: the same text in every run of this round.
 
-        Neither the attempt nor what the run was handed is part of it: both differ between a run and its crash re-run.
+        It contains neither the attempt nor the handed signals: both differ between a run and its crash re-run.
         """
         counts = self._calls.setdefault(ctx, {})
         counts[kind] = counts.get(kind, 0) + 1
@@ -283,4 +283,4 @@ def _duplicate(plan: InsertPlan, started: Started) -> Duplicate:
 
 
 def _no_notify(queue: str, /, **hint: object) -> None:
-    """Nobody listens yet."""
+    """The default: no engine runs."""

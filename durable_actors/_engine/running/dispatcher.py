@@ -417,11 +417,11 @@ class Dispatcher:
             self._wake()  # claims without a slot are to be released
 
     def _doubt_inboxes(self) -> None:
-        """Every slot is taken by a step whose code waits, so the buffer waits, too, nobody knows for how long.
+        """Every slot is taken by a step whose code waits, so the buffered claims may wait for long, too.
 
-        The inboxes of these rows are read when they begin. Once per pick: nothing else adds to the buffer. A slot that
-        an instance keeps between two steps is free within milliseconds: reading 2,000 prefetched inboxes for that cost
-        a third of the worker's CPU.
+        Their inboxes are read when they begin. Once per pick: nothing else adds to the buffer. Not for slots that
+        instances keep between two steps, which are free within milliseconds: reading 2,000 prefetched inboxes for that
+        cost a third of the worker's CPU.
         """
         if not self._inboxes_doubted:
             self._inboxes_doubted = True
@@ -454,7 +454,7 @@ class Dispatcher:
         active = pending.active
         if active.lost is not None or not self._keys.holds(active.claim):
             return False
-        # Suspended from the beginning: nobody counts on this task to start the next claim.
+        # Suspended from the beginning: this task is not expected to start the next claim.
         task_slice = TaskSlice(self, active, now, suspended=True)
         try:
             task_slice.task = active.task = self._pool.start_nowait(

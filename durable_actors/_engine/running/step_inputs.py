@@ -1,8 +1,8 @@
 """What a step gets beside its state: its inbox, the signals it awaited, the children of its barrier.
 
-Read when the step starts, not when it was claimed: a claim may have waited in the buffer. An instance that was never
-signalled, awaited nothing and began at once needs no statement. If it had to wait for a slot, its inbox is read again
-(`Dispatcher` sets the flag), those of many instances by one statement.
+These are read when the step starts, not when its row is claimed: the claim may have been in the buffer for a while. An
+instance that was never signalled, awaited nothing and began at once needs no statement. If it had to wait for a slot,
+its inbox is read (`Dispatcher` sets the flag); one statement reads the inboxes of many instances.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class StepInputs:
     more_signals: bool = False
     """The inbox has more than `PAGE_SIZE`."""
     children: tuple[ChildView, ...] | None = ()
-    """None: too many to be read, and counted instead."""
+    """None: there are too many to read, so they are counted."""
     children_counts: Mapping[Status, int] | None = None
     """By status; None: to be counted from `children`."""
     unseen: tuple[int, ...] = ()
-    """Ids of further awaited signals, beyond the first `PAGE_SIZE`: they were there when the step began, so parking
-    again must not wake for them; nothing consumes them, for nobody has seen them."""
+    """Ids of awaited signals beyond the first `PAGE_SIZE`. They were there when the step began, so they must not
+    wake it when it parks again; and as the step has not seen them, nothing consumes them."""
 
 
 NO_INPUTS = StepInputs()
 
 
 class InputLoader:
-    """Reads surroundings for the step tasks of one engine."""
+    """Reads the inputs for the step tasks of one engine."""
 
     def __init__(
         self,
@@ -52,23 +52,23 @@ class InputLoader:
         beside: str | None = None,
         patience: float | None = None,
     ) -> None:
-        """Read on `lane`, or `beside` it, where an answer is waited for `patience` seconds at most."""
+        """Read on `lane`, or on the lane `beside`, where an answer may take `patience` seconds at most."""
         self._pool = pool
         self._lane = lane
         self._schema = schema
         self._patience = patience
         self._inboxes: Batched[int, list[Signal]] = Batched(partial(self._fetch, lane))
-        # What was claimed and awaited nothing must not wait for a pick that takes long, which has the lane of claims.
+        # A slow pick may occupy the claim lane: an instance that awaited nothing must not wait for it.
         self._beside: Batched[int, list[Signal]] = Batched(partial(self._fetch, beside or lane))
 
     async def load(self, claim: Claim) -> StepInputs:
-        """What the claim's step is shown. Raises `StoreUnavailable`; `StateError` for a child's result."""
+        """The inputs of the claim's step. Raises `StoreUnavailable`, or `StateError` for a child's result."""
         signals: tuple[Signal, ...] = ()
         awaited: tuple[Signal, ...] = ()
         unseen: tuple[int, ...] = ()
         more = False
-        # The flag is as old as the claim: a signal may have come while it waited in a buffer, and one that awaited
-        # must not take itself for timed out.
+        # The inbox flag is as old as the claim, and a signal may have come since. An instance that awaited one must not
+        # conclude that it timed out.
         if claim.inbox or claim.awaits is not None:
             found = await (self._beside if claim.awaits is None else self._inboxes).get(claim.id)
             more = len(found) > PAGE_SIZE
@@ -76,7 +76,7 @@ class InputLoader:
         if claim.awaits is not None:
             names = claim.awaits
             awaited = tuple(signal for signal in signals if signal.name in names)
-            if more:  # what it awaited may lie beyond what is shown
+            if more:  # awaited signals may be beyond the first page
                 async with self._pool.acquire(self._lane) as conn:
                     matching = await read_matching(conn, self._schema, claim.id, names)
                     awaited = tuple(await read_awaited(conn, self._schema, claim.id, names))
@@ -90,7 +90,7 @@ class InputLoader:
         return StepInputs(signals, awaited, more, children, counts, unseen)
 
     async def _children(self, claim: Claim) -> tuple[ChildView, ...]:
-        """All of them, page by page; others have the connection between two pages."""
+        """All children, page by page; the connection is returned between two pages."""
         found: list[ChildView] = []
         while True:
             after = found[-1].id if found else 0
@@ -107,9 +107,8 @@ class InputLoader:
             return await count_children(conn, self._schema, claim.id, claim.visit)
 
     async def _fetch(self, lane: str, ids: list[int]) -> Mapping[int, list[Signal]]:
-        # A lane of clients has no end of its own, and the lease is renewed as long as the step waits.
+        # The client lane has no time limit of its own, and the lease is renewed as long as the step waits.
         within = None if lane == self._lane else self._patience
         async with self._pool.acquire(lane, within=within) as conn:
-            return await read_inboxes(
-                conn, self._schema, ids, limit=PAGE_SIZE + 1
-            )  # one more tells that there are
+            # One more than a page shows that there are more.
+            return await read_inboxes(conn, self._schema, ids, limit=PAGE_SIZE + 1)

@@ -5,12 +5,13 @@ What user code may do, and what follows:
 returns an outcome                     its transition
 raises an Exception (also a group)     `handle`, or a job's retry
 runs longer than its timeout           `StepTimeout`, the same way
-returns nonsense, or what cannot be    `InvalidOutcome` or `StateError`, the same way
-stored; a state that does not decode
-is cancelled                           nothing: no outcome, `handle` is not called
-raises KeyboardInterrupt               nothing, and the node stops
-raises SystemExit, a Cancelled that    nothing: `Crashed`, which is counted and backed off
-no scope of ours has sent, or another
+returns no outcome, or a value that    `InvalidOutcome` or `StateError`, the same way
+cannot be stored; its stored state
+does not decode
+is cancelled                           no outcome; `handle` is not called
+raises KeyboardInterrupt               no outcome, and the node stops
+raises SystemExit, a Cancelled that    no outcome: `Crashed`, which is counted and backed off
+is not from a scope of ours, another
 BaseException (also in a group)
 leaves a scope or a nursery open       it is closed and logged; the returned outcome counts
 """
@@ -49,7 +50,7 @@ from durable_actors.machine import (
 from durable_actors.telemetry import current_step
 
 PLAN_AT_ONCE: Final = 2000
-"""Children planned without letting others run: 5 to 10 ms."""
+"""Children that are planned before other tasks run: 5 to 10 ms."""
 
 
 class StepRun:
@@ -67,7 +68,7 @@ class StepRun:
         self.home = home
         """`innermost` of the task that runs it, before user code has run."""
         self.leaked = False
-        """User code has left something open in that task; it is closed."""
+        """User code left something open in that task; it was closed."""
         self.inputs = NO_INPUTS
         """What the step gets beside its state."""
 
@@ -76,7 +77,7 @@ class StepRun:
         claim, spec = self._active.claim, self._spec
         over = exhausted(spec, claim.attempt) if claim.attempt else None
         if over is not None:
-            # Its last run is the one before this: `attempt` of what has ended counts as if that had failed.
+            # No run is left, so the last one was the one before this: store its attempt.
             ended = attrs.evolve(transition(claim, spec, over), attempt=claim.attempt - 1)
             return PendingCommit(self._active, self, ended, "Stop")
         try:
@@ -96,7 +97,7 @@ class StepRun:
                 value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
             )
             pending = self._pending(outcome, keep_claim=isinstance(outcome, Next) and self._may_run_ahead())
-            if isinstance(value, Error):  # a failed run, as if it had raised; a retry stores that, too
+            if isinstance(value, Error):  # a failed run, as if it had raised: a retry stores the reason, too
                 pending.transition.last_error = reason_text(value.reason)
             if not isinstance(outcome, ScheduleChildren):
                 return pending
@@ -138,7 +139,7 @@ class StepRun:
             return PendingCommit(self._active, self, failure(claim, raised), "Stop", raised)
 
     async def _judge(self, error: BaseException) -> Exception:
-        """The error as `handle` gets it; raises what is not for `handle`."""
+        """The error that `handle` gets. Raises if the error is not for `handle`."""
         await self.tidy()
         fate = fate_of(error, cancelled=is_cancelled())
         if fate == "crash":
@@ -148,13 +149,13 @@ class StepRun:
         return cast("Exception", error)
 
     async def tidy(self) -> None:
-        """Close what user code has left open in this task: it would affect the code that runs next."""
+        """Close what user code left open in this task: it would affect the code that runs next."""
         self.leaked = await close_leftovers(self._node, self._active.claim, self.home) or self.leaked
 
     def _pending(
         self, outcome: Outcome, *, keep_claim: bool = False, error: Exception | None = None
     ) -> PendingCommit:
-        """The outcome as it will be stored; raises when it cannot be."""
+        """The outcome as it will be stored. Raises if it cannot be stored."""
         active, inputs = self._active, self.inputs
         after = transition(
             active.claim,
@@ -204,7 +205,7 @@ class StepRun:
             finally:
                 await self.tidy()  # before the scope around it is closed
                 self.home = outside
-        # A thread cannot be cancelled: it has returned too late.
+        # A thread cannot be cancelled, so it may return too late.
         if scope.cancelled_caught or (not step.is_async and trio.current_time() - began > timeout):
             raise StepTimeout(
                 f"{self._spec}, step {step.name!r} ran longer than its timeout of {timeout:g} s"
@@ -212,7 +213,7 @@ class StepRun:
         return value
 
     async def _in_thread(self, call: Any, *args: object) -> object:
-        """Run plain code in a thread. It cannot be cancelled: its slot and its lease stay until it returns."""
+        """Run synchronous code in a thread. It cannot be cancelled: it keeps slot and lease until it returns."""
         return await self._node.threads.run(self._active.claim, call, *args)
 
     def _context(self, state: Any) -> Context[Any]:
@@ -235,12 +236,12 @@ class StepRun:
             "in_handle": False,
             "port": self._node.port,
         })  # fmt: skip
-        current_step.set(ctx)  # for log records; this task's context is its own
+        current_step.set(ctx)  # for log records, in the context of this task only
         return ctx
 
 
 async def _with_children(pending: PendingCommit, outcome: ScheduleChildren) -> PendingCommit:
-    """Plan the children in parts: a hundred thousand take 0.4 s, and heartbeats and other steps must run meanwhile."""
+    """Plan the children in parts: a hundred thousand take 0.4 s, and heartbeats and other steps must run between."""
     plans: list[InsertPlan] = []
     for first in range(0, len(outcome.children), PLAN_AT_ONCE):
         plans += plan_some(outcome, first, first + PLAN_AT_ONCE)

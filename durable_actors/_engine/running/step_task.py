@@ -184,7 +184,7 @@ class StepTasks:
     async def _commit_children(self, dispatcher: Dispatcher, pending: PendingCommit) -> PendingCommit | None:
         """Insert the children and park the parent. Returns the outcome to commit instead if Postgres refuses that."""
         assert pending.spawn is not None
-        # What a step has set in its context is for nobody else. Takes effect when this task has waited.
+        # No other step may see the context variables of this one. Takes effect when this task has waited.
         trio.lowlevel.current_task().context = self._context.copy()
         dispatcher.commit_in_task(pending.active, trio.current_time())
         verdict = await spawn_children(self._node, pending.transition, pending.spawn)

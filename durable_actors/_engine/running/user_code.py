@@ -1,4 +1,4 @@
-"""What comes out of user code: what it has raised, whose affair that is, and what it has left open in its task."""
+"""What user code may do besides returning: which errors it raises, who handles them, and what it leaves open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from durable_actors._trio_inside import close_left, left_open
 
 
 class Crashed(Exception):  # noqa: N818 - it is no error of ours
-    """User code has ended its step without an outcome, and `handle` is not asked: counted, and backed off."""
+    """User code ended its step without an outcome, and `handle` is not called: the crash is counted and backed off."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -21,11 +21,11 @@ class Crashed(Exception):  # noqa: N818 - it is no error of ours
 
 
 def fate_of(error: BaseException, *, cancelled: bool) -> Literal["handle", "crash", "ends"]:
-    """Whose affair it is what user code has raised. Pure.
+    """Who handles what user code has raised. Pure.
 
-    "handle": an Exception, or a group of them. "ends": the node is to stop, or its task is `cancelled`, and this must
-    travel on. "crash": all else, also inside a group: SystemExit, GeneratorExit, asyncio's CancelledError, and a
-    Cancelled of a scope that was left open or kept for later, which no scope around this task would take.
+    "handle": an Exception, or a group of them. "ends": a KeyboardInterrupt, or the task is `cancelled`; it must
+    propagate. "crash": anything else, also inside a group: SystemExit, GeneratorExit, asyncio's CancelledError, and a
+    Cancelled of a scope that user code left open or stored, which no scope around this task would catch.
     """
     if isinstance(error, Exception):
         return "handle"
@@ -35,17 +35,17 @@ def fate_of(error: BaseException, *, cancelled: bool) -> Literal["handle", "cras
 
 
 def cancelled_in(error: BaseException) -> bool:
-    """Whether there is a Cancelled in it."""
+    """Whether it is or contains a Cancelled."""
     return any(isinstance(each, trio.Cancelled) for each in _members(error))
 
 
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
-    """The KeyboardInterrupt in it; a nursery of the step's may have wrapped it."""
+    """The KeyboardInterrupt that it is or contains; a nursery of the step may have wrapped it."""
     return next((each for each in _members(error) if isinstance(each, KeyboardInterrupt)), None)
 
 
 def _members(error: BaseException) -> Generator[BaseException]:
-    """It, and all that is in it, however deep: user code may nest groups deeper than Python's stack is."""
+    """The error and all its members. Not recursive: user code may nest groups deeper than Python's stack."""
     todo = [error]
     while todo:
         each = todo.pop()
@@ -55,7 +55,7 @@ def _members(error: BaseException) -> Generator[BaseException]:
 
 
 async def close_leftovers(node: Node, claim: Claim, home: object) -> bool:
-    """Close what a step has left open in the current task; tell its author, once. False: nothing."""
+    """Close what a step left open in the current task; log a warning, once per step. False: nothing was open."""
     if not left_open(trio.lowlevel.current_task(), home):
         return False
     left = await close_left(home)
