@@ -176,7 +176,7 @@ class Client:
             self.notify(plan.queue, instance_id=number)
 
     def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
-        """Notify the feeders after the commit. Only a `TrioConnection` reports that; otherwise polling finds the rows."""
+        """Notify the feeders after the commit. Only a `TrioConnection` reports that; else polling finds the rows."""
         if conn is None:
             self.home.soon(notify)
         elif isinstance(conn, TrioConnection):

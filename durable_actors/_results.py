@@ -8,6 +8,7 @@ once; without hints, the leader polls.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import trio
 

@@ -18,7 +18,7 @@ from durable_actors._client import Client
 from durable_actors._engine.lanes import lanes
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.maintenance.loop_watch import watch_loop
-from durable_actors._engine.node import Node, logger
+from durable_actors._engine.node import Node, engine_state, logger
 from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._engine.setup import load_machines, make_node, plan_queues
 from durable_actors._engine.tree import Parts, build_tree
@@ -42,7 +42,7 @@ STOP_RECORD_TIMEOUT: Final = 1.0
 class Engine:
     """A running engine. `start_engine`, `open_engine` and `serve` (through `nursery.start`) return one."""
 
-    def __init__(self, config: Config, node: Node, client: Client, *, dsn: str, ended: trio.Event) -> None:
+    def __init__(self, config: Config, node: Node, client: Client, *, dsn: str) -> None:
         self.config: Final = config
         """The settings of the engine."""
         self.dsn: Final = dsn
@@ -51,8 +51,9 @@ class Engine:
         """The client of this engine: inserts instances, sends signals and waits for results."""
         self.telemetry: Final = node.telemetry
         """The events of this engine; see `durable_actors.telemetry`."""
+        self.state: Final = node.state
+        """"starting", "running", "draining" or "stopped"; `await engine.state.wait_value("draining")` waits for it."""
         self._node = node
-        self._ended = ended
         self._tree: Tree | None = None
         self._parts: Parts | None = None
         self._fatal: BaseException | None = None
@@ -72,7 +73,7 @@ class Engine:
         self.client.home.soon(self._request_stop)
 
     def _request_stop(self) -> None:
-        self._node.draining.value = True
+        self._node.drain()
         if self._tree is not None:
             self._tree.request_stop("asked to stop")
 
@@ -99,7 +100,7 @@ class Engine:
     async def wait_stopped(self) -> None:
         """Wait until the engine has stopped for any reason: its connections are closed and its name is free."""
         self.client.home.check()
-        await self._ended.wait()
+        await self.state.wait_value("stopped")
 
     def snapshot(self, *, tasks: int = 0) -> TreeNode:
         """Return its supervision tree; `.render()` formats it as text. At most `tasks` step tasks are listed."""
@@ -115,6 +116,8 @@ class Engine:
         self._tree = tree
         if self._node.draining.value:  # a stop was requested during start-up
             self.request_stop()
+        else:
+            self.state.value = "running"
 
     def _fail(self, error: BaseException) -> None:
         """Stop because a step raised KeyboardInterrupt; `run_engine` raises it at the end."""
@@ -232,19 +235,20 @@ async def run_engine(
     specs = load_machines(config)
     queues = plan_queues(config, specs)
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
-    ended = trio.Event()
+    state = engine_state()
     async with AsyncExitStack() as stack:
-        stack.callback(ended.set)  # after everything else is closed
+        stack.callback(setattr, state, "value", "stopped")  # after everything else is closed
         target = await stack.enter_async_context(open_target(config.dsn))
         distinct = {lane.name: lane for lane in roles.values()}
         pool = await stack.enter_async_context(open_pool(target.dsn, lanes=distinct.values()))
         node = make_node(config, pool, roles, specs)
+        node.state = state
         client = Client(config.name, pool, node.lane("client"), config.schema)
         stack.enter_context(clients.opened(client))
         dsns = {target.dsn, config.session_dsn or target.dsn}
         ready = partial(when_ready, dsns=dsns, start_timeout=config.start_timeout)
         await ready(partial(_prepare_schema, config, target, pool, node.lane("client")))
-        engine = Engine(config, node, client, dsn=target.dsn, ended=ended)
+        engine = Engine(config, node, client, dsn=target.dsn)
         _connect(engine, node, client)
         await ready(partial(_register, node, queues))
         await _run_tree(engine, node, queues, target, signals=signals, task_status=task_status)

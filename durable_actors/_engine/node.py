@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
-from trio_util import AsyncBool
+from trio_util import AsyncBool, AsyncValue
 
 from durable_actors._engine.catalog import MachineCatalog
 from durable_actors._engine.claims import ActiveClaims
@@ -23,6 +23,14 @@ from durable_actors.machine import ContextPort
 from durable_actors.telemetry import Telemetry
 
 logger: Final = logging.getLogger("durable_actors.engine")
+
+EngineState = Literal["starting", "running", "draining", "stopped"]
+"""The states of an engine, in their order."""
+
+
+def engine_state() -> AsyncValue[EngineState]:
+    """The state of an engine that starts."""
+    return AsyncValue("starting")
 
 
 class QueueHints(Protocol):
@@ -62,8 +70,10 @@ class Node:
     """What its row in `nodes` says about it, for people."""
     registered: bool = True
     """That row exists. False: `nodes` was locked when the engine started, and the heartbeat inserts the row later."""
+    state: AsyncValue[EngineState] = attrs.field(factory=engine_state)
+    """What the engine as a whole does; tasks can wait for a change."""
     draining: AsyncBool = attrs.field(factory=AsyncBool)
-    """The engine stops: it claims no more rows, and no instance runs ahead."""
+    """Nothing is claimed any more, and no step runs ahead: true from the beginning of the drain on."""
     health: StoreHealth = attrs.field(factory=StoreHealth)
     """Whether the store can be reached."""
     random: Callable[[], float] = random.random
@@ -78,6 +88,12 @@ class Node:
 
     def __attrs_post_init__(self) -> None:
         self.threads = Threads(self.config.thread_limit)
+
+    def drain(self) -> None:
+        """Close the gate. Safe to repeat."""
+        self.draining.value = True
+        if self.state.value != "stopped":
+            self.state.value = "draining"
 
     def lane(self, role: str) -> str:
         """The name of the lane that a role uses."""

@@ -173,7 +173,7 @@ async def _gate(
     try:
         await trio.sleep_forever()
     finally:
-        node.draining.value = True
+        node.drain()
         running = sum(dispatcher.running for dispatcher in dispatchers.values())
         buffered = sum(dispatcher.buffered for dispatcher in dispatchers.values())
         logger.info(
