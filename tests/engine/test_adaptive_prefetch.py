@@ -14,9 +14,9 @@ from durable_actors._engine.running import prefetch
 from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._engine.running.prefetch import AdaptivePrefetch
 from durable_actors.telemetry import Picked
+from tests.engine.dispatcher_kit import DispatcherRig
 from tests.engine.kit import (
     QUIET,
-    DispatcherRig,
     Gate,
     dispatcher_of,
     gated,

@@ -19,7 +19,7 @@ from durable_actors._engine.running.dispatcher import INBOX_FRESH, MAX_SLICE
 from durable_actors._engine.running.prefetch import MAX_BATCH_SECONDS
 from durable_actors.otp import PoolClosed
 from hypothesis import assume, given, settings, strategies as st
-from tests.engine.kit import DispatcherRig, FakeTask, pending_of
+from tests.engine.dispatcher_kit import DispatcherRig, FakeTask, pending_of
 
 Choose = Callable[[Sequence[Any]], Any]
 Move = tuple[ClaimState, ClaimState]

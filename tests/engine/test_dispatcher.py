@@ -14,14 +14,13 @@ from durable_actors._engine.claiming.planner import Sleep
 from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.limits import QueueLimits
 from durable_actors.telemetry import StepCommitted, current_step
+from tests.engine.dispatcher_kit import DispatcherRig, pending_of
 from tests.engine.kit import (
     QUICK,
-    DispatcherRig,
     Gate,
     active_claims,
     dispatcher_of,
     in_flight,
-    pending_of,
     refuse_bad,
     restarts_of,
     running,
