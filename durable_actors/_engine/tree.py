@@ -50,17 +50,19 @@ from durable_actors.otp import (
 from durable_actors.telemetry import DrainStarted, PartitionContended
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Parts:
     """What an engine is made of: the tree, and what outlives the restarts of its actors."""
 
-    root: Supervisor
+    root: Supervisor = attrs.field(init=False)
     commits: Commits
     keys: Keys
     pool: Pool | None
     """None on a client-only node."""
-    dispatchers: Mapping[str, Dispatcher]
+    wakes: Mapping[str, Address[object]]
+    """The mailbox of each queue's feeder."""
     planners: Mapping[str, ClaimPlanner]
+    dispatchers: Mapping[str, Dispatcher]
 
 
 def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec) -> Parts:
@@ -68,53 +70,8 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     flush: Address[object] = Address("flusher", capacity=1)
     lock: Address[object] = Address("keeper", capacity=1)
     watch: Address[object] = Address("long poll", capacity=1)
-    # A slash separates the names of a tree; a queue's name may contain one.
-    names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
-    wakes: dict[str, Address[object]] = {
-        queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()
-    }
-
-    commits, keys = Commits(flush), Keys(lock)
-    context = StepTasks.context()
-    slots = sum(max_inflight_burst(limits) for limits in queues.values())
-    pool = (
-        Pool("steps", slots=slots, on_exit=_task_exited, on_wait=_task_suspended, context=context)
-        if slots
-        else None
-    )
-    planners = {
-        queue: ClaimPlanner(limits, wake_feeder=partial(wakes[queue].cast, None))
-        for queue, limits in queues.items()
-    }
-    dispatchers = {
-        queue: Dispatcher(
-            limits,
-            claims=node.claims,
-            commits=commits,
-            keys=keys,
-            pool=pool,
-            draining=node.draining,
-            wake_feeder=partial(wakes[queue].cast, None),
-            on_contended=partial(_key_contended, node),
-        )
-        for queue, limits in queues.items()
-        if pool is not None
-    }
-    completion = Completion(node, commits, dispatchers)
-    commits.settle_with(completion.settle)
-    inputs = InputLoader(
-        node.pool,
-        # Awaited signals are not read on the client lane: there, signals to a row that a caller has locked wait for it.
-        node.lane("claim"),
-        node.owner.schema,
-        beside=node.lane("client"),
-        patience=answer_patience(node.owner.lease_ttl),
-    )
-    tasks = StepTasks(node, inputs=inputs, commits=commits, completion=completion, context=context)
-    for dispatcher in dispatchers.values():
-        dispatcher.run_slice = tasks.run
-    node.queues = planners
-
+    parts = _make_parts(node, queues, flush, lock)
+    commits, keys, pool, planners = parts.commits, parts.keys, parts.pool, parts.planners
     long_polls = can_long_poll(node, queues)
     idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
 
@@ -125,12 +82,12 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
             queue,
             limits=limits,
             planner=planners[queue],
-            dispatcher=dispatchers[queue],
+            dispatcher=parts.dispatchers[queue],
             idle=idle_queues.of(queue),
             commits=commits,
             keys=keys,
         )
-        return ActorChild(wakes[queue], make)
+        return ActorChild(parts.wakes[queue], make)
 
     last = outcome_time(node.config.drain_timeout) + FLUSH_TIME + 1.0
     work = [] if pool is None else [
@@ -146,36 +103,76 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
         *([ActorChild(watch, partial(LongPoll, node, idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
-    root = Supervisor(
+    parts.root = Supervisor(
         f"engine {node.config.name}".replace("/", "_"),
         [
             *extra,
             Supervisor("work", work, strategy="rest_for_one", intensity=10, period=10.0),
             Supervisor("maintenance", maintenance, intensity=10, period=10.0),
             # Started last, so stopped first.
-            TaskChild("gate", partial(_gate, node, dispatchers, wakes), handshake=True),
+            TaskChild("gate", partial(_gate, node, parts), handshake=True),
         ],
         intensity=3,
         period=60.0,
     )
-    return Parts(root, commits, keys, pool, dispatchers, planners)
+    return parts
 
 
-async def _gate(
-    node: Node,
-    dispatchers: Mapping[str, Dispatcher],
-    wakes: Mapping[str, Address[object]],
-    *,
-    task_status: trio.TaskStatus[None],
-) -> None:
+def _make_parts(
+    node: Node, queues: Mapping[str, QueueLimits], flush: Address[object], lock: Address[object]
+) -> Parts:
+    """Make what outlives the actors: the queues between them, and what they know."""
+    # A slash separates the names of a tree; a queue's name may contain one.
+    names = {queue: queue.replace("%", "%25").replace("/", "%2F") for queue in queues}
+    wakes: dict[str, Address[object]] = {
+        queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()
+    }
+    commits, keys = Commits(flush), Keys(lock)
+    planners = {
+        queue: ClaimPlanner(limits, wake_feeder=partial(wakes[queue].cast, None))
+        for queue, limits in queues.items()
+    }
+    node.queues = planners
+    dispatchers: dict[str, Dispatcher] = {}
+    parts = Parts(commits, keys, None, wakes, planners, dispatchers)
+    slots = sum(max_inflight_burst(limits) for limits in queues.values())
+    if not slots:
+        return parts
+    context = StepTasks.context()
+    parts.pool = pool = Pool(
+        "steps", slots=slots, on_exit=_task_exited, on_wait=_task_suspended, context=context
+    )
+    completion = Completion(node, commits, dispatchers)
+    commits.settle_with(completion.settle)
+    # Awaited signals are not read on the client lane: there, signals to a row that a caller has locked wait for it.
+    lane, beside = node.lane("claim"), node.lane("client")
+    patience = answer_patience(node.owner.lease_ttl)
+    inputs = InputLoader(node.pool, lane, node.owner.schema, beside=beside, patience=patience)
+    tasks = StepTasks(node, inputs=inputs, commits=commits, completion=completion, context=context)
+    for queue, limits in queues.items():
+        dispatchers[queue] = dispatcher = Dispatcher(
+            limits,
+            claims=node.claims,
+            commits=commits,
+            keys=keys,
+            pool=pool,
+            draining=node.draining,
+            wake_feeder=partial(wakes[queue].cast, None),
+            on_contended=partial(_key_contended, node),
+        )
+        dispatcher.run_slice = tasks.run
+    return parts
+
+
+async def _gate(node: Node, parts: Parts, *, task_status: trio.TaskStatus[None]) -> None:
     """Open while the engine runs; closes when it is asked to stop, in whatever way, before anything else stops."""
     task_status.started()
     try:
         await trio.sleep_forever()
     finally:
         node.drain()
-        running = sum(dispatcher.running for dispatcher in dispatchers.values())
-        buffered = sum(dispatcher.buffered for dispatcher in dispatchers.values())
+        running = sum(dispatcher.running for dispatcher in parts.dispatchers.values())
+        buffered = sum(dispatcher.buffered for dispatcher in parts.dispatchers.values())
         logger.info(
             "draining: %s still running, %s to release",
             counted(running, "step"),
@@ -183,7 +180,7 @@ async def _gate(
         )
         if node.telemetry.active:
             node.telemetry.emit(DrainStarted(node=node.owner.name, running=running, buffered=buffered))
-        for wake in wakes.values():
+        for wake in parts.wakes.values():
             wake.cast(None)
 
 
