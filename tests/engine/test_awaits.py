@@ -8,7 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claiming import feeder, planner
 from durable_actors.telemetry import AwaitTimedOut, StepCommitted
 from tests.engine.kit import QUIET, Db, Gate, parked, running
 from tests.kit import PATIENCE, until
@@ -149,7 +149,7 @@ async def test_polls_do_not_put_a_deadline_off(durable_dsn, monkeypatch):
             return da.Done("woken")
 
     monkeypatch.setattr(feeder, "expire_awaits", find_locked)
-    poll = feeder.LATEST / 2
+    poll = planner.MAX_EXPIRE_PAUSE / 2
     async with running(durable_dsn, poll_interval=poll, max_poll_interval=poll) as run:
         with psycopg.connect(durable_dsn) as stranger:
             number = await run.insert(M)

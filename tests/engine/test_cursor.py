@@ -74,18 +74,18 @@ def test_a_row_that_was_left_is_looked_at_soon_and_ever_more_rarely():
     begin(cursor, 0.0)
     cursor.advance(picked(left=[4]), now=1.0, took=0.0)
     assert list(begin(cursor, 1.0).extras) == []
-    pause = cursor.next_look(1.0)
+    pause = cursor.next_pick(1.0)
     assert pause == pytest.approx(LOOK_AGAIN)
     assert list(begin(cursor, 1.1).extras) == [4]
     cursor.advance(picked(left=[4]), now=2.0, took=0.0)
-    assert (cursor.next_look(2.0) or 0) > pause
-    cursor.hint(number=4)  # offered again: at once
+    assert (cursor.next_pick(2.0) or 0) > pause
+    cursor.hint(4)  # offered again: at once
     assert list(begin(cursor, 2.0).extras) == [4]
 
 
 def test_hints():
     cursor = PickCursor()
-    cursor.hint(number=12)
+    cursor.hint(12)
     cursor.hint(priority=-3)
     assert cursor.hinted
     first = begin(cursor, 0.0)
@@ -93,7 +93,7 @@ def test_hints():
     assert (list(first.extras), list(first.priorities)) == ([12], [-3, 0])
     assert list(begin(cursor, 0.0).extras) == []  # once
     for number in range(30):
-        cursor.hint(number=number)
+        cursor.hint(number)
     assert len(begin(cursor, 0.0, limit=20).extras) == 20
     assert len(begin(cursor, 0.0, limit=20).extras) == 10
 
@@ -108,14 +108,14 @@ def test_learning_tells_what_was_missed():
     assert list(begin(cursor, 0.0).shelved) == ["m/1"]
 
 
-def test_a_cursor_that_hides_nothing_wants_no_further_look():
+def test_a_cursor_that_hides_nothing_wants_no_further_pick():
     cursor = PickCursor()
     begin(cursor, 0.0)
     cursor.advance(picked(), now=0.0, took=0.0)
-    assert cursor.next_look(0.0) is None
+    assert cursor.next_pick(0.0) is None
     begin(cursor, 0.0)
     cursor.advance(picked({0: (at(1), 1)}), now=0.0, took=0.0)
-    assert cursor.next_look(0.0) == RESET_MIN
+    assert cursor.next_pick(0.0) == RESET_MIN
 
 
 @attrs.frozen
@@ -146,7 +146,7 @@ inserts = st.lists(
 @settings(max_examples=200)
 @given(inserts, st.integers(1, 8), st.floats(0.0, 0.2))
 def test_nothing_stays_hidden(batches, limit, took):
-    """Rows appear anywhere, before the cursor too. Whoever obeys `next_look` claims them all, soon."""
+    """Rows appear anywhere, also before the cursor. A feeder that obeys `next_pick` soon claims them all."""
     cursor, rows, now, number = PickCursor(), set(), 0.0, 0
 
     def pick() -> bool:
@@ -172,9 +172,9 @@ def test_nothing_stays_hidden(batches, limit, took):
     while True:
         if pick():
             continue
-        look = cursor.next_look(now)
-        if look is None:
+        later = cursor.next_pick(now)
+        if later is None:
             break
-        now += max(look, 0.001)
+        now += max(later, 0.001)
         assert now < deadline
     assert not rows

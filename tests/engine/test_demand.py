@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from durable_actors._engine.claiming.planner import PollTimer, poll_pause
+from durable_actors._engine.claiming.planner import PollTimer, poll_pause, refresh_pause
 from durable_actors._engine.limits import QueueLimits, demand
 from hypothesis import given, strategies as st
 
@@ -66,26 +66,26 @@ def test_poll_pause_is_bounded_and_grows(of, empty):
 
 def test_only_a_poll_that_was_due_counts():
     timer = PollTimer(limits(most=8.0))
-    assert timer.looked(10.0, found_work=False) == 11.0
-    for step in range(1, 10):  # slots become free: looks, but no polls
-        assert timer.looked(10.0 + step / 10, found_work=False) == 11.0
-    assert timer.looked(11.0, found_work=False) == 13.0
-    assert timer.looked(13.5, found_work=False) == 17.5
-    assert timer.looked(17.5, found_work=False) == 25.5
-    assert timer.looked(20.0, found_work=False) == 25.5
+    assert timer.polled(10.0, found_work=False) == 11.0
+    for step in range(1, 10):  # a slot becomes free: the feeder picks, and that is no poll
+        assert timer.polled(10.0 + step / 10, found_work=False) == 11.0
+    assert timer.polled(11.0, found_work=False) == 13.0
+    assert timer.polled(13.5, found_work=False) == 17.5
+    assert timer.polled(17.5, found_work=False) == 25.5
+    assert timer.polled(20.0, found_work=False) == 25.5
 
 
-def test_work_snaps_the_polls_back():
+def test_work_resets_the_poll_pause():
     timer = PollTimer(limits(most=8.0))
     for now in (0.0, 1.0, 3.0, 7.0):
-        timer.looked(now, found_work=False)
-    assert timer.looked(8.0, found_work=True) == 9.0
-    assert timer.looked(8.5, found_work=False) == 9.0
-    assert timer.looked(9.0, found_work=False) == 10.0, "the first empty poll after work"
-    assert timer.looked(10.0, found_work=False) == 12.0
+        timer.polled(now, found_work=False)
+    assert timer.polled(8.0, found_work=True) == 9.0
+    assert timer.polled(8.5, found_work=False) == 9.0
+    assert timer.polled(9.0, found_work=False) == 10.0, "the first empty poll after work"
+    assert timer.polled(10.0, found_work=False) == 12.0
 
 
-def test_a_look_at_a_queue_full_of_dead_entries_costs_a_twentieth():
-    assert shape_pause(0.001) == 0.0, "a cheap one may follow every short pick"
-    assert shape_pause(0.05) == pytest.approx(1.0)
-    assert shape_pause(10.0) == 2.0
+def test_refreshes_of_a_queue_full_of_dead_entries_take_a_twentieth_of_the_time():
+    assert refresh_pause(0.001) == 0.0, "a cheap one may follow every short pick"
+    assert refresh_pause(0.05) == pytest.approx(1.0)
+    assert refresh_pause(10.0) == 2.0

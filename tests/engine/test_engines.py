@@ -183,7 +183,7 @@ async def test_a_client_only_node(durable_dsn):
         number = await run.insert(M)
         with pytest.raises(trio.TooSlowError):
             await da.result(number, timeout=0.2)
-        assert run.engine._node.feeders == {}
+        assert not run.engine._node.queues
 
 
 async def test_a_machine_that_nobody_serves_is_warned_of(durable_dsn, caplog):

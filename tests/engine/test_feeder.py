@@ -32,7 +32,7 @@ async def test_an_insert_starts_at_once(durable_dsn):
         assert (await run.run(M, state={"n": 3}, priority=-7)).result == 3
 
 
-async def test_a_poke_is_heard_while_a_long_step_runs(durable_dsn):
+async def test_a_hint_wakes_the_feeder_while_a_long_step_runs(durable_dsn):
     """H52: free capacity decides, not whether anything runs."""
     gate = Gate()
     Long, M = gated(gate), simple()
@@ -53,7 +53,7 @@ async def test_a_backlog_is_worked_off_without_polling(durable_dsn):
         assert [(await run.ended(number)).result for number in ids if number] == list(range(30))
 
 
-async def test_what_a_step_starts_is_poked(durable_dsn):
+async def test_a_feeder_is_notified_of_what_a_step_starts(durable_dsn):
     M = simple(queue="second")
 
     class Parent(da.Machine):
@@ -69,13 +69,13 @@ async def test_what_a_step_starts_is_poked(durable_dsn):
 
 
 async def test_rows_of_a_new_priority_from_elsewhere(durable_dsn, db):
-    """One look finds them, though nobody had heard of their priority: not the one after the next poll."""
+    """One pick finds them although their priority is new here: not the pick after the next poll."""
     M = simple()
     async with running(durable_dsn, **QUIET) as run:
         await idle(run)
         number = da.sync.insert(db.conn, M, priority=55)
         assert number is not None
-        run.engine._node.poke("default")  # as when the poll is due
+        run.engine._node.notify("default")  # as when the poll is due
         assert (await run.ended(number)).status == "done"
 
 
@@ -234,7 +234,7 @@ async def test_without_queues_every_machine_is_served(durable_dsn):
     async with running(durable_dsn) as run:
         for each in (One, Two, Three):
             assert (await run.run(each)).status == "done"
-        assert set(run.engine._node.feeders) == {"a", "b", "default"}
+        assert set(run.engine._node.queues) == {"a", "b", "default"}
 
 
 async def test_concurrency_is_a_ceiling(durable_dsn):
@@ -342,9 +342,9 @@ async def test_a_burst_of_inserts_is_served(durable_dsn):
     assert len(set(ids)) == 1200
 
 
-async def test_what_was_claimed_begins_before_the_queue_is_looked_at_again(durable_dsn, monkeypatch):
-    """At rest every pick is short, and the look after it took as long as half of it."""
-    read, pick, look, step, claimed = feeder.read_queue, feeder.pick_instances, Gate(), Gate(), []
+async def test_claims_start_before_the_statistics_are_refreshed(durable_dsn, monkeypatch):
+    """At rest every pick is short, and the refresh after it took half as long as the pick."""
+    read, pick, refresh, step, claimed = feeder.read_queue, feeder.pick_instances, Gate(), Gate(), []
 
     @da.job
     async def quick(args):
@@ -357,7 +357,7 @@ async def test_what_was_claimed_begins_before_the_queue_is_looked_at_again(durab
 
     async def held(*args):
         if claimed:
-            await look.wait()
+            await refresh.wait()
         return await read(*args)
 
     monkeypatch.setattr(feeder, "pick_instances", picked)
@@ -365,6 +365,6 @@ async def test_what_was_claimed_begins_before_the_queue_is_looked_at_again(durab
     async with running(durable_dsn) as run:
         await run.insert(quick, args={})
         await step.wait_entered()
-        await look.wait_entered()
+        await refresh.wait_entered()
         step.open()
-        look.open()
+        refresh.open()

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 from durable_actors._engine.claiming import cursor, feeder, long_poll
+from durable_actors._engine.claiming.idle_queues import IdleQueue, IdleQueues
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import StepCommitted
 
@@ -176,7 +177,15 @@ async def test_one_statement_watches_all_queues_of_a_node(durable_dsn):
                     assert await runs[1].receive() == name
 
 
-async def test_future_and_locked_rows_do_not_turn_the_watch_off(durable_dsn):
+async def test_future_and_locked_rows_do_not_turn_the_watch_off(durable_dsn, monkeypatch):
+    idle: dict[str, IdleQueue] = {}
+    real = IdleQueues.of
+
+    def of(self: IdleQueues, name: str) -> IdleQueue:
+        found = idle[name] = real(self, name)
+        return found
+
+    monkeypatch.setattr(IdleQueues, "of", of)
     with (
         isolated_registry(),
         psycopg.connect(durable_dsn, autocommit=True) as connection,
@@ -192,9 +201,8 @@ async def test_future_and_locked_rows_do_not_turn_the_watch_off(durable_dsn):
         )
         stranger.execute("select from durable.gen_durable where priority = 1 for update")
         with trio.fail_after(60):
-            async with da.open_engine(never_polled(durable_dsn)) as engine:
-                queue = engine._node.idle_queues.of("default")
-                while queue._misses < 3:  # seen, not claimed, and watched again, ever later
+            async with da.open_engine(never_polled(durable_dsn)):
+                while idle["default"]._misses < 3:  # seen, not claimed, and watched again, ever later
                     await trio.sleep(0.01)
                 assert not ran.is_set()
                 connection.execute(INSERT)

@@ -9,14 +9,17 @@ import psycopg
 import pytest
 import trio
 from durable_actors._engine.claiming.cursor import PickCursor
+from durable_actors._engine.claiming.planner import ClaimPlanner
+from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.limits import QueueLimits
-from durable_actors._engine.running.slots import Slots
+from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import PickResult
 from durable_actors.telemetry import StepCommitted
-from tests.engine.kit import QUIET, Gate, Picks, claim, running
+from tests.engine.kit import QUIET, Gate, Picks, Run, claim, running
 from tests.kit import until
 from tests.support.faults import open_proxy
+from trio_util import AsyncBool
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -28,21 +31,21 @@ def begin(cursor: PickCursor, *, alone: bool = True) -> PickFrom:
     return cursor.begin(1.0, limit=10, known=KNOWN, alone=alone)
 
 
-def told_of(*hints: dict[str, Any]) -> PickCursor:
+def hinted(*hints: dict[str, Any]) -> PickCursor:
     cursor = PickCursor()
     for hint in hints:
         cursor.hint(**hint)
     return cursor
 
 
-PLAIN: dict[str, Any] = {"number": 7, "priority": 0, "plain": True}
+NEW: dict[str, Any] = {"instance_id": 7, "priority": 0, "new_unkeyed": True}
 
 
 # -- the cursor
 
 
-def test_the_only_row_of_which_it_was_told_is_picked_by_its_id_and_once():
-    cursor = told_of(PLAIN)
+def test_the_only_hinted_row_is_picked_by_its_id_and_once():
+    cursor = hinted(NEW)
     assert cursor.hinted
     first = begin(cursor)
     assert (list(first.by_id), first.priorities, first.extras) == ([7], (), ())
@@ -54,68 +57,68 @@ def test_the_only_row_of_which_it_was_told_is_picked_by_its_id_and_once():
 
 @pytest.mark.parametrize(
     "other",
-    [{"priority": 0}, {}, {"number": 3}, {"number": 8, "priority": 0, "plain": True}],
-    ids=["a batch", "somewhere", "by its id", "plain, too"],
+    [{"priority": 0}, {}, {"instance_id": 3}, {"instance_id": 8, "priority": 0, "new_unkeyed": True}],
+    ids=["a batch", "somewhere", "by its id", "new, too"],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_whoever_was_told_of_more_than_that_picks_from_the_whole_queue(other: dict[str, Any], *, first: bool):
-    """The other one may be more urgent, and was there before."""
-    cursor = told_of(other, PLAIN) if first else told_of(PLAIN, other)
+def test_after_several_hints_the_whole_queue_is_picked_from(other: dict[str, Any], *, first: bool):
+    """The other row may be more urgent, and older."""
+    cursor = hinted(other, NEW) if first else hinted(NEW, other)
     found = begin(cursor)
     assert not found.by_id
     assert list(found.priorities) == [0]
-    assert not begin(cursor).by_id  # that pick has found them, or somebody else has
+    assert not begin(cursor).by_id  # that pick has found them, or another node has
 
 
-def test_so_does_who_is_not_at_rest():
-    cursor = told_of(PLAIN)
+def test_so_it_is_when_the_queue_is_not_at_rest():
+    cursor = hinted(NEW)
     assert not begin(cursor, alone=False).by_id
     assert not begin(cursor).by_id
 
 
-def test_what_was_not_claimed_is_looked_at_by_the_next_pick():
-    cursor = told_of(PLAIN)
+def test_a_row_that_was_not_claimed_is_an_extra_of_the_next_pick():
+    cursor = hinted(NEW)
     begin(cursor)
     cursor.missed(PickResult([], [], {}))
-    assert cursor.next_look(1.0) == 0.0
-    cursor.hint(**(PLAIN | {"number": 8}))
-    found = begin(cursor)  # rows that are to be looked at come first
+    assert cursor.next_pick(1.0) == 0.0
+    cursor.hint(**(NEW | {"instance_id": 8}))
+    found = begin(cursor)  # extras come first
     assert (list(found.by_id), list(found.extras)) == ([], [7])
 
 
-WOKEN: dict[str, Any] = {"number": 7, "woken": True}
+SIGNALLED: dict[str, Any] = {"instance_id": 7, "by_signal": True}
 
 
 def test_a_row_that_a_signal_woke_is_picked_by_its_id_and_once():
-    cursor = told_of(WOKEN)
+    cursor = hinted(SIGNALLED)
     first = begin(cursor)
     assert (list(first.by_id), first.priorities, first.extras) == ([7], (), ())
     assert (list(begin(cursor).by_id), list(begin(cursor).extras)) == ([], [])
 
 
-def test_where_it_is_not_at_rest_the_pick_looks_at_it_beside_others():
+def test_it_is_an_extra_when_the_queue_is_not_at_rest_or_other_rows_were_hinted_at():
     """It may lie before the cursor."""
-    assert list(begin(told_of(WOKEN), alone=False).extras) == [7]
-    assert sorted(begin(told_of(WOKEN, WOKEN | {"number": 8})).extras) == [7, 8]
-    assert sorted(begin(told_of({"number": 3}, WOKEN)).extras) == [3, 7]
+    assert list(begin(hinted(SIGNALLED), alone=False).extras) == [7]
+    assert sorted(begin(hinted(SIGNALLED, SIGNALLED | {"instance_id": 8})).extras) == [7, 8]
+    assert sorted(begin(hinted({"instance_id": 3}, SIGNALLED)).extras) == [3, 7]
 
 
 @pytest.mark.parametrize("key", ["k", None])
-def test_whether_it_has_a_key_is_guessed_from_the_last_one(key: str | None):
-    """The short pick claims no keyed row: it would be a round trip for nothing."""
-    cursor = told_of(WOKEN)
+def test_it_is_assumed_to_have_a_key_if_the_last_row_had_one(key: str | None):
+    """A pick by id claims no keyed row: the round trip would be wasted."""
+    cursor = hinted(SIGNALLED)
     begin(cursor, alone=False)
     cursor.advance(PickResult([claim(key, 7)], [], {0: ("2026-01-01 00:00:00+00", 7)}), now=1.0, took=0.1)
-    cursor.hint(**WOKEN)
+    cursor.hint(**SIGNALLED)
     assert list(begin(cursor).by_id) == ([7] if key is None else [])
 
 
-def test_one_that_was_not_claimed_is_taken_for_keyed():
-    cursor = told_of(WOKEN)
+def test_a_row_that_was_not_claimed_by_its_id_is_assumed_to_have_a_key():
+    cursor = hinted(SIGNALLED)
     begin(cursor)
     cursor.missed(PickResult([], [], {}))
     assert list(begin(cursor).extras) == [7]
-    cursor.hint(**WOKEN)
+    cursor.hint(**SIGNALLED)
     assert (list((found := begin(cursor)).by_id), list(found.extras)) == ([], [7])
 
 
@@ -136,12 +139,24 @@ def test_one_that_was_not_claimed_is_taken_for_keyed():
 def test_a_slot_and_a_pick_are_left_for_others(
     concurrency: int, prefetch: int, min_demand: int, running: int, *, room: bool
 ):
-    """However much is claimed ahead: a place in the buffer is no slot."""
-    slots = Slots(QueueLimits(concurrency, prefetch, min_demand, 1.0, 1.0))
-    slots.running = running
-    assert slots.room_beside_one(0) is room
-    slots.ahead.rows = 3 * concurrency
-    assert slots.room_beside_one(0) is room
+    """However many rows are prefetched: a place in the buffer is no slot."""
+    unused: Any = None
+    dispatcher = Dispatcher(
+        QueueLimits(concurrency, prefetch, min_demand, 1.0, 1.0),
+        claims=ActiveClaims(),
+        commits=unused,
+        keys=unused,
+        pool=unused,
+        draining=AsyncBool(),
+        wake_feeder=lambda: True,
+        on_contended=lambda _: None,
+    )
+    dispatcher.add([claim(None, number) for number in range(running)], 0.0)
+    for _ in range(running):
+        assert dispatcher._take_next(0.0)
+    assert dispatcher.can_claim_one_by_id is room
+    dispatcher.prefetch.rows = 3 * concurrency
+    assert dispatcher.can_claim_one_by_id is room
 
 
 # -- the engine
@@ -155,10 +170,20 @@ def noting(ran: list[Any]) -> Any:
     return noted
 
 
-async def at_rest(run: Any, *, empty: bool = True) -> None:
+def planner_of(run: Run) -> ClaimPlanner:
+    assert run.engine._parts is not None
+    return run.engine._parts.planners["default"]
+
+
+async def at_rest(run: Run, *, empty: bool = True) -> None:
     """Until the feeder sleeps, having seen an empty queue, or one with rows for later."""
-    of = run.engine._node.feeders["default"]
-    await until(lambda: of._nothing is empty and of.mailbox._in.statistics().tasks_waiting_receive == 1)
+    planner = planner_of(run)
+
+    def sleeps() -> bool:
+        [feeder] = [node for node in run.engine.snapshot().walk() if node.name == "feeder default"]
+        return feeder.waits_for is not None and "receive" in feeder.waits_for
+
+    await until(lambda: planner.queue_empty is empty and sleeps())
 
 
 async def test_an_insert_into_a_queue_at_rest_is_claimed_by_its_id(durable_dsn, monkeypatch):
@@ -175,8 +200,8 @@ async def test_an_insert_into_a_queue_at_rest_is_claimed_by_its_id(durable_dsn, 
 
 
 @pytest.mark.parametrize("priority", [0, -3])
-async def test_somebody_elses_row_is_found_beside_it(durable_dsn, monkeypatch, priority: int):
-    """No poll would find it, nor a slot that becomes free: the look that follows does."""
+async def test_a_row_from_elsewhere_is_found_beside_it(durable_dsn, monkeypatch, priority: int):
+    """Neither a poll nor a free slot would find it: the refresh after the pick does."""
     picks, ran, both = Picks(monkeypatch), list[str](), trio.Event()
 
     @da.job(name="noted")
@@ -198,7 +223,7 @@ async def test_somebody_elses_row_is_found_beside_it(durable_dsn, monkeypatch, p
 
 
 async def test_it_does_not_overtake_where_a_pick_has_left_rows(durable_dsn, monkeypatch):
-    """A full window: there may be more. What the last look said of the queue is no longer so."""
+    """A full window: there may be more. The last statistics of the queue are out of date."""
     picks, ran, gate = Picks(monkeypatch), [], Gate()
     noting(ran)
 
@@ -212,7 +237,7 @@ async def test_it_does_not_overtake_where_a_pick_has_left_rows(durable_dsn, monk
         await run.engine.client.insert_many(held, [{"args": {"n": n}} for n in range(6)])
         await gate.wait_entered(2)
         last = await run.insert(held, args={"n": 6})
-        assert not run.engine._node.feeders["default"]._nothing
+        assert not planner_of(run).queue_empty
         gate.open()
         await run.ended(last)
     assert sorted(ran) == list(range(7))
@@ -226,7 +251,7 @@ async def test_it_does_not_overtake_where_a_pick_has_left_rows(durable_dsn, monk
     ids=["one slot", "prefetch", "min_demand"],
 )
 async def test_it_does_not_take_the_last_slot_or_pick_from_others(durable_dsn, monkeypatch, queue: da.Queue):
-    """Whatever may be claimed beside what runs: after some quick jobs, rows are claimed ahead, too."""
+    """After some quick jobs, rows are prefetched, too: that must not make a difference."""
     picks, ran, gate = Picks(monkeypatch), list[str](), Gate()
 
     @da.job(name="noted")
@@ -251,7 +276,7 @@ async def test_it_does_not_take_the_last_slot_or_pick_from_others(durable_dsn, m
 
 
 async def test_a_batch_that_was_inserted_before_goes_first(durable_dsn):
-    """The feeder waits for a connection meanwhile: all of it is told when it picks."""
+    """The feeder waits for a connection meanwhile: its pick takes all hints up to then."""
     ran, gate = list[int](), Gate()
 
     @da.job
@@ -277,7 +302,9 @@ async def test_a_batch_that_was_inserted_before_goes_first(durable_dsn):
     [{"partition_key": "k"}, {"schedule_in": 0.05}, {"unique_key": "k", "on_duplicate": "return"}],
     ids=["keyed", "later", "perhaps not new"],
 )
-async def test_what_is_not_plain_goes_the_other_way(durable_dsn, monkeypatch, options: dict[str, Any]):
+async def test_keyed_later_and_perhaps_old_rows_are_not_picked_by_id(
+    durable_dsn, monkeypatch, options: dict[str, Any]
+):
     picks, ran = Picks(monkeypatch), []
     job = noting(ran)
     async with running(durable_dsn, **QUIET) as run:
@@ -287,7 +314,7 @@ async def test_what_is_not_plain_goes_the_other_way(durable_dsn, monkeypatch, op
 
 
 async def test_a_row_that_cannot_be_claimed_by_its_id_is_picked_as_before(durable_dsn, monkeypatch):
-    """Somebody has given it a key after all: the pick that knows of keys comes next, without a poll."""
+    """It was given a key after all: the full pick comes next, without a poll."""
     picks, ran = Picks(monkeypatch), []
     job = noting(ran)
     async with running(durable_dsn, **QUIET) as run:
@@ -299,15 +326,14 @@ async def test_a_row_that_cannot_be_claimed_by_its_id_is_picked_as_before(durabl
                 "update durable.gen_durable set partition_key = 'k', eligible_at = now() where id = %s",
                 [number],
             )
-        node = run.engine._node
-        node.feeders["default"]._nothing = True
-        node.poke("default", number=number, priority=0, plain=True)
+        planner_of(run).queue_empty = True
+        run.engine._node.notify("default", instance_id=number, priority=0, new_unkeyed=True)
         await run.ended(number)
         assert [number] in picks.by_id
     assert ran == [0]
 
 
-async def test_a_lost_answer_is_made_good_as_of_any_pick(durable_dsn):
+async def test_the_claim_of_a_lost_answer_is_released_as_of_any_pick(durable_dsn):
     ran: list[int] = []
     job = noting(ran)
     async with open_proxy(durable_dsn) as proxy, running(proxy.dsn, **QUIET) as run:
@@ -324,7 +350,7 @@ async def test_a_lost_answer_is_made_good_as_of_any_pick(durable_dsn):
 async def test_an_instance_that_a_signal_wakes_at_rest_is_claimed_by_its_id(
     durable_dsn, monkeypatch, key: str | None
 ):
-    """One with a key goes the other way: at the second signal without the detour."""
+    """A keyed one is claimed by a full pick: at the second signal, without a pick by id before it."""
     picks = Picks(monkeypatch)
 
     class Waiter(da.Machine, name="waiter"):

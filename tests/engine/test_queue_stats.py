@@ -9,9 +9,10 @@ import durable_actors as da
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine.claiming import feeder, looks
+from durable_actors._engine.claiming import feeder, planner
+from durable_actors._engine.claiming.planner import REFRESH_INTERVAL, StatsRefresh
 from durable_actors._engine.maintenance.reaper import Reaper
-from durable_actors._engine.running import step_task
+from durable_actors._engine.running import dispatcher
 from durable_actors.telemetry import Picked, StepCommitted, StepStarted
 from tests.engine.kit import QUIET, Gate, running
 from tests.kit import until
@@ -19,59 +20,59 @@ from tests.kit import until
 pytestmark = pytest.mark.usefixtures("registry")
 
 
-def learned(at: float) -> Looks:
-    looks = Looks()
-    looks.learned(looks.begin(), at)
-    return looks
+def refreshed(at: float) -> StatsRefresh:
+    stats = StatsRefresh()
+    stats.done(stats.begin(), at)
+    return stats
 
 
-def test_a_short_pick_is_followed_by_a_look_and_a_full_one_now_and_then():
-    looks = learned(100.0)
-    assert looks.wanted(100.1, short=True)
-    assert not looks.wanted(100.1, short=False)
-    assert looks.wanted(100.0 + EVERY, short=False)
+def test_a_short_pick_is_followed_by_a_refresh_and_a_full_one_now_and_then():
+    stats = refreshed(100.0)
+    assert stats.wanted(100.1, short=True)
+    assert not stats.wanted(100.1, short=False)
+    assert stats.wanted(100.0 + REFRESH_INTERVAL, short=False)
 
 
-def test_a_dear_look_is_not_repeated_at_once():
-    looks = learned(100.0)
-    looks.took(99.95, 0.05, alone=True)
-    assert not looks.wanted(100.5, short=True)
-    assert looks.old
-    assert looks.not_before == pytest.approx(100.95)
-    assert looks.wanted(101.0, short=True)
-    assert not looks.old
+def test_an_expensive_refresh_is_not_repeated_at_once():
+    stats = refreshed(100.0)
+    stats.took(99.95, 0.05, alone=True)
+    assert not stats.wanted(100.5, short=True)
+    assert stats.postponed
+    assert stats.not_before == pytest.approx(100.95)
+    assert stats.wanted(101.0, short=True)
+    assert not stats.postponed
 
 
-def test_what_ran_beside_a_look_is_not_its_price():
-    looks = learned(100.0)
-    looks.took(99.0, 1.0, alone=False)
-    assert looks.wanted(100.1, short=True)
-    assert looks.doubted, "the next one is made before anything begins"
-    looks.took(100.1, 0.001, alone=True)
-    assert not looks.doubted
+def test_cpu_time_of_steps_beside_a_refresh_is_not_its_price():
+    stats = refreshed(100.0)
+    stats.took(99.0, 1.0, alone=False)
+    assert stats.wanted(100.1, short=True)
+    assert stats.last_was_slow, "the next one is made before claims start"
+    stats.took(100.1, 0.001, alone=True)
+    assert not stats.last_was_slow
 
 
-def test_a_price_that_is_known_is_not_forgotten_for_a_look_beside_others():
-    looks = learned(100.0)
-    looks.took(99.9, 0.1, alone=True)
-    looks.took(100.0, 0.001, alone=False)
-    assert not looks.wanted(100.5, short=True)
+def test_a_measured_price_is_not_replaced_by_that_of_a_refresh_beside_steps():
+    stats = refreshed(100.0)
+    stats.took(99.9, 0.1, alone=True)
+    stats.took(100.0, 0.001, alone=False)
+    assert not stats.wanted(100.5, short=True)
 
 
-def test_who_asks_while_a_look_is_under_way_gets_another():
-    looks = learned(100.0)
-    begun = looks.begin()
-    looks.ask()
-    looks.learned(begun, 101.0)
-    assert looks.wanted(101.0, short=False)
+def test_a_request_while_a_refresh_is_under_way_leads_to_another():
+    stats = refreshed(100.0)
+    begun = stats.begin()
+    stats.request()
+    stats.done(begun, 101.0)
+    assert stats.wanted(101.0, short=False)
 
 
-async def test_a_step_that_computes_does_not_put_the_next_look_off(durable_dsn, monkeypatch):
-    """It began before the look: 100 ms of it were taken for the server's, and a row due in 0.3 s began 1.5 s late."""
+async def test_a_step_that_computes_does_not_postpone_the_next_refresh(durable_dsn, monkeypatch):
+    """When 100 ms of a step were mistaken for the server's time, a row due in 0.3 s began 1.5 s late."""
     long: list[bool] = []
-    asked, took, read = trio.Event(), Looks.took, feeder.read_queue
+    asked, took, read = trio.Event(), StatsRefresh.took, feeder.read_queue
 
-    def noted(self: Looks, began: float, seconds: float, *, alone: bool) -> None:
+    def noted(self: StatsRefresh, began: float, seconds: float, *, alone: bool) -> None:
         if seconds >= 0.5:
             long.append(alone)
         took(self, began, seconds, alone=alone)
@@ -89,10 +90,10 @@ async def test_a_step_that_computes_does_not_put_the_next_look_off(durable_dsn, 
         await asked.wait()
         time.sleep(0.6)  # while the answer is on its way
 
-    # On a busy machine the look at the start may count as dear: then the next one is made before anything begins.
-    monkeypatch.setattr(looks, "SHAPE_CHEAP", math.inf)
-    monkeypatch.setattr(looks, "shape_pause", lambda _: 0.0)
-    monkeypatch.setattr(Looks, "took", noted)
+    # On a busy machine the first refresh may count as slow: then the next one is made before claims start.
+    monkeypatch.setattr(planner, "CHEAP_REFRESH", math.inf)
+    monkeypatch.setattr(planner, "refresh_pause", lambda _: 0.0)
+    monkeypatch.setattr(StatsRefresh, "took", noted)
     monkeypatch.setattr(feeder, "read_queue", noted_read)
     async with running(durable_dsn, **QUIET) as run:
         await run.events.final(await run.insert(burn, args={}))
@@ -122,8 +123,8 @@ async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_d
 
 
 async def test_running_ahead_is_counted_from_the_first_turn(durable_dsn, monkeypatch):
-    """Who waited for its turn behind a step that computes has all of its time left."""
-    monkeypatch.setattr(step_task, "AHEAD_SECONDS", 0.8)
+    """An instance that waited for its turn behind a step that computes has all of its time left."""
+    monkeypatch.setattr(dispatcher, "RUN_AHEAD_SECONDS", 0.8)
     computed: list[int] = []
 
     class Two(da.Machine[dict]):
@@ -148,8 +149,8 @@ async def test_running_ahead_is_counted_from_the_first_turn(durable_dsn, monkeyp
 
 
 async def test_a_job_at_rest_costs_one_pick(durable_dsn, monkeypatch):
-    """Its slot is free again, and its outcome settled: both are looked at, which costs a tenth of a pick."""
-    monkeypatch.setattr(looks, "SHAPE_CHEAP", math.inf)
+    """Its free slot and its settled outcome wake the feeder. Each costs a refresh: a tenth of a pick."""
+    monkeypatch.setattr(planner, "CHEAP_REFRESH", math.inf)
 
     @da.job
     async def nothing(args):
@@ -163,11 +164,13 @@ async def test_a_job_at_rest_costs_one_pick(durable_dsn, monkeypatch):
             await run.run(nothing, args={})
         picks = run.events.all(Picked)[before:]
     assert [pick.claimed for pick in picks if pick.claimed] == [1] * 10
-    assert len(picks) < 20  # ten, unless a look of the last job's finds the next one before it is told of
+    assert (
+        len(picks) < 20
+    )  # ten, unless a refresh after the last job finds the next one before its hint comes
 
 
 async def test_rows_of_others_are_found_when_a_slot_becomes_free(durable_dsn, db):
-    """Nobody has told of them, and the last look saw nothing."""
+    """There was no hint, and the last refresh saw no row."""
     gate = Gate()
 
     @da.job(queue="one", name="long")
@@ -177,7 +180,9 @@ async def test_rows_of_others_are_found_when_a_slot_becomes_free(durable_dsn, db
     async with running(durable_dsn, queues={"one": 2}, **QUIET) as run:
         first = await run.insert(wait, args={})
         await gate.wait_entered()
-        await until(lambda: run.engine._node.feeders["one"]._nothing)
+        parts = run.engine._parts
+        assert parts is not None
+        await until(lambda: parts.planners["one"].queue_empty)
         numbers = [db.insert(fsm="long", step="perform", queue="one") for _ in range(3)]
         gate.open()
         for number in (first, *numbers):

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 import trio
 from durable_actors import _results
-from durable_actors._engine import node, setup
+from durable_actors._engine import lanes as lanes_module, setup, tree
 from durable_actors._engine.committing import flusher, spawn
 from durable_actors._engine.lanes import answer_patience, lanes
 from durable_actors._postgres.driver import waiting
@@ -22,7 +22,8 @@ SHORT = 0.3
 @pytest.fixture
 def impatient(monkeypatch, registry):
     """Seconds are not what is tested here."""
-    monkeypatch.setattr(node, "answer_patience", lambda _: SHORT)
+    monkeypatch.setattr(lanes_module, "answer_patience", lambda _: SHORT)
+    monkeypatch.setattr(tree, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(flusher, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(spawn, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(setup, "answer_patience", lambda _: SHORT)
@@ -137,7 +138,7 @@ async def test_a_look_for_locks_that_is_not_answered(durable_dsn):
 @pytest.mark.usefixtures("impatient")
 async def test_a_heartbeat_that_is_not_answered(durable_dsn, db, monkeypatch):
     """The leases are renewed by another connection before they end: the step goes on."""
-    monkeypatch.setattr(node, "SHORTEST_BEAT", SHORT)
+    monkeypatch.setattr(lanes_module, "SHORTEST_BEAT", SHORT)
     gate = Gate()
 
     class M(da.Machine, name="m"):

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
+from durable_actors._engine.claiming import planner
 from durable_actors._engine.claiming.feeder import Feeder
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._store.claim import release_claims
 from durable_actors._store.commit import commit_outcomes
@@ -132,30 +134,30 @@ async def test_a_beat_is_two_statements_for_a_thousand_claims(db: psycopg.Connec
         await beats._beat()
         for several, expected in ((found[:1000], 2), (found[1000:], 3)):
             for claim in several:
-                node.claims.hold(claim)
+                node.claims.add(ActiveClaim(claim))
             with counted(durable_dsn, expected):
                 await beats._beat()
 
 
 async def test_an_idle_poll_is_two_statements(durable_dsn: str, monkeypatch: pytest.MonkeyPatch):
-    """The pick, and what the queue has: its priorities, and when to look again."""
-    look_again, looks = Feeder._look_again, list[bool]()
+    """The pick, and the statistics of the queue."""
+    refresh_after_pick, refreshes = Feeder._refresh_after_pick, list[Feeder]()
 
-    async def looked(self: Feeder, *, alone: bool) -> None:
-        await look_again(self, alone=alone)
-        looks.append(alone)
+    async def refreshed(self: Feeder) -> None:
+        await refresh_after_pick(self)
+        refreshes.append(self)
 
-    monkeypatch.setattr(Feeder, "_look_again", looked)
-    # On a busy machine a look is dear, and the next one would be put off.
-    monkeypatch.setattr("durable_actors._engine.claiming.looks.shape_pause", lambda took: 0.0)
+    monkeypatch.setattr(Feeder, "_refresh_after_pick", refreshed)
+    # On a busy machine a refresh is slow, and the next one would be postponed.
+    monkeypatch.setattr(planner, "refresh_pause", lambda seconds: 0.0)
     async with running(durable_dsn, queues={"default": 5}, **QUIET) as run:
-        await until(lambda: looks)
+        await until(lambda: refreshes)
         totals: list[int] = []
         for _ in range(3):
-            polls = len(looks)
+            polls = len(refreshes)
             with count_statements(durable_dsn) as count:
-                run.engine._node.poke("default")
-                await until(lambda: len(looks) > polls)  # noqa: B023 - called here and now
+                run.engine._node.notify("default")
+                await until(lambda: len(refreshes) > polls)  # noqa: B023 - called here and now
             assert count.calls("with extra as") == 1, str(count)
             totals.append(count.total)
     assert min(totals) == 2, "but for what other actors did meanwhile"
