@@ -1,15 +1,20 @@
-"""The large simulation's checks, and three more: looks of reapers, quiet schedules, loops."""
+"""The large simulation's checks, and four more: looks of reapers, quiet schedules, loops, slots."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
+from durable_actors.machine import Context
 from tests.simulation.book import HAIR, Book
 from tests.simulation.plan import Plan
-from tests.simulation.process import World
+from tests.simulation.process import Process, World
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row, Tx
+
+if TYPE_CHECKING:
+    from tests.simulation.small.host import Host
 
 CLAIMS = 25
 """Of one instance: usual are up to ten."""
@@ -56,6 +61,19 @@ class SmallBook(Book):
                 self.fail("storm", f"instance {new.id} was claimed {CLAIMS} times for so little work")
         elif self._calm and what in {"reap", "release"} and old is not None and new.attempt > old.attempt:
             self.fail("calm", f"instance {new.id} was taken from its worker, though nothing was wrong")
+
+    def _began(
+        self, process: Process, ctx: Context[Any], row: Row, claim: str, handed: frozenset[int]
+    ) -> None:
+        super()._began(process, ctx, row, claim, handed)
+        host: Host = process  # type: ignore[assignment]
+        limits, dispatcher = host.limits, host.dispatcher
+        steps = sum(run.process is process for run in self.running.values())
+        if steps > limits.concurrency:
+            self.fail("slots", f"{host.name} runs {steps} steps of {limits.concurrency}")
+        count = dispatcher.running + dispatcher.buffered
+        if count > limits.concurrency + limits.prefetch + dispatcher.prefetch.rows:
+            self.fail("slots", f"{host.name} holds {count} claims")
 
     def _reaped(self, old: Row) -> None:
         """Within the lease only if one session found its owner's lock free over `dead_after` seconds; nothing moved.
