@@ -50,6 +50,9 @@ def as_committed(change: Transition) -> Committed:
     return Committed(change.claim.visit + change.advance, status, change.state or change.claim.state)
 
 
+_settled: set[int] = set()
+
+
 def _settle_early(original: Any, self: Commits, pending: PendingCommit) -> None:
     """Let the instance continue as if its outcome were committed, then commit it."""
     change = pending.transition
@@ -57,7 +60,25 @@ def _settle_early(original: Any, self: Commits, pending: PendingCommit) -> None:
         pending.transition = attrs.evolve(change, claim=attrs.evolve(change.claim))
         assert self._settle is not None
         self._settle(pending, as_committed(change), trio.current_time())
+        _settled.add(id(pending))
     original(self, pending)
+
+
+def _answer_once(original: Any, self: Commits, pending: PendingCommit, *args: Any) -> None:
+    if id(pending) in _settled:
+        _settled.remove(id(pending))
+        pending.open = False
+    original(self, pending, *args)
+
+
+@contextmanager
+def _proceed() -> Iterator[None]:
+    _settled.clear()
+    with (
+        patch.object(Commits, "enqueue", _around(_settle_early, Commits.enqueue)),
+        patch.object(Commits, "answer", _around(_answer_once, Commits.answer)),
+    ):
+        yield
 
 
 def _trust_from_reply(original: Any, self: claims.ActiveClaims, renewed: Any, trusted_until: float) -> None:
@@ -66,7 +87,7 @@ def _trust_from_reply(original: Any, self: claims.ActiveClaims, renewed: Any, tr
 
 def _around(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """`wrapper(original, self, ...)` as a method."""
-    return lambda self, *args: wrapper(original, self, *args)
+    return lambda self, *args, **options: wrapper(original, self, *args, **options)
 
 
 def _patch(target: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -109,7 +130,7 @@ def _park_all(original: Callable[..., Transition], *args: Any, **options: Any) -
 ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
     "proceed": (
         "an instance goes on before its outcome is committed",
-        _patch(Commits, "enqueue", _around(_settle_early, Commits.enqueue)),
+        _proceed,
     ),
     "trust": (
         "the trust in a lease counts from the reply",

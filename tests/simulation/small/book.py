@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from durable_actors.machine import Context
 from tests.simulation.book import HAIR, Book
@@ -12,9 +12,6 @@ from tests.simulation.process import Process, World
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row, Tx
-
-if TYPE_CHECKING:
-    from tests.simulation.small.host import Host
 
 CLAIMS = 25
 """Of one instance: usual are up to ten."""
@@ -29,6 +26,7 @@ class SmallBook(Book):
         self._calm = not (
             plan.strikes or rates.slow or rates.lost_request or rates.lost_reply or rates.refused
         )
+        self._slots = plan.concurrency
         self._counts: Counter[int] = Counter()
         self._seen: dict[tuple[int, str], tuple[int, int]] = {}
         """Since when a server session found an owner's lock free, whenever it looked, and the owner's last lease."""
@@ -66,14 +64,9 @@ class SmallBook(Book):
         self, process: Process, ctx: Context[Any], row: Row, claim: str, handed: frozenset[int]
     ) -> None:
         super()._began(process, ctx, row, claim, handed)
-        host: Host = process  # type: ignore[assignment]
-        limits, dispatcher = host.limits, host.dispatcher
         steps = sum(run.process is process for run in self.running.values())
-        if steps > limits.concurrency:
-            self.fail("slots", f"{host.name} runs {steps} steps of {limits.concurrency}")
-        count = dispatcher.running + dispatcher.buffered
-        if count > limits.concurrency + limits.prefetch + dispatcher.prefetch.rows:
-            self.fail("slots", f"{host.name} holds {count} claims")
+        if steps > self._slots:
+            self.fail("slots", f"{process.name} runs {steps} steps of {self._slots}")
 
     def _reaped(self, old: Row) -> None:
         """Within the lease only if one session found its owner's lock free over `dead_after` seconds; nothing moved.

@@ -16,6 +16,7 @@ import psycopg
 import trio
 from durable_actors._engine.claiming import cursor
 from durable_actors._engine.committing import flusher, transition
+from durable_actors._engine.limits import QueueLimits, demand
 from durable_actors._engine.maintenance import heartbeat, reaper
 from durable_actors._engine.maintenance.failure_detector import judge_owners
 from durable_actors._engine.running import dispatcher
@@ -90,8 +91,8 @@ def _no_reset(original: Callable[..., None], self: Any, *args: Any, **options: A
     self._reset_at = float("inf")
 
 
-def _greedy(self: dispatcher.Dispatcher, buffered: int) -> int:
-    return self._limits.concurrency + self._limits.prefetch
+def _greedy(limits: QueueLimits, *, running: int, buffered: int) -> int:
+    return demand(limits, running=0, buffered=buffered)
 
 
 NODE: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -141,7 +142,7 @@ NODE: dict[str, tuple[str, Callable[[], Any]]] = {
         "a step takes a slot that is not there",
         _patch(dispatcher.Dispatcher, "_has_free_slot", lambda self: True),
     ),
-    "greedy": ("a feeder claims more than it may hold", _patch(dispatcher.Dispatcher, "_demand", _greedy)),
+    "greedy": ("a feeder claims more than it may hold", _patch(dispatcher, "demand", _greedy)),
     "no restart": ("an actor that died stays dead", _patch(_supervisor, "decide", lambda *args, **options: Leave())),
 }  # fmt: skip
 

@@ -26,6 +26,7 @@ from durable_actors.otp import (
     ChildSpec,
     Error,
     PoolChild,
+    PoolClosed,
     RestartLimitReached,
     Supervisor,
     Tree,
@@ -106,7 +107,6 @@ class Host:
     async def run(self) -> None:
         current_process.set(self)  # type: ignore[arg-type]
         self.parts = build_tree(self.node, {QUEUE: self.limits})
-        self.dispatcher = self.parts.dispatchers[QUEUE]
         with self.scope:
             try:
                 await run_tree(
@@ -124,7 +124,8 @@ class Host:
     def _observe(self, event: object) -> None:
         if isinstance(event, ChildExited) and isinstance(event.reason, Error):
             error = event.reason.error
-            if not isinstance(error, Bug | RestartLimitReached):
+            # A feeder whose step pool has just failed cannot start what it has claimed.
+            if not isinstance(error, Bug | PoolClosed | RestartLimitReached):
                 self.land.fail("internal error", f"{self.name}: {event.path} failed: {error!r}")
 
     # -- what befalls it
