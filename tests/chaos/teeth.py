@@ -72,13 +72,18 @@ BREAKAGES: Final = {
     # steps are not cancelled when their lease ends, nor when their claim is lost
     "trust": Breakage(
         (
-            (f"{ENGINE}/claims.py", "held.task.deadline = trusted_until", "pass"),
+            (f"{ENGINE}/claims.py", "active.task.deadline = trusted_until", "pass"),
             (
                 f"{ENGINE}/claims.py",
-                "held.task.cancel(why)\n\n    def interrupt",
+                "active.task.cancel(why)\n\n    def interrupt",
                 "pass\n\n    def interrupt",
             ),
-            (f"{ENGINE}/running/dispatcher.py", "deadline=held.claim.trusted_until", 'deadline=float("inf")'),
+            (
+                f"{ENGINE}/running/dispatcher.py",
+                "deadline=active.claim.trusted_until",
+                'deadline=float("inf")',
+            ),
+            (f"{ENGINE}/running/dispatcher.py", "task.deadline = active.claim.trusted_until", "pass"),
         ),
         ("stop", "block", "mixed"),
     ),
@@ -134,7 +139,7 @@ BREAKAGES: Final = {
     ),
     # a thread that outlives its claim is forgotten, its key given to others
     "threads": _edit(
-        f"{ENGINE}/running/threads.py",
+        f"{ENGINE}/threads.py",
         "await thread.wait_ended()",
         "pass",
         "terminate",
@@ -147,7 +152,12 @@ BREAKAGES: Final = {
         ("none", "kill"),
     ),
     # a deadline passes and nobody wakes
-    "deadlines": _edit(f"{ENGINE}/claiming/feeder.py", "if self._deadline <= began:", "if False:", "none"),
+    "deadlines": _edit(
+        f"{ENGINE}/claiming/planner.py",
+        "if self._deadline <= self._began and not self._expired:",
+        "if False:",
+        "none",
+    ),
     # execution proceeds, and nothing is committed
     "unwritten": Breakage(
         (

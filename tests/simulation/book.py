@@ -195,7 +195,7 @@ class Book:
             self.counts["effect"] += 1
 
     def _in_trust(self, process: Process, claim: str, margin: float = 0.0) -> None:
-        late = self.world.now - self._leases.get(claim, 0) / SECOND - margin
+        late = (self.server.now() - self._leases.get(claim, 0)) / SECOND - margin
         # What was ready to run when its process was stopped runs once more when that goes on.
         if late > HAIR and process.resumed_at < self.world.now - margin:
             self.fail("I5", f"a step of {claim} ran {late:.3f} s beyond its lease on {process.name}")

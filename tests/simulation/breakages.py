@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,12 +14,12 @@ from unittest.mock import patch
 
 import attrs
 import trio
-from durable_actors._engine import claims as leases
-from durable_actors._engine.claiming import feeder
+from durable_actors._engine import claims
+from durable_actors._engine.claiming import planner
 from durable_actors._engine.committing import transition
+from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.maintenance import failure_detector as dead_nodes, reaper
-from durable_actors._engine.running import step_task
-from durable_actors._store.rows import Transition
+from durable_actors._store.rows import Committed, Transition
 from tests.simulation.driver import Rates
 from tests.simulation.plan import Item, Plan, Strike, make_plan
 
@@ -39,34 +40,54 @@ STORE: dict[str, str] = {
 }
 
 
-async def _proceed(tasks: Any, change: Transition, held: leases.ActiveClaim) -> None:
-    """Go on as if it were committed, then commit it."""
-    await trio.lowlevel.checkpoint()
-    before, claim = attrs.evolve(change, claim=attrs.evolve(change.claim)), change.claim
-    claim.enter(change.step, claim.visit + change.advance, change.state or claim.state, inbox=False)
-    tasks._node.feeders[claim.queue].claimed.goes_on(held)
-    await tasks._commits.commit(before, held)
+options: dict[str, Any] = {}
+"""Those of the plan that is broken right now."""
 
 
-def _leave_early(original: Any, self: Any, run: Any, ran: Any, held: leases.ActiveClaim) -> None:
-    """Tell the instance that its outcome is committed before it is."""
-    if not ran.transition.keep_claim:
-        original(self, run, ran, held)
-        return
-    held.left, held.task = True, None
-    trio.lowlevel.spawn_system_task(_proceed, self, ran.transition, held)
+def as_committed(change: Transition) -> Committed:
+    """What the commit of this outcome would answer."""
+    status = "executing" if change.keep_claim else change.status
+    return Committed(change.claim.visit + change.advance, status, change.state or change.claim.state)
 
 
-_ttl: dict[str, float] = {}
+_settled: set[int] = set()
 
 
-def _trust_from_reply(original: Any, self: leases.ActiveClaims, renewed: Any, trusted_until: float) -> None:
-    original(self, renewed, trio.current_time() + _ttl["seconds"])
+def _settle_early(original: Any, self: Commits, pending: PendingCommit) -> None:
+    """Let the instance continue as if its outcome were committed, then commit it."""
+    change = pending.transition
+    if change.keep_claim:
+        pending.transition = attrs.evolve(change, claim=attrs.evolve(change.claim))
+        assert self._settle is not None
+        self._settle(pending, as_committed(change), trio.current_time())
+        _settled.add(id(pending))
+    original(self, pending)
+
+
+def _answer_once(original: Any, self: Commits, pending: PendingCommit, *args: Any) -> None:
+    if id(pending) in _settled:
+        _settled.remove(id(pending))
+        pending.open = False
+    original(self, pending, *args)
+
+
+@contextmanager
+def _proceed() -> Iterator[None]:
+    _settled.clear()
+    with (
+        patch.object(Commits, "enqueue", _around(_settle_early, Commits.enqueue)),
+        patch.object(Commits, "answer", _around(_answer_once, Commits.answer)),
+    ):
+        yield
+
+
+def _trust_from_reply(original: Any, self: claims.ActiveClaims, renewed: Any, trusted_until: float) -> None:
+    original(self, renewed, trio.current_time() + options["lease_ttl"])
 
 
 def _around(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """`wrapper(original, self, ...)` as a method."""
-    return lambda self, *args: wrapper(original, self, *args)
+    return lambda self, *args, **options: wrapper(original, self, *args, **options)
 
 
 def _patch(target: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -82,24 +103,22 @@ def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Verdict:
     return dead_nodes.judge_owners(*args, **{**options, "dead_after": -1.0})
 
 
-async def _shape_stays_old(self: feeder.Feeder, conn: Any, *, original: Any = feeder.Feeder._learn) -> bool:
-    old = self.looks.old
-    missed: bool = await original(self, conn)
-    self.looks.old = old
-    return missed
+def _stays_postponed(original: Any, self: planner.StatsRefresh, begun: int, now: float) -> None:
+    postponed = self.postponed
+    original(self, begun, now)
+    self.postponed = postponed
 
 
-async def _no_deadlines(self: feeder.Feeder, conn: Any, *, original: Any = feeder.Feeder._learn) -> bool:
-    missed: bool = await original(self, conn)
-    self._deadline = float("inf")
-    return missed
+def _no_deadlines(original: Any, self: planner.ClaimPlanner, shape: Any, now: float) -> None:
+    original(self, shape, now)
+    self._deadline = math.inf
 
 
 def _endless(renewed: Any) -> None:
-    for held in renewed:
-        held.claim.trusted_until = float("inf")
-        if held.task is not None:
-            held.task.deadline = float("inf")
+    for active in renewed:
+        active.claim.trusted_until = math.inf
+        if active.task is not None:
+            active.task.deadline = math.inf
 
 
 def _park_all(original: Callable[..., Transition], *args: Any, **options: Any) -> Transition:
@@ -111,30 +130,33 @@ def _park_all(original: Callable[..., Transition], *args: Any, **options: Any) -
 ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
     "proceed": (
         "an instance goes on before its outcome is committed",
-        _patch(step_task.StepTasks, "_leave", _around(_leave_early, step_task.StepTasks._leave)),
+        _proceed,
     ),
     "trust": (
         "the trust in a lease counts from the reply",
-        _patch(leases.ActiveClaims, "extend", _around(_trust_from_reply, leases.ActiveClaims.extend)),
+        _patch(claims.ActiveClaims, "extend", _around(_trust_from_reply, claims.ActiveClaims.extend)),
     ),
     "no deadline": (
         "a step's scope has no deadline: it runs on when its lease cannot be renewed",
-        _patch(leases.ActiveClaims, "extend", lambda self, renewed, until: _endless(renewed)),
+        _patch(claims.ActiveClaims, "extend", lambda self, renewed, until: _endless(renewed)),
     ),
     "keyed steps": (
         "steps with a partition key go on when the session with its lock is lost",
-        _patch(leases.ActiveClaims, "interrupt", lambda self, held, why: False),
+        _patch(claims.ActiveClaims, "interrupt", lambda self, active, why: False),
     ),
     "no reaper": ("nobody takes back what the dead have left", _patch(reaper.Reaper, "_round", _no_reaping)),
     "dead at once": (
         "a node is dead when its lock is seen free once",
         _patch(reaper, "judge_owners", _dead_at_once),
     ),
-    "old shape": (
-        "an idle feeder sleeps until a look at its queue that is over: it asks without a pause",
-        _patch(feeder.Feeder, "_learn", _shape_stays_old),
+    "old statistics": (
+        "an idle feeder sleeps until a refresh of its statistics that is over: it asks without a pause",
+        _patch(planner.StatsRefresh, "done", _around(_stays_postponed, planner.StatsRefresh.done)),
     ),
-    "no awaits": ("deadlines of awaits are never looked at", _patch(feeder.Feeder, "_learn", _no_deadlines)),
+    "no awaits": (
+        "deadlines of awaits are never looked at",
+        _patch(planner.ClaimPlanner, "refreshed", _around(_no_deadlines, planner.ClaimPlanner.refreshed)),
+    ),
     "consume all": (
         "a park consumes what it should keep",
         _patch(transition, "_park", partial(_park_all, transition._park)),
@@ -213,7 +235,8 @@ def _killed(plan: Plan) -> Plan:
 FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "fence": _unknown, "visit": _unknown, "lease": _late, "renewals": _long_steps, "moved": _back_again,
     "consume": _stale, "consume more": _stale, "join": _killed, "trust": _long_steps, "no deadline": _long_steps,
-    "keyed steps": _keyed, "no reaper": _killed, "dead at once": _back_again, "old shape": _idle, "no awaits": _idle,
+    "keyed steps": _keyed, "no reaper": _killed, "dead at once": _back_again, "old statistics": _idle,
+    "no awaits": _idle,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
 
@@ -237,7 +260,8 @@ class Breakage:
     @contextmanager
     def applied(self, plan: Plan) -> Iterator[frozenset[str]]:
         """Break it; yields what the store must leave out."""
-        _ttl["seconds"] = plan.options["lease_ttl"]
+        options.clear()
+        options.update(plan.options)
         if self.name in STORE:
             yield frozenset({self.name})
         else:

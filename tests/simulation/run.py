@@ -52,12 +52,12 @@ class Report:
         return hashlib.sha256(repr(self.history).encode()).hexdigest()
 
 
-class _Errors(logging.Handler):
+class EngineErrors(logging.Handler):
     """Errors that the engine logs are bugs of its own: users' errors go through `handle`."""
 
-    def __init__(self) -> None:
+    def __init__(self, book: Book) -> None:
         super().__init__(logging.ERROR)
-        self.book: Book | None = None
+        self.book: Book | None = book
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -83,7 +83,7 @@ class _Secrets:
 
 
 @contextmanager
-def _surroundings(network: Network, errors: _Errors, seed: int) -> Iterator[None]:
+def _surroundings(network: Network, errors: EngineErrors, seed: int) -> Iterator[None]:
     """Put the simulated driver below the pool, and take chance out of everything else."""
 
     async def require_schema(conn: object, *, schema: str) -> None:
@@ -173,19 +173,19 @@ class Schedule:
             process.book = self.book
             async with pools.open_pool("host=simulated", lanes=[Lane("client", 2)]) as pool:
                 client = Client("client", pool, "client", "durable")
-                client.poke = self._poke
+                client.notify = self._notify
                 await workload.run_client(process, client, self.plan.items)
 
         self.client = Process(self.world, "client", main)
         self.client.on_end = self._client_ended
 
-    def _poke(self, queue: str, /, **hint: Any) -> None:
+    def _notify(self, queue: str, /, **hint: Any) -> None:
         """Some calls count as made in the process of a node: its feeder is told of them."""
         node = self.world.random.choice(self.nodes)
         engine = getattr(node, "engine", None)
         if engine is not None and self.world.random.random() < 0.5:
             self.hints[node] += 1
-            self.world.after(0.0, partial(node.deliver, partial(engine._node.poke, queue, **hint)))
+            self.world.after(0.0, partial(node.deliver, partial(engine._node.notify, queue, **hint)))
 
     def _client_ended(self) -> None:
         self.world.log("client", "ended")
@@ -309,8 +309,7 @@ class Schedule:
 def simulate(plan: Plan, broken: frozenset[str] = frozenset(), *, patience: float = PATIENCE) -> Report:
     """Run a schedule to its end, or to its first violation. The same plan gives the same history."""
     schedule = Schedule(plan, broken, patience)
-    errors = _Errors()
-    errors.book = schedule.book
+    errors = EngineErrors(schedule.book)
     with _surroundings(schedule.network, errors, plan.seed):
         try:
             schedule.run()

@@ -70,8 +70,10 @@ class Session:
 class Server:
     """Postgres, as far as the engine can see it."""
 
-    def __init__(self, world: World, broken: frozenset[str]) -> None:
+    def __init__(self, world: World, broken: frozenset[str], *, ahead: float = 0.0) -> None:
         self.world = world
+        self.ahead = ahead
+        """Seconds by which its clock differs from the world's."""
         self.tables = Tables()
         self.sessions: dict[int, Session] = {}
         self.locks: dict[str, int] = {}
@@ -86,7 +88,7 @@ class Server:
         self.tables.unlocked = self._retry_soon
 
     def now(self) -> int:
-        return round(self.world.now * SECOND)
+        return round((self.world.now + self.ahead) * SECOND)
 
     def open_session(self, settings: Mapping[str, str]) -> Session:
         self._pids += 1

@@ -44,7 +44,7 @@ RULES = {
     "keyed steps": {"I9"},
     "no reaper": {"I12", "I7"},
     "dead at once": {"I2"},
-    "old shape": {"storm"},
+    "old statistics": {"storm"},
     "no awaits": {"I7"},
     "consume all": {"I7", "I6", "result"},
 }

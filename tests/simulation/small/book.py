@@ -1,12 +1,14 @@
-"""The large simulation's checks, and three more: looks of reapers, quiet schedules, loops."""
+"""The large simulation's checks, and four more: looks of reapers, quiet schedules, loops, slots."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+from durable_actors.machine import Context
 from tests.simulation.book import HAIR, Book
 from tests.simulation.plan import Plan
-from tests.simulation.process import World
+from tests.simulation.process import Process, World
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row, Tx
@@ -24,6 +26,7 @@ class SmallBook(Book):
         self._calm = not (
             plan.strikes or rates.slow or rates.lost_request or rates.lost_reply or rates.refused
         )
+        self._slots = plan.concurrency
         self._counts: Counter[int] = Counter()
         self._seen: dict[tuple[int, str], tuple[int, int]] = {}
         """Since when a server session found an owner's lock free, whenever it looked, and the owner's last lease."""
@@ -56,6 +59,14 @@ class SmallBook(Book):
                 self.fail("storm", f"instance {new.id} was claimed {CLAIMS} times for so little work")
         elif self._calm and what in {"reap", "release"} and old is not None and new.attempt > old.attempt:
             self.fail("calm", f"instance {new.id} was taken from its worker, though nothing was wrong")
+
+    def _began(
+        self, process: Process, ctx: Context[Any], row: Row, claim: str, handed: frozenset[int]
+    ) -> None:
+        super()._began(process, ctx, row, claim, handed)
+        steps = sum(run.process is process for run in self.running.values())
+        if steps > self._slots:
+            self.fail("slots", f"{process.name} runs {steps} steps of {self._slots}")
 
     def _reaped(self, old: Row) -> None:
         """Within the lease only if one session found its owner's lock free over `dead_after` seconds; nothing moved.

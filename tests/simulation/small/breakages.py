@@ -1,30 +1,31 @@
 """Rules broken on purpose, one at a time: the small simulation must notice each.
 
-Of the store's rules, what a statement leaves out (`tests.simulation.statements`); of the nodes', patches: of the
-product's pure parts, and of the loops around them.
+Rules of the store are left out of a statement (`tests.simulation.statements`); rules of the nodes are patched away.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import attrs
+import psycopg
 import trio
-from durable_actors._engine import claims as leases
-from durable_actors._engine.claiming import cursor, demand
-from durable_actors._engine.committing import transition
-from durable_actors._engine.committing.verdicts import Refused
+from durable_actors._engine.claiming import cursor
+from durable_actors._engine.committing import flusher, transition
+from durable_actors._engine.limits import QueueLimits, demand
+from durable_actors._engine.maintenance import heartbeat, reaper
 from durable_actors._engine.maintenance.failure_detector import judge_owners
-from durable_actors._engine.running import slots, step_task
-from durable_actors._store.rows import Committed
+from durable_actors._engine.running import dispatcher
+from durable_actors.errors import CommitUnknown
+from durable_actors.otp import _pool, _pool_task, _supervisor
 from durable_actors.otp._restart import Leave
 from tests.simulation import breakages as large
 from tests.simulation.driver import Rates
 from tests.simulation.plan import Plan
-from tests.simulation.small import feeder, host, loops
 from tests.simulation.small.plan import make_plan
 from tests.simulation.small.run import simulate
 
@@ -32,43 +33,51 @@ STORE = large.STORE
 _patch = large._patch
 
 
-def _trust_from_reply(self: loops.Heartbeat, sent: float) -> float:
-    return self.host.now() + self.host.node.owner.lease_ttl
+@contextmanager
+def _patches(*patches: Callable[[], Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each())
+        yield
 
 
-async def _nothing(self: Any) -> float:
+async def _nothing(self: Any) -> None:
     await trio.lowlevel.checkpoint()
-    return 1.0
 
 
-async def _fails(self: loops.Flusher, batch: list[Any], error: Exception) -> None:
-    await trio.lowlevel.checkpoint()
-    for entry in batch:
-        entry.answer(Refused(error))  # type: ignore[arg-type]
+async def _unknown_fails(original: Any, self: flusher.Flusher, batch: list[Any], *role: str) -> Any:
+    try:
+        return await original(self, batch, *role)
+    except CommitUnknown as exc:
+        raise psycopg.errors.NumericValueOutOfRange(str(exc)) from exc
 
 
-async def _done(self: loops.Flusher, batch: list[Any], error: Exception) -> None:
-    await trio.lowlevel.checkpoint()
-    for entry in batch:
-        change = entry.transition
-        status = "executing" if change.keep_claim else change.status
-        entry.answer(
-            Committed(change.claim.visit + change.advance, status, change.state or change.claim.state)
-        )
+async def _unknown_is_done(original: Any, self: flusher.Flusher, batch: list[Any], *role: str) -> Any:
+    try:
+        return await original(self, batch, *role)
+    except CommitUnknown:
+        return {each.claim.id: large.as_committed(each) for each in (entry.transition for entry in batch)}
 
 
-def _dead_at_once(*args: Any, **options: Any) -> Any:
-    return judge_owners(*args, **{**options, "dead_after": -1.0})
+def _with_deadline(change: Callable[[float], float]) -> Callable[[], Any]:
+    """Give steps another deadline than the end of the trust in their lease."""
+    start, deadline = _pool.Pool.start_nowait, _pool_task.PoolTask.deadline
+
+    def start_nowait(self: Any, *args: Any, deadline: float, **options: Any) -> Any:
+        return start(self, *args, deadline=change(deadline), **options)
+
+    assert deadline.fset is not None
+    moved = deadline.setter(lambda self, at, move=deadline.fset: move(self, change(at)))  # type: ignore[misc]
+    return partial(
+        _patches,
+        _patch(_pool.Pool, "start_nowait", start_nowait),
+        _patch(_pool_task.PoolTask, "deadline", moved),
+    )
 
 
 def _restart_proves(watch: Any, owners: Any, **options: Any) -> Any:
     owners = [attrs.evolve(each, server_up=1e9) for each in owners]
     return judge_owners(watch, owners, **{**options, "session": None, "dead_after": 0.0})
-
-
-def _wrong_clock(self: host.Ticket) -> None:
-    """The deadline taken for one of the server's clock."""
-    self.scope.deadline = float("inf") if self.host.paused else self._deadline
 
 
 def _no_kept(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -82,65 +91,59 @@ def _no_reset(original: Callable[..., None], self: Any, *args: Any, **options: A
     self._reset_at = float("inf")
 
 
-async def _no_deadlines(original: Callable[..., Any], self: feeder.Feeder, conn: object) -> None:
-    await original(self, conn)
-    self.deadline = float("inf")
-
-
-def _method(wrapper: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *args, **options: wrapper(original, self, *args, **options)
-
-
-def _greedy(limits: demand.QueueLimits, *, running: int, buffered: int) -> int:
-    return limits.concurrency + limits.prefetch
+def _greedy(limits: QueueLimits, *, running: int, buffered: int) -> int:
+    return demand(limits, running=0, buffered=buffered)
 
 
 NODE: dict[str, tuple[str, Callable[[], Any]]] = {
-    "proceed": (
-        "an instance goes on before its outcome is committed",
-        _patch(step_task.StepTasks, "_leave", large._around(large._leave_early, step_task.StepTasks._leave)),
+    "proceed": large.ENGINE["proceed"],
+    "trust": large.ENGINE["trust"],
+    "no renewal": (
+        "leases are not renewed",
+        partial(
+            _patches, _patch(heartbeat.Heartbeat, "_beat", _nothing), _patch(heartbeat.Heartbeat, "_pulse", _nothing)
+        ),
     ),
-    "trust": (
-        "the trust in a lease counts from the reply",
-        _patch(loops.Heartbeat, "trusted_until", _trust_from_reply),
-    ),
-    "no renewal": ("leases are not renewed", _patch(loops.Heartbeat, "beat", _nothing)),
     "no deadline": (
         "a step's scope has no deadline: it runs on when its lease cannot be renewed",
-        _patch(host.Ticket, "apply", lambda self: None),
+        _with_deadline(lambda at: math.inf),
     ),
     "wrong clock": (
-        "the end of the trust is read on another clock than the node's",
-        _patch(host.Ticket, "apply", _wrong_clock),
+        "the end of the trust is read on the server's clock",
+        _with_deadline(lambda at: at + large.options["skew"]),
     ),
-    "keyed steps": (
-        "steps with a key go on when the session with its lock is lost",
-        _patch(leases.ActiveClaims, "interrupt", lambda self, held, why: False),
+    "late start": (
+        "a step begins although its lease can no longer be trusted",
+        _patch(dispatcher, "_may_run", lambda active, now: True),
     ),
-    "no reaper": ("nobody takes back what the dead have left", _patch(loops.Reaper, "round", _nothing)),
-    "dead at once": ("a node is dead when its lock is seen free once", _patch(loops, "judge_owners", _dead_at_once)),
-    "restart proves": ("locks that a restart has freed prove death", _patch(loops, "judge_owners", _restart_proves)),
-    "unknown failed": ("a commit of unknown fate counts as refused", _patch(loops.Flusher, "_away", _fails)),
-    "unknown done": ("a commit of unknown fate counts as done", _patch(loops.Flusher, "_away", _done)),
-    "no awaits": (
-        "deadlines of awaits are never looked at",
-        _patch(feeder.Feeder, "_learn", _method(_no_deadlines, feeder.Feeder._learn)),
+    "keyed steps": large.ENGINE["keyed steps"],
+    "no reaper": large.ENGINE["no reaper"],
+    "dead at once": large.ENGINE["dead at once"],
+    "restart proves": ("locks that a restart has freed prove death", _patch(reaper, "judge_owners", _restart_proves)),
+    "unknown failed": (
+        "a commit of unknown fate counts as refused",
+        _patch(flusher.Flusher, "_commit", large._around(_unknown_fails, flusher.Flusher._commit)),
     ),
-    "consume all": (
-        "a park consumes what it should keep",
-        _patch(transition, "_park", partial(large._park_all, transition._park)),
+    "unknown done": (
+        "a commit of unknown fate counts as done",
+        _patch(flusher.Flusher, "_commit", large._around(_unknown_is_done, flusher.Flusher._commit)),
     ),
+    "no awaits": large.ENGINE["no awaits"],
+    "consume all": large.ENGINE["consume all"],
     "no kept": (
         "a park is woken by what its step has seen and kept",
         _patch(transition, "_park", partial(_no_kept, transition._park)),
     ),
     "no reset": (
         "a pick never begins at the head again",
-        _patch(cursor.PickCursor, "advance", _method(_no_reset, cursor.PickCursor.advance)),
+        _patch(cursor.PickCursor, "advance", large._around(_no_reset, cursor.PickCursor.advance)),
     ),
-    "no free slot": ("a step takes a slot that is not there", _patch(slots.Slots, "free", property(lambda self: True))),
-    "greedy": ("a feeder claims more than it may hold", _patch(slots, "demand", _greedy)),
-    "no restart": ("an actor that died stays dead", _patch(host, "decide", lambda *args, **options: Leave())),
+    "no free slot": (
+        "a step takes a slot that is not there",
+        _patch(dispatcher.Dispatcher, "_has_free_slot", lambda self: True),
+    ),
+    "greedy": ("a feeder claims more than it may hold", _patch(dispatcher, "demand", _greedy)),
+    "no restart": ("an actor that died stays dead", _patch(_supervisor, "decide", lambda *args, **options: Leave())),
 }  # fmt: skip
 
 
@@ -178,8 +181,10 @@ class Breakage:
         return FOCUS.get(self.name, lambda plan: plan)(make_plan(seed))
 
     @contextmanager
-    def applied(self) -> Iterator[frozenset[str]]:
+    def applied(self, plan: Plan) -> Iterator[frozenset[str]]:
         """Break it; yields what the store must leave out."""
+        large.options.clear()
+        large.options.update(plan.options)
         if self.name in STORE:
             yield frozenset({self.name})
         else:
@@ -187,7 +192,7 @@ class Breakage:
                 yield frozenset()
 
     def simulate(self, plan: Plan) -> Any:
-        with self.applied() as broken:
+        with self.applied(plan) as broken:
             return simulate(plan, broken, patience=150.0 if self.name in FOCUS else 60.0)
 
 

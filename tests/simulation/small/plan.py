@@ -15,7 +15,9 @@ from tests.simulation.plan import Fault, Item, Kind, Plan, Strike
 KINDS: tuple[Kind, ...] = (
     "chain", "chain", "chain", "collector", "collector", "packer", "packer", "family", "chore", "sleeper",
 )  # fmt: skip
-FAULTS: tuple[Fault, ...] = ("crash", "host", "pause", "cut", "restart", "terminate", "bug")
+FAULTS: tuple[Fault, ...] = (
+    "crash", "host", "pause", "cut", "restart", "terminate", "bug", "lock", "drain",
+)  # fmt: skip
 THEMES = ("any", "any", "any", "any", "calm", "late", "long", "keys", "vanished", "back", "unknown")
 
 
@@ -58,12 +60,12 @@ SHAPES: dict[str, Shape] = {
     # The same, and a server that gives up the sessions of a host from which it hears nothing.
     "vanished": Shape(
         kinds=("chain",), faults=("cut", "host"), strikes=(1, 2), naps=(1.5,), keyed=1.0, lasts=(4.0, 6.0),
-        options={"lease_ttl": 4.0, "dead_after": 0.3},
+        options={"lease_ttl": 4.0, "dead_after": 0.9},
     ),
     # Servers that restart under leases that are long; nodes that come back.
     "back": Shape(
         kinds=("chain", "chore"), faults=("restart", "terminate", "cut"), strikes=(2, 4), naps=(1.0,),
-        rates={"slow": 0.4, "delay": 0.5}, options={"lease_ttl": 4.0, "dead_after": 0.3},
+        rates={"slow": 0.4, "delay": 0.5}, options={"lease_ttl": 4.0, "dead_after": 0.9},
     ),
     # Replies that are lost, of instances that run ahead.
     "unknown": Shape(
@@ -79,7 +81,7 @@ def make_plan(seed: int) -> Plan:
     options = {
         "lease_ttl": draw.choice((1.0, 2.0)),
         "reap_interval": draw.choice((1.0, 2.0)),
-        "dead_after": draw.choice((0.3, 1.0)),
+        "dead_after": draw.choice((0.6, 1.0)),
         "poll_interval": 0.25,
         "max_poll_interval": 2.0,
         "late_commit": draw.choice(("accept", "accept", "reject")),

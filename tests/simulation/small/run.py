@@ -16,28 +16,49 @@ from durable_actors.machine import plan_insert
 from tests.simulation import workload
 from tests.simulation.plan import Plan, Strike
 from tests.simulation.process import Violation, World, current_process
-from tests.simulation.run import Report
+from tests.simulation.run import EngineErrors, Report
 from tests.simulation.server import Server
 from tests.simulation.small.book import SmallBook
-from tests.simulation.small.host import SCHEMA, Group, Host
+from tests.simulation.small.host import SCHEMA, Host, stoppable
 from tests.simulation.small.wire import Lines, Network
 from tests.simulation.tables import Row, Tx
-from trio.testing import MockClock
 
+BEGIN = 5000.0
+"""Trio's time at the beginning: the nodes' clocks. The server's may differ from it (`skew`)."""
 PATIENCE = 60.0
 """Virtual seconds after the last fault within which everything must have ended."""
+
+
+class JumpClock(trio.abc.Clock):
+    """Time stands still while anything can run, and then jumps to the next deadline."""
+
+    def __init__(self) -> None:
+        self.now = BEGIN
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        return self.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Trio asks when nothing can run. There is always a deadline: that of the whole schedule."""
+        self.now = max(self.now, deadline)
+        return 0.0
 
 
 class TrioWorld(World):
     """A world whose clock and whose events are Trio's."""
 
     nursery: trio.Nursery
-    stopped_at: float | None = None
-    """Trio has ended."""
+
+    def __init__(self, seed: int) -> None:
+        self.clock = JumpClock()
+        super().__init__(seed)
 
     @property  # type: ignore[override]
     def now(self) -> float:
-        return trio.current_time() if self.stopped_at is None else self.stopped_at
+        return self.clock.now - BEGIN
 
     @now.setter
     def now(self, seconds: float) -> None:
@@ -47,7 +68,7 @@ class TrioWorld(World):
         self.nursery.start_soon(self._later, when, call)
 
     async def _later(self, when: float, call: Callable[[], None]) -> None:
-        await trio.sleep_until(when)
+        await trio.sleep_until(BEGIN + when)
         call()
 
 
@@ -79,13 +100,12 @@ class Land:
     def __init__(self, plan: Plan, broken: frozenset[str]) -> None:
         self.plan = plan
         self.world = TrioWorld(plan.seed)
-        self.server = Server(self.world, broken)
+        self.server = Server(self.world, broken, ahead=BEGIN + plan.options["skew"])
         keepalive = max(1, int(plan.options["lease_ttl"] / 4)) * 3.0
         self.network = Network(self.world, self.server, plan.rates, keepalive)
         self.book = SmallBook(self.world, self.server, plan)
         self.server.tables.changed = self._changed
         self.hosts: list[Host] = []
-        self.groups: dict[str, list[Group]] = {}
         self._births = 0
         self._open = 0
         self._sent = False
@@ -112,7 +132,7 @@ class Land:
     def start(self, place: int) -> None:
         """Start a node in this place, as the next incarnation."""
         self._births += 1
-        host = Host(self, f"node{place}.{self._births}", self.plan.options["skew"] * (place + 1))
+        host = Host(self, f"node{place}.{self._births}")
         self.book.owners[host.name] = host  # type: ignore[assignment]
         self.world.log(host.name, "starts")
         self.hosts[place : place + 1] = [host]
@@ -125,6 +145,12 @@ class Land:
         host.kill()
         self.network.killed(host, silent=silent)
         self.world.after(back_after, lambda: self.start(place))
+
+    def ended(self, host: Host) -> None:
+        """It has drained."""
+        if host in self.hosts and not host.dead:
+            place = self.hosts.index(host)
+            self.world.after(0.2, lambda: self.start(place))
 
     def strike(self, strike: Strike) -> None:
         host, seconds, world = self.hosts[strike.node], strike.seconds, self.world
@@ -145,17 +171,19 @@ class Land:
                 for session in list(self.server.sessions.values()):
                     if world.random.random() < 0.5:
                         session.end()
-            case _ if not host.dead:
-                group = self.groups[host.name][world.random.random() < 0.2]
-                group.crash(world.random.randrange(len(group.makers)))
-            case _:
-                pass
+            case "lock":
+                rows = [number for number in self.server.tables.rows if world.random.random() < 0.5]
+                world.after(seconds, self.server.hold_rows(rows))
+            case "drain":
+                host.drain()
+            case "bug":
+                host.crash_one(world.random.random())
 
     async def _faults(self) -> None:
         for strike in sorted(self.plan.strikes, key=lambda each: each.at):
-            await trio.sleep_until(strike.at)
+            await trio.sleep_until(BEGIN + strike.at)
             self.strike(strike)
-        await trio.sleep_until(self.plan.lasts)
+        await trio.sleep_until(BEGIN + self.plan.lasts)
         self.world.log("calm")
         self.network.calm()
         if not self.server.up:
@@ -166,7 +194,7 @@ class Land:
     # -- the client
 
     async def _client(self) -> None:
-        client: Any = Host(self, "client", 0.0)
+        client: Any = Host(self, "client")
         current_process.set(client)
         lines = SmallClient(Lines(self.network, client))
         async with trio.open_nursery() as nursery:
@@ -192,7 +220,7 @@ class Land:
                     for host in self.hosts:
                         host.kill()
                 nursery.cancel_scope.cancel()
-        self.seconds = trio.current_time()
+        self.seconds = self.world.now
         if not self.done.is_set():
             stuck = [row for row in self.server.tables.rows.values() if not row.terminal]
             self.book.fail("I7", f"not everything has ended: {stuck or 'not everything was inserted'}")
@@ -201,16 +229,18 @@ class Land:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Take chance out of Trio's scheduler, and say nothing about the faults."""
+def quiet(errors: logging.Handler) -> Iterator[None]:
+    """Take chance out of Trio's scheduler, and say nothing about the faults; an error is a bug of the engine's."""
     log = logging.getLogger("durable_actors")
     level, allowed = log.level, trio_run._ALLOW_DETERMINISTIC_SCHEDULING
     state = trio_run._r.getstate()
-    log.setLevel(logging.CRITICAL)
+    log.setLevel(logging.ERROR)
+    log.addHandler(errors)
     trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
     try:
         yield
     finally:
+        log.removeHandler(errors)
         log.setLevel(level)
         trio_run._ALLOW_DETERMINISTIC_SCHEDULING = allowed
         trio_run._r.setstate(state)
@@ -219,15 +249,15 @@ def quiet() -> Iterator[None]:
 def simulate(plan: Plan, broken: frozenset[str] = frozenset(), *, patience: float = PATIENCE) -> Report:
     """Run a schedule to its end, or to its first violation. The same plan gives the same history."""
     land = Land(plan, broken)
-    with quiet():
+    errors = EngineErrors(land.book)
+    with quiet(errors), stoppable():
         trio_run._r.seed(plan.seed)
         try:
-            trio.run(land.run, patience, clock=MockClock(autojump_threshold=0))
+            trio.run(land.run, patience, clock=land.world.clock)
         except Exception as exc:
             error: BaseException = exc
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             rule = error.rule if isinstance(error, Violation) else "internal error"
-            land.world.stopped_at = land.world.history[-1][0]
             land.book.fail(rule, repr(error))
     return Report(plan, land.book.failure, land.world.history, land.book.counts, land.seconds)
