@@ -129,7 +129,7 @@ async def test_it_serves_and_drains_on_sigterm(start: Start, durable_dsn: str, t
     slow = insert(durable_dsn, '{"to": "b", "until": "may-end"}')
     await wait_status(durable_dsn, slow, "executing")
     process.send_signal(signal.SIGTERM)
-    wait_for(process, "draining: 1 step still running, 0 claimed rows to give back")
+    wait_for(process, "draining: 1 step still running, 0 claimed rows to release")
     (tmp_path / "may-end").touch()  # it may finish its step
     out, _ = process.communicate(timeout=40)
     assert (process.returncode, out) == (0, "")

@@ -328,7 +328,7 @@ async def recurses(ctx: Any) -> Any:
 # -- what it returns
 
 
-@hostile("failed", "at most 32000000", max_attempts=1)
+@hostile("failed", "the limit is 32000000", max_attempts=1)
 async def returns_much(ctx: Any) -> Any:
     return "x" * 33_000_000
 

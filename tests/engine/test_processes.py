@@ -143,12 +143,12 @@ async def test_a_signal_drains(durable_dsn, db, tmp_path, number):
     assert db.row(later, ROW) == ("runnable", 0, 0, None)
 
 
-async def test_a_second_signal_hurries(durable_dsn, db, tmp_path):
+async def test_a_second_signal_cancels_running_steps(durable_dsn, db, tmp_path):
     async with worker(tmp_path, durable_dsn, drain_timeout=600) as process:
         number = insert(durable_dsn, "nap", {"seconds": 600})
         await process.said("started")
         process.process.send_signal(signal.SIGTERM)
-        await process.said("SIGTERM: draining")  # two signals at once would be one
+        await process.said("engine default: received SIGTERM, draining")  # two signals at once would be one
         process.process.send_signal(signal.SIGTERM)
         assert await process.ends() == 0
     assert db.row(number, ROW) == ("runnable", 0, 0, None)
@@ -160,9 +160,9 @@ async def test_a_third_signal_kills(durable_dsn, db, tmp_path):
         number = insert(durable_dsn, "late", {"seconds": 600})
         await process.said("started")
         process.process.send_signal(signal.SIGTERM)
-        await process.said("SIGTERM: draining")
+        await process.said("engine default: received SIGTERM, draining")
         process.process.send_signal(signal.SIGTERM)
-        await process.said("SIGTERM again")
+        await process.said("engine default: received SIGTERM again")
         process.process.send_signal(signal.SIGTERM)
         assert await process.ends() == -signal.SIGTERM
     assert db.row(number, "status::text, attempt") == (

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 from durable_actors import _results
-from durable_actors._results import PATIENCE, ResultWatch
+from durable_actors._results import OUTAGE_TIMEOUT, ResultWatch
 from durable_actors._store.read import Ending
 from durable_actors.errors import NoTarget, StoreUnavailable
 from tests.engine.kit import QUIET, Gate, running
@@ -261,18 +261,18 @@ async def test_all_are_told_when_the_store_stays_away(rows, autojump_clock):
     async with trio.open_nursery() as nursery:
         for number in range(20):
             nursery.start_soon(wait, number)
-        await trio.sleep(PATIENCE / 2)
+        await trio.sleep(OUTAGE_TIMEOUT / 2)
         nursery.start_soon(wait, 99)
     told.sort()
-    assert PATIENCE < told[0] <= told[-2] < PATIENCE + 10
-    assert PATIENCE * 1.5 < told[-1] < PATIENCE * 1.5 + 10
+    assert OUTAGE_TIMEOUT < told[0] <= told[-2] < OUTAGE_TIMEOUT + 10
+    assert OUTAGE_TIMEOUT * 1.5 < told[-1] < OUTAGE_TIMEOUT * 1.5 + 10
 
 
 async def test_an_outage_in_between_is_borne(rows, autojump_clock):
     watch, rows.away = rows.watch(), True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.wait, 1)
-        await trio.sleep(PATIENCE - 1)
+        await trio.sleep(OUTAGE_TIMEOUT - 1)
         rows.away, rows.ended = False, {1}
 
 
