@@ -79,7 +79,7 @@ class Node:
     random: Callable[[], float] = random.random
     threads: Threads = attrs.field(init=False)
     """The threads of `def` steps."""
-    leaks_told: set[tuple[str, int, str]] = attrs.field(factory=set[tuple[str, int, str]])
+    leaks_logged: set[tuple[str, int, str]] = attrs.field(factory=set[tuple[str, int, str]])
     """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""

@@ -65,11 +65,11 @@ class Outage:
             self._failures = 0
             if self._refused:
                 self._refused = False
-                self._tell_up(trio.current_time() - self._since)
+                self._report_up(trio.current_time() - self._since)
         if self._health.away:
             seconds = self._health.works(self._actor, trio.current_time())
             if seconds is not None:
-                self._tell_up(seconds)
+                self._report_up(seconds)
 
     def close(self) -> None:
         """The actor ends, perhaps before the outage does."""
@@ -79,7 +79,7 @@ class Outage:
         if self._node.telemetry.active:
             self._node.telemetry.emit(StoreDown(actor=self._actor, error=error))
 
-    def _tell_up(self, seconds: float) -> None:
+    def _report_up(self, seconds: float) -> None:
         logger.warning("%s: the store works again after %.1f s", self._actor, seconds)
         if self._node.telemetry.active:
             self._node.telemetry.emit(StoreUp(actor=self._actor, seconds=seconds))

@@ -25,12 +25,12 @@ from durable_actors.errors import ConfigError, UnknownMachine
 from durable_actors.machine import MachineSpec, current_registry
 from durable_actors.telemetry import Telemetry
 
-EAGER: Final = 0.7
+LONG_POLL_SHARE: Final = 0.7
 """Where `max_poll_interval` is shorter than `long_poll`, the server looks after this share of it: picking and starting
 what it finds takes time, too."""
 
 
-NAMED: Final = 5
+MAX_NAMED_MACHINES: Final = 5
 """Machines that one log line names."""
 
 
@@ -66,7 +66,10 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
     elsewhere = [spec for spec in specs.values() if wanted and spec.queue not in wanted]
     if elsewhere:
         queues = ", ".join(sorted({repr(spec.queue) for spec in elsewhere}))
-        named = ", ".join([str(spec) for spec in elsewhere[:NAMED]] + ["…"] * (len(elsewhere) > NAMED))
+        named = ", ".join(
+            [str(spec) for spec in elsewhere[:MAX_NAMED_MACHINES]]
+            + ["…"] * (len(elsewhere) > MAX_NAMED_MACHINES)
+        )
         logger.warning(
             "%s to queues that this node does not serve: %s (%s)",
             counted(len(elsewhere), "machine goes", "machines go"),
@@ -84,7 +87,7 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
             min_demand=config.min_demand if queue.min_demand is None else queue.min_demand,
             poll_interval=poll,
             max_poll_interval=max(most, poll),
-            long_poll=min(long_poll, max(most, poll) * EAGER),
+            long_poll=min(long_poll, max(most, poll) * LONG_POLL_SHARE),
         )
     return found
 

@@ -150,7 +150,7 @@ class RunningReaper:
         self.address.cast(None)
 
     def suspects(self) -> dict[str, Suspect]:
-        return dict(self.actor._watch.suspects)
+        return dict(self.actor._suspects.suspects)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import attrs
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.running.step_run import StepRun
 from tests.engine.kit import REAP, Gate, claim, running
 from tests.kit import until
@@ -166,7 +167,8 @@ async def test_a_lost_claim_starts_nothing(durable_dsn, db):
 
 def test_the_engine_gives_a_context_all_its_fields():
     """It makes them without attrs: a field added there must be added in `step_run`, too."""
-    run = StepRun(cast("Any", SimpleNamespace(port=None)), claim(None), cast("Any", None), None)
+    nothing = cast("Any", None)
+    run = StepRun(cast("Any", SimpleNamespace(port=None)), nothing, ActiveClaim(claim(None)), nothing, None)
     made = contextvars.copy_context().run(run._context, {})  # it notes the step that runs, for log records
     assert list(vars(made)) == [field.name for field in attrs.fields(da.Context)]
     assert attrs.evolve(made, attempt=3).attempt == 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 import pytest
 from durable_actors._engine.maintenance.failure_detector import (
-    HAIR,
-    LOCKED_AGAIN,
-    Verdict,
-    Watch,
+    EXPIRY_MARGIN,
+    LOCKED_ROW_PAUSE,
+    Judgement,
+    SuspectLog,
     judge_owners,
     wait_for_next,
 )
@@ -24,11 +24,13 @@ def owner(
     return OwnerState(name, 1, soonest, latest, alive, up, 4711)
 
 
-def looks(*seen: tuple[float, list[OwnerState]], session: object = 1, watch: Watch | None = None) -> Verdict:
-    verdict = Verdict(watch or Watch(), (), None)
+def looks(
+    *seen: tuple[float, list[OwnerState]], session: object = 1, watch: SuspectLog | None = None
+) -> Judgement:
+    verdict = Judgement(watch or SuspectLog(), (), None)
     for at, owners in seen:
         verdict = judge_owners(
-            verdict.watch, owners, me="me", session=session, asked=at, seen=at, dead_after=DEAD_AFTER
+            verdict.log, owners, me="me", session=session, asked=at, seen=at, dead_after=DEAD_AFTER
         )
     return verdict
 
@@ -37,17 +39,19 @@ def test_two_looks_far_enough_apart_prove_it():
     first = looks((0.0, [owner()]))
     assert first.dead == ()
     assert first.next_look == DEAD_AFTER
-    assert looks((9.999, [owner()]), watch=first.watch).dead == ()
-    assert looks((10.0, [owner()]), watch=first.watch).dead == ("a",)
+    assert looks((9.999, [owner()]), watch=first.log).dead == ()
+    assert looks((10.0, [owner()]), watch=first.log).dead == ("a",)
 
 
 def test_a_slow_look_counts_for_less():
     """What a look shows was true at some moment between asking and seeing: count the shorter time."""
-    slow = judge_owners(Watch(), [owner()], me="me", session=1, asked=0.0, seen=5.0, dead_after=DEAD_AFTER)
-    assert looks((10.0, [owner()]), watch=slow.watch).dead == ()
-    assert looks((15.0, [owner()]), watch=slow.watch).dead == ("a",)
+    slow = judge_owners(
+        SuspectLog(), [owner()], me="me", session=1, asked=0.0, seen=5.0, dead_after=DEAD_AFTER
+    )
+    assert looks((10.0, [owner()]), watch=slow.log).dead == ()
+    assert looks((15.0, [owner()]), watch=slow.log).dead == ("a",)
     late = judge_owners(
-        slow.watch, [owner()], me="me", session=1, asked=14.0, seen=16.0, dead_after=DEAD_AFTER
+        slow.log, [owner()], me="me", session=1, asked=14.0, seen=16.0, dead_after=DEAD_AFTER
     )
     assert late.dead == ()
 
@@ -70,24 +74,24 @@ def test_a_sign_of_life_between_the_looks_begins_anew(between: list[OwnerState],
 def test_another_session_begins_anew():
     """After a crash or a failover of the server all locks are free at once, and the reaper's session is another one."""
     first = looks((0.0, [owner("a"), owner("b")]))
-    again = looks((10.0, [owner("a"), owner("b")]), session=2, watch=first.watch)
+    again = looks((10.0, [owner("a"), owner("b")]), session=2, watch=first.log)
     assert again.dead == ()
     assert again.next_look == 20.0
-    assert looks((20.0, [owner("a"), owner("b")]), session=2, watch=again.watch).dead == ("a", "b")
+    assert looks((20.0, [owner("a"), owner("b")]), session=2, watch=again.log).dead == ("a", "b")
 
 
 def test_a_server_that_has_just_started_proves_nothing():
     verdict = looks((0.0, [owner(up=1.0)]), (10.0, [owner(up=10.0)]))
     assert verdict.dead == ()
-    assert verdict.next_look == pytest.approx(10.0 + HAIR)
-    assert looks((10.1, [owner(up=10.1)]), watch=verdict.watch).dead == ("a",)
+    assert verdict.next_look == pytest.approx(10.0 + EXPIRY_MARGIN)
+    assert looks((10.1, [owner(up=10.1)]), watch=verdict.log).dead == ("a",)
 
 
 def test_never_ourselves():
     verdict = looks((0.0, [owner("me")]), (100.0, [owner("me")]))
     assert verdict.dead == ()
     assert verdict.next_look is None
-    assert verdict.watch.suspects == {}
+    assert verdict.log.suspects == {}
 
 
 @pytest.mark.parametrize(
@@ -95,10 +99,10 @@ def test_never_ourselves():
     [
         ([], None, 30.0),
         ([owner(soonest=50.0)], None, 30.0),
-        ([owner(soonest=5.0), owner(soonest=8.0)], None, 5.0 + HAIR),
+        ([owner(soonest=5.0), owner(soonest=8.0)], None, 5.0 + EXPIRY_MARGIN),
         ([owner(soonest=5.0)], 102.0, 2.0),
-        ([owner(soonest=-3.0)], None, LOCKED_AGAIN),
-        ([owner(soonest=50.0)], 90.0, HAIR),
+        ([owner(soonest=-3.0)], None, LOCKED_ROW_PAUSE),
+        ([owner(soonest=50.0)], 90.0, EXPIRY_MARGIN),
     ],
 )
 def test_the_sleep_ends_with_the_first_thing_due(
@@ -135,7 +139,7 @@ LOOKS = st.lists(
 @given(LOOKS)
 def test_dead_means_free_for_long_enough_on_one_session(script: list[Look]):
     """Against the rule written out: find the run of looks that proves it, or there must be no verdict."""
-    now, latest, watch = 0.0, 60.0, Watch()
+    now, latest, watch = 0.0, 60.0, SuspectLog()
     history: list[tuple[float, Look, float]] = []
     for look in script:
         now += look.step
@@ -146,7 +150,7 @@ def test_dead_means_free_for_long_enough_on_one_session(script: list[Look]):
         verdict = judge_owners(
             watch, [state], me="me", session=look.session, asked=asked, seen=seen, dead_after=DEAD_AFTER
         )
-        watch = verdict.watch
+        watch = verdict.log
         history.append((seen, look, latest))
         run: list[float] = []  # when the unbroken run of proofs was seen, newest first
         for when, each, expiry in reversed(history):

@@ -43,7 +43,7 @@ async def test_a_key_is_refused_here_until_its_owner_has_exited(db: Db):
 
 async def test_a_key_is_nobodys_before_its_take_is_over(db: Db, monkeypatch: pytest.MonkeyPatch):
     """Cancelled, a take frees what it was granted: a step that had begun meanwhile would run without its key."""
-    monkeypatch.setattr(keys_module, "RETRIES", (3600.0,))
+    monkeypatch.setattr(keys_module, "BUSY_KEY_PAUSES", (3600.0,))
     async with keep(db.dsn) as a, keep(db.dsn) as b:
         mine, busy = claim("k", 1), claim("l", 2)
         await b.keys.take([claim("l", 3)])
@@ -88,7 +88,9 @@ async def test_a_thousand_keys_are_one_statement(db: Db, monkeypatch: pytest.Mon
 
 async def test_a_short_hand_over_between_nodes_is_waited_for(db: Db, monkeypatch: pytest.MonkeyPatch):
     """The holder commits first and unlocks a moment later: the next node meets the lock in that moment."""
-    monkeypatch.setattr(keys_module, "RETRIES", (0.005,) * 1000)  # a slow machine is no reason to fail
+    monkeypatch.setattr(
+        keys_module, "BUSY_KEY_PAUSES", (0.005,) * 1000
+    )  # a slow machine is no reason to fail
     async with keep(db.dsn) as a, keep(db.dsn) as b:
         mine, theirs = claim("k", 1), claim("k", 2)
         await a.keys.take([mine])

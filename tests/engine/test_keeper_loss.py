@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from durable_actors._engine.claims import ActiveClaim, ClaimState
 from durable_actors._engine.keys import locks as keys, session as key_session
-from durable_actors._engine.keys.locks import PATIENCE
+from durable_actors._engine.keys.locks import KEEPER_TIMEOUT
 from durable_actors._engine.keys.session import KeySession, trust_window
 from durable_actors._engine.node import Node
 from durable_actors._postgres.driver.connection import PgConn
@@ -213,9 +213,9 @@ async def test_a_confirmed_session_stays_trusted(db: Db, monkeypatch: pytest.Mon
 async def test_take_does_not_wait_for_a_session_that_is_silent(db: Db):
     async with open_proxy(db.dsn) as proxy, keep(proxy.dsn) as a:
         proxy.blackhole()
-        with trio.fail_after(2 * PATIENCE):
+        with trio.fail_after(2 * KEEPER_TIMEOUT):
             assert await a.keys.take([claim("k")]) == set()
-        with trio.fail_after(PATIENCE / 2):
+        with trio.fail_after(KEEPER_TIMEOUT / 2):
             assert await a.keys.take([claim("l")]) == set(), "nobody waits twice for one silence"
         assert a.keys.statistics().owned == 0
         proxy.heal()
@@ -229,7 +229,7 @@ async def test_keys_are_taken_again_when_the_keeper_was_busy_with_something_else
 ):
     """It confirmed its session, slowly. What was wanted was withdrawn: no answer would tell that it is back."""
     real, entered, goes_on = key_session.check_session, trio.Event(), trio.Event()
-    monkeypatch.setattr(keys, "PATIENCE", 0.05)
+    monkeypatch.setattr(keys, "KEEPER_TIMEOUT", 0.05)
 
     async def slow(*args: Any) -> Any:
         entered.set()

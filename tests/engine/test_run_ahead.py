@@ -130,7 +130,7 @@ async def test_it_sees_what_is_stored_and_signals_that_came_meanwhile(durable_ds
     assert seen == [({"a": [1.0, 2], "b": 1}, ["hello"], 2)]
 
 
-async def test_when_its_feeder_dies_it_go_on_with_the_next(durable_dsn, monkeypatch):
+async def test_when_its_feeder_dies_it_goes_on_with_the_next(durable_dsn, monkeypatch):
     gate, ran, second = Gate(), list[tuple[int, int, int]](), list[Gate]()
     async with running(durable_dsn, **QUIET) as run:
         number, one = await leave_first(run, gate, chain(gate, ran, then=second))

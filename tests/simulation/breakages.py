@@ -99,7 +99,7 @@ async def _no_reaping(self: reaper.Reaper) -> float:
     return 1.0
 
 
-def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Verdict:
+def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Judgement:
     return dead_nodes.judge_owners(*args, **{**options, "dead_after": -1.0})
 
 

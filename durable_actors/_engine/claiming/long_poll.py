@@ -31,9 +31,9 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import wait_for_work
 from durable_actors.otp import Actor
 
-PATIENCE: Final = 0.9
+MAX_STATEMENT_SECONDS: Final = 0.9
 """Seconds per statement: its snapshot delays vacuum."""
-ANSWER: Final = 5.0
+ANSWER_TIMEOUT: Final = 5.0
 """Seconds that an answer may be late; then the connection is closed."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
@@ -114,7 +114,7 @@ class LongPoll(Actor[object]):
         try:
             with trio.CancelScope() as self._statement:
                 async with node.pool.acquire(
-                    node.lane("client"), within=PATIENCE + ANSWER, on_wait=self._give_way
+                    node.lane("client"), within=MAX_STATEMENT_SECONDS + ANSWER_TIMEOUT, on_wait=self._give_way
                 ) as conn:
                     if conn.pooled:  # the statement would occupy one of the pooler's few server processes
                         self._not_before = math.inf
@@ -135,9 +135,9 @@ class LongPoll(Actor[object]):
         if queues != self._last:
             self._last, self._changed_at = queues, now
         self._every = min(queue.every for queue in queues)
-        patience = PATIENCE
+        patience = MAX_STATEMENT_SECONDS
         if len(queues) < self._idle.watchable:  # another queue may become idle: see above
-            patience = min(max(now - self._changed_at, self._every), PATIENCE)
+            patience = min(max(now - self._changed_at, self._every), MAX_STATEMENT_SECONDS)
         self._ends_at = now + patience
         for queue in queues:
             queue.watched = True

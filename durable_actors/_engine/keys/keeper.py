@@ -39,12 +39,12 @@ __all__ = ["Keeper", "Keys"]
 LINGER: Final = 0.005
 """Seconds that a key stays locked without an owner. The next row of a key is usually picked by the node that ran the
 last one, a round trip later: then the key costs no statement. Other nodes retry for longer than that (`RETRIES`)."""
-LOOK_EVERY: Final = 0.1
+LOOK_INTERVAL: Final = 0.1
 """Seconds between checks of the socket (1 µs) while keyed steps run: they show that the server closed the session."""
-DOUBT: Final = 20
-"""Checks, `LOOK_EVERY` seconds apart, of a session whose answer is overdue, before it is closed. Counted, not timed: a
-process that is stopped again meanwhile makes no checks."""
-OFFER_EVERY: Final = 0.25
+MAX_OVERDUE_LOOKS: Final = 20
+"""Checks, `LOOK_INTERVAL` seconds apart, of a session whose answer is overdue, before it is closed. Counted, not timed:
+a process that is stopped again meanwhile makes no checks."""
+OFFER_INTERVAL: Final = 0.25
 """Seconds between two searches for busy keys whose rows are to be offered again."""
 
 
@@ -104,7 +104,7 @@ class Keeper(Actor[object]):
         now = trio.current_time()
         until = session.check_at
         if keys.table.owned:
-            until = min(until, now + LOOK_EVERY)
+            until = min(until, now + LOOK_INTERVAL)
         idle = keys.table.next_idle
         return until if idle is None else min(until, idle + LINGER)
 
@@ -146,15 +146,15 @@ class Keeper(Actor[object]):
             await trio.sleep_until(until)
             session = self._session
             if session is not None and trio.current_time() >= session.trusted_until:
-                await self._doubt(session, f"could not be confirmed within {window:g} s")
+                await self._on_overdue(session, f"could not be confirmed within {window:g} s")
 
-    async def _doubt(self, session: KeySession, why: str) -> None:
+    async def _on_overdue(self, session: KeySession, why: str) -> None:
         """Cancel keyed steps, because their locks may be gone; close the session only if it still does not answer."""
         self._keys.up = False
         self._interrupt(f"the session with its partition key {why}")
         self.address.cast(None)
-        for _ in range(DOUBT):
-            await trio.sleep(LOOK_EVERY)
+        for _ in range(MAX_OVERDUE_LOOKS):
+            await trio.sleep(LOOK_INTERVAL)
             if self._session is not session:
                 return
             if trio.current_time() < session.trusted_until:
@@ -201,7 +201,7 @@ class Keeper(Actor[object]):
         node, busy = self._node, self._keys.busy
         outage = Outage(node, "keeper (busy keys)")
         while True:
-            await trio.sleep(OFFER_EVERY)
+            await trio.sleep(OFFER_INTERVAL)
             due = busy.due(trio.current_time())
             if not due:
                 continue

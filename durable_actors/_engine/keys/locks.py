@@ -15,9 +15,9 @@ from durable_actors._engine.keys.table import Answer, BusyKeys, KeyTable
 from durable_actors._store.rows import Claim
 from durable_actors.otp import Address
 
-RETRIES: Final = (0.005, 0.01, 0.02)
+BUSY_KEY_PAUSES: Final = (0.005, 0.01, 0.02)
 """Seconds between attempts at a busy key: the node that has it commits first and unlocks a moment later."""
-PATIENCE: Final = 1.0
+KEEPER_TIMEOUT: Final = 1.0
 """Seconds to wait for the keeper's answer. It usually takes one round trip. If it is overdue, no feeder waits for keys
 until the keeper is back: feeders have other work."""
 MAX_BATCH: Final = 1000
@@ -95,7 +95,7 @@ class Keys:
         wanting = claims
         self._taking.update(each.claim_id for each in claims)
         try:
-            for pause in (*RETRIES, None):
+            for pause in (*BUSY_KEY_PAUSES, None):
                 granted |= await self._try(wanting)
                 wanting = [each for each in wanting if each.claim_id not in granted]
                 again = [each for each in wanting if key_of(each) not in self.busy]
@@ -166,7 +166,7 @@ class Keys:
                     pass
         if asking:
             request = Request(asking, trio.lowlevel.current_task())
-            with trio.move_on_after(PATIENCE) as scope:
+            with trio.move_on_after(KEEPER_TIMEOUT) as scope:
                 granted |= await self._wait(request)
             # The answer may have come in the same turn of the scheduler, just after the time-out.
             self._silent = scope.cancelled_caught and not request.over

@@ -25,9 +25,9 @@ import attrs
 
 from durable_actors._store.lease import OwnerState
 
-HAIR: Final = 0.01
+EXPIRY_MARGIN: Final = 0.01
 """Seconds to wait after a lease's end, so that it has ended on the server, too."""
-LOCKED_AGAIN: Final = 0.25
+LOCKED_ROW_PAUSE: Final = 0.25
 """Seconds until the next attempt at expired claims whose rows were locked."""
 
 
@@ -42,7 +42,7 @@ class Suspect:
 
 
 @attrs.frozen
-class Watch:
+class SuspectLog:
     """What earlier looks have shown."""
 
     session: object = None
@@ -51,10 +51,10 @@ class Watch:
 
 
 @attrs.frozen
-class Verdict:
+class Judgement:
     """What a look has shown."""
 
-    watch: Watch
+    log: SuspectLog
     dead: tuple[str, ...]
     """Owners that are proved dead."""
     next_look: float | None
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def judge_owners(
-    watch: Watch,
+    log: SuspectLog,
     owners: Sequence[OwnerState],
     *,
     me: str,
@@ -70,13 +70,13 @@ def judge_owners(
     asked: float,
     seen: float,
     dead_after: float,
-) -> Verdict:
+) -> Judgement:
     """Judge the owners by this look and the earlier ones.
 
     `session` identifies the server session. `asked` and `seen`, on Trio's clock, are the times before and after the
     look: what it shows was true at some moment in between.
     """
-    known: Mapping[str, Suspect] = watch.suspects if watch.session == session else dict[str, Suspect]()
+    known: Mapping[str, Suspect] = log.suspects if log.session == session else dict[str, Suspect]()
     suspects: dict[str, Suspect] = {}
     dead: list[str] = []
     looks: list[float] = []
@@ -89,10 +89,10 @@ def judge_owners(
         suspects[each.owner] = suspect
         if asked - suspect.since >= dead_after and each.server_up > dead_after:
             dead.append(each.owner)
-            looks.append(seen + LOCKED_AGAIN)  # some of its rows may be locked now
+            looks.append(seen + LOCKED_ROW_PAUSE)  # some of its rows may be locked now
         else:
-            looks.append(max(suspect.since + dead_after, seen + dead_after - each.server_up + HAIR))
-    return Verdict(Watch(session, suspects), tuple(sorted(dead)), min(looks, default=None))
+            looks.append(max(suspect.since + dead_after, seen + dead_after - each.server_up + EXPIRY_MARGIN))
+    return Judgement(SuspectLog(session, suspects), tuple(sorted(dead)), min(looks, default=None))
 
 
 def wait_for_next(
@@ -105,7 +105,7 @@ def wait_for_next(
     """Seconds to sleep after a look: nothing more can be reaped now, because nothing has expired or rows are locked."""
     wait = reap_interval
     for each in owners:
-        wait = min(wait, each.soonest_expiry + HAIR if each.soonest_expiry > 0 else LOCKED_AGAIN)
+        wait = min(wait, each.soonest_expiry + EXPIRY_MARGIN if each.soonest_expiry > 0 else LOCKED_ROW_PAUSE)
     if next_look is not None:
         wait = min(wait, next_look - now)
-    return max(wait, HAIR)
+    return max(wait, EXPIRY_MARGIN)

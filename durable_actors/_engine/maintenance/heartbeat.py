@@ -85,7 +85,7 @@ class Heartbeat(Actor[object]):
         node = self._node
         async with node.pool.acquire(node.lane("heartbeat")) as conn:
             await self._renew(conn, node.claims.live())
-            await self._tell_people(conn)
+            await self._touch_node(conn)
 
     async def _pulse(self) -> None:
         """Renew some claims, so that other nodes see that this one is alive."""
@@ -116,7 +116,7 @@ class Heartbeat(Actor[object]):
                 if len(batch) > 1:
                     groups += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
                 else:
-                    self._tell_refused(batch[0], exc)
+                    self._log_refused(batch[0], exc)
         if refusal is not None:
             raise refusal
         self._refused.clear()
@@ -137,7 +137,7 @@ class Heartbeat(Actor[object]):
             self._judge(missing, {number: state.claim_id for number, state in states.items()})
         return len(renewed)
 
-    async def _tell_people(self, conn: PgConn) -> None:
+    async def _touch_node(self, conn: PgConn) -> None:
         """Update this node's row in `nodes`, unless it is locked."""
         node, owner = self._node, self._node.owner
         try:
@@ -151,7 +151,7 @@ class Heartbeat(Actor[object]):
         except psycopg.Error as exc:
             logger.debug("heartbeat: could not update the row of %s in nodes: %s", owner.name, exc)
 
-    def _tell_refused(self, active: ActiveClaim, error: psycopg.Error) -> None:
+    def _log_refused(self, active: ActiveClaim, error: psycopg.Error) -> None:
         if active.claim.claim_id not in self._refused:
             self._refused.add(active.claim.claim_id)
             number = active.claim.id

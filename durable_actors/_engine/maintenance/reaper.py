@@ -20,7 +20,7 @@ from typing import Final
 
 import trio
 
-from durable_actors._engine.maintenance.failure_detector import Watch, judge_owners, wait_for_next
+from durable_actors._engine.maintenance.failure_detector import SuspectLog, judge_owners, wait_for_next
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._store.claim import promote_siblings
@@ -50,7 +50,7 @@ class Reaper(Actor[object]):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._outage = Outage(node, "reaper")
-        self._watch = Watch()
+        self._suspects = SuspectLog()
         self._sweep_at = 0.0
         self._forget_at = math.inf
 
@@ -94,8 +94,8 @@ class Reaper(Actor[object]):
             owners = await read_owners(conn, node.owner.schema)
             # The server process and our connection to it: a pooler may change one without the other.
             session = (conn.opened_at, owners[0].backend if owners else 0)
-        verdict = judge_owners(
-            self._watch,
+        judgement = judge_owners(
+            self._suspects,
             owners,
             me=node.owner.name,
             session=session,
@@ -103,10 +103,10 @@ class Reaper(Actor[object]):
             seen=trio.current_time(),
             dead_after=node.config.dead_after,
         )
-        self._watch = verdict.watch
+        self._suspects = judgement.log
         # With the expiry that was seen: a node that has come back since, and renewed its claims, must keep them.
-        dead = {each.owner: each.latest_expiry for each in owners if each.owner in verdict.dead}
-        return owners, dead, verdict.next_look
+        dead = {each.owner: each.latest_expiry for each in owners if each.owner in judgement.dead}
+        return owners, dead, judgement.next_look
 
     async def _reap(self, dead: dict[str, float]) -> int:
         """Reap expired claims and those of dead nodes; return how many."""
@@ -118,12 +118,12 @@ class Reaper(Actor[object]):
                     conn, node.owner.schema, limit=BATCH, dead=dead, max_crashes=node.config.max_crashes
                 )
             node.offer(promoted)
-            self._tell(reaped, tuple(dead))
+            self._report(reaped, tuple(dead))
             count += len(reaped)
             if len(reaped) < BATCH:
                 return count
 
-    def _tell(self, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
+    def _report(self, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
         if not reaped:
             return
         node = self._node

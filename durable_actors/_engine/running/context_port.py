@@ -153,11 +153,11 @@ class EnginePort:
                 unknown = unknown or isinstance(exc, CommitUnknown | trio.Cancelled)
                 raise
 
-        sent = await self._bear(ctx, send)
+        sent = await self._retry_while_unavailable(ctx, send)
         if sent is not None and sent[0].outcome == "no_target" and unknown:
             if await self._status(ctx, delivery) in TERMINAL:
                 return  # an earlier attempt of this call may have delivered the signal that ended the target
-            sent = await self._bear(ctx, send)  # the target was inserted just now
+            sent = await self._retry_while_unavailable(ctx, send)  # the target was inserted just now
         self._tell_sent(ctx, sent, f"signal {name!r}: {target!r} does not exist or has ended")
 
     def _tell_sent(self, ctx: Context[Any], found: list[Sent] | None, missing: str) -> None:
@@ -179,14 +179,14 @@ class EnginePort:
             found = {} if number is None else await read_by_ids(conn, self._schema, [number])
             return next((instance.status for instance in found.values()), None)
 
-        return await self._bear(ctx, look)
+        return await self._retry_while_unavailable(ctx, look)
 
     async def iter_signals(self, ctx: Context[Any], /) -> AsyncIterator[Signal]:
         """The whole inbox, oldest first, in pages."""
         after = 0
         while True:
             read = partial(read_signals, schema=self._schema, number=ctx.id, after=after, limit=PAGE_SIZE)
-            page = await self._bear(ctx, read)
+            page = await self._retry_while_unavailable(ctx, read)
             for signal in page:
                 yield signal
             if len(page) < PAGE_SIZE:
@@ -205,7 +205,7 @@ class EnginePort:
                 after=after,
                 limit=PAGE_SIZE,
             )
-            page = await self._bear(ctx, read)
+            page = await self._retry_while_unavailable(ctx, read)
             for child in page:
                 yield child
             if len(page) < PAGE_SIZE:
@@ -224,7 +224,7 @@ class EnginePort:
     ) -> Started:
         claim = self._claim(ctx)
         uid = child_uid(ctx.id, ctx.step, plan.machine, key, kind=kind, initial=initial)
-        started = await self._bear(
+        started = await self._retry_while_unavailable(
             ctx,
             lambda conn: start_child(
                 conn, self._schema, claim, plan, uid=uid, as_child=kind == "child", digest=digest
@@ -237,7 +237,7 @@ class EnginePort:
         return started
 
     @at_home
-    async def _bear(self, ctx: Context[Any], call: Callable[[PgConn], Awaitable[T]]) -> T:
+    async def _retry_while_unavailable(self, ctx: Context[Any], call: Callable[[PgConn], Awaitable[T]]) -> T:
         """Run a call of a step; retry while Postgres is unavailable or refuses it, as long as the lease lasts.
 
         An error would go through `handle`, whose default fails the instance. Repeating a call of unknown fate is

@@ -60,8 +60,8 @@ async def close_leftovers(node: Node, claim: Claim, home: object) -> bool:
         return False
     left = await close_left(home)
     where = (claim.fsm, claim.version, claim.step)
-    level = "debug" if where in node.leaks_told else "warning"
-    node.leaks_told.add(where)
+    level = "debug" if where in node.leaks_logged else "warning"
+    node.leaks_logged.add(where)
     getattr(logger, level)(
         "instance %d: %s v%d, step %s has left %s open in its task. Its worker is replaced, its outcome counts. "
         "Do not return or break out of an async generator that has a cancel scope or a nursery inside: "
