@@ -265,7 +265,7 @@ async def test_an_idle_engine_with_quick_polls_sends_few_statements(durable_dsn)
 async def test_a_watch_gives_its_connection_to_whoever_waits_for_one(durable_dsn, monkeypatch):
     """Two are for clients. One is held for long, the other watches: a call has that one at once; then it watches on."""
     monkeypatch.setattr(long_poll, "MAX_STATEMENT_SECONDS", 300.0)
-    monkeypatch.setattr(long_poll, "ANSWER", 300.0)
+    monkeypatch.setattr(long_poll, "ANSWER_TIMEOUT", 300.0)
     with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
         with trio.fail_after(60):
             async with da.open_engine(never_polled(durable_dsn)) as engine:
