@@ -36,6 +36,7 @@ class PickCursor:
     def __init__(self) -> None:
         self._positions: dict[int, tuple[str, int]] = {}
         self._priorities: set[int] = {0}
+        self._hinted_priorities: set[int] = set()  # since the last pick
         self._shelved: tuple[str, ...] = ()
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
@@ -55,6 +56,7 @@ class PickCursor:
         refresh that follows this pick.
         """
         only, self._only, self.hinted = self._only, None, False
+        self._hinted_priorities.clear()
         if alone and only is not None and not any(at <= now for n, at in self._extras.items() if n != only):
             self._extras.pop(only, None)
             self._looked = [only]
@@ -112,7 +114,8 @@ class PickCursor:
         """Take in which priorities and shelved steps the queue has. True: the last pick missed some of them."""
         missed = not self._priorities.issuperset(shape.priorities)
         missed |= any(step in known for step in set(shape.shelved) - set(self._shelved))
-        self._priorities = {0, *shape.priorities}
+        # A row may have come while the statistics were read: they do not show it.
+        self._priorities = {0, *shape.priorities, *self._hinted_priorities}
         self._shelved = shape.shelved
         return missed
 
@@ -137,6 +140,7 @@ class PickCursor:
             self._pauses.pop(instance_id, None)
         if priority is not None:
             self._priorities.add(priority)
+            self._hinted_priorities.add(priority)
 
     def next_pick(self, now: float) -> float | None:
         """Seconds until a pick may find rows that the last one could not see; None if that saw everything.
