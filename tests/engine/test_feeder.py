@@ -258,13 +258,24 @@ async def test_concurrency_is_a_ceiling(durable_dsn):
     assert most == 3
 
 
-async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(durable_dsn, db):
+async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(durable_dsn, db, monkeypatch):
+    """Nor does it read the statistics: nobody needs them any more."""
+    read, reads = feeder.read_queue, list[str]()
+
+    async def noted(conn, schema, queue):
+        found = await read(conn, schema, queue)
+        reads.append(queue)
+        return found
+
+    monkeypatch.setattr(feeder, "read_queue", noted)
+
     @da.job
     async def quick(args):
         return 1
 
-    async with running(durable_dsn) as run:
+    async with running(durable_dsn, **QUIET) as run:
         node = run.engine._node
+        await until(lambda: len(reads) == 2)  # before and after the first pick
         async with node.pool.acquire("claim"):
             number = await run.insert(quick, args={})
             await until(
@@ -272,7 +283,9 @@ async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(du
             )
             run.engine.request_stop()
             await run.events.wait(DrainStarted)
+            reads.clear()
         await run.engine.stop()
+        assert reads == []
         assert run.events.all(StepStarted) == []
     assert db.row(number, "status::text, attempt, updated_at = inserted_at") == ("runnable", 0, True)
 

@@ -17,7 +17,6 @@ import trio
 from durable_actors._engine.claiming.idle_queues import IdleQueue
 from durable_actors._engine.claiming.planner import (
     MAX_PICK,
-    NOTHING_PICKED,
     ClaimPlanner,
     Expire,
     Pick,
@@ -115,11 +114,12 @@ class Feeder(Actor[object]):
         self._dispatcher.close()
 
     async def _round(self) -> Sleep:
-        """Do what the planner says until it says to sleep."""
+        """Do what the planner says until it says to sleep, or a drain begins."""
         planner = self._planner
         self._unstarted = self._started_beside = False
+        sleep = Sleep(trio.current_time())
         try:
-            while True:
+            while not self._node.draining.value:
                 match planner.next(trio.current_time(), watched=self._idle.watched):
                     case Sleep() as sleep:
                         break
@@ -155,7 +155,6 @@ class Feeder(Actor[object]):
         node, planner = self._node, self._planner
         asked = trio.current_time()
         if node.draining.value:  # the drain may have begun while this waited for the connection
-            planner.picked(NOTHING_PICKED, asked, seconds=0.0)
             return
         picked = await pick_instances(
             conn,
