@@ -55,7 +55,7 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         new.attempt, new.crashes = row.attempt + (not stopped and not gone), row.crashes + (not stopped)
         new.interruptions = row.interruptions + stopped
         if gone:
-            new.last_error = "quarantined"
+            new.last_error = _quarantined(row, "its worker died or lost it")
             new.error_type = new.traceback = None
         if "reap keeps claim" not in scene.broken:
             new.unclaim()
@@ -73,6 +73,11 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
             )
         )
     return out
+
+
+def _quarantined(row: Row, why: str) -> str:
+    times = "once" if row.crashes == 0 else f"{row.crashes + 1} times"
+    return f"quarantined: step {row.step} ended {times} without an outcome ({why})"
 
 
 def _waiting_parent(tx: Tx, row: Row) -> int | None:
@@ -102,7 +107,8 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         new.status, new.hold = "failed" if gone else "runnable", 0
         new.attempt, new.crashes = row.attempt + (not gone), row.crashes + 1
         new.eligible_at = tx.now + pause * SECOND
-        new.last_error = "quarantined" if gone else f"crash {row.crashes + 1}: {error}"
+        last = f"the last time: {error}"
+        new.last_error = _quarantined(row, last) if gone else f"crash {row.crashes + 1}: {error}"
         new.error_type, new.traceback = (None if each is None else each.decode() for each in params[4:6])
         new.unclaim()
         fault = new.last_error if gone else None
