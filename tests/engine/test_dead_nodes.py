@@ -50,9 +50,7 @@ def test_a_slow_look_counts_for_less():
     )
     assert looks((10.0, [owner()]), watch=slow.log).dead == ()
     assert looks((15.0, [owner()]), watch=slow.log).dead == ("a",)
-    late = judge_owners(
-        slow.log, [owner()], me="me", session=1, asked=14.0, seen=16.0, dead_after=DEAD_AFTER
-    )
+    late = judge_owners(slow.log, [owner()], me="me", session=1, asked=14.0, seen=16.0, dead_after=DEAD_AFTER)
     assert late.dead == ()
 
 
