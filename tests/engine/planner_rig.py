@@ -17,7 +17,7 @@ from durable_actors._engine.claiming.planner import (
 )
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._store.claim import PickFrom, QueueShape
-from durable_actors._store.rows import Picked, Seen
+from durable_actors._store.rows import PickResult, Seen
 from tests.engine.kit import claim
 
 KNOWN = frozenset({"m/1"})
@@ -39,9 +39,9 @@ def at(second: float) -> str:
     return f"2026-01-01 00:00:{second:09.6f}+00"
 
 
-def found(*ids: int, seen: int = 0, left: tuple[int, ...] = (), key: str | None = None) -> Picked:
+def found(*ids: int, seen: int = 0, left: tuple[int, ...] = (), key: str | None = None) -> PickResult:
     """A pick that has claimed these rows, and has seen others that are not to be claimed now."""
-    return Picked(
+    return PickResult(
         [claim(key, number) for number in ids],
         [Seen(1000 + number, 0, at(1), "h") for number in range(seen)]
         + [Seen(number, 0, at(1), "l") for number in left],
@@ -63,7 +63,7 @@ class Rig:
         self.now = 100.0
         self.shapes: list[QueueShape] = []
         """What the next refreshes answer; the last one from then on."""
-        self.picks: list[Picked] = []
+        self.picks: list[PickResult] = []
         """What the next picks find; later ones find nothing."""
         self.expires = 0
         self.froms: list[PickFrom] = []

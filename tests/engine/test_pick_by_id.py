@@ -8,6 +8,7 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
+import trio.testing
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.claiming.planner import ClaimPlanner
 from durable_actors._engine.claims import ActiveClaims
@@ -17,7 +18,7 @@ from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import PickResult
 from durable_actors.telemetry import StepCommitted
 from tests.engine.kit import QUIET, Gate, Picks, Run, claim, running
-from tests.kit import until
+from tests.kit import PATIENCE, until
 from tests.support.faults import open_proxy
 from trio_util import AsyncBool
 
@@ -183,7 +184,12 @@ async def at_rest(run: Run, *, empty: bool = True) -> None:
         [feeder] = [node for node in run.engine.snapshot().walk() if node.name == "feeder default"]
         return feeder.waits_for is not None and "receive" in feeder.waits_for
 
-    await until(lambda: planner.queue_empty is empty and sleeps())
+    with trio.fail_after(PATIENCE):
+        while True:
+            await trio.testing.wait_all_tasks_blocked()  # else its wake-up may be under way
+            if planner.queue_empty is empty and sleeps():
+                return
+            await trio.sleep(0.001)
 
 
 async def test_an_insert_into_a_queue_at_rest_is_claimed_by_its_id(durable_dsn, monkeypatch):

@@ -18,7 +18,7 @@ from durable_actors._engine.claiming.planner import (
     Sleep,
 )
 from durable_actors._store.claim import PickFrom, QueueShape
-from durable_actors._store.rows import Picked, Seen
+from durable_actors._store.rows import PickResult, Seen
 from hypothesis import given, settings, strategies as st
 from tests.engine.kit import claim
 from tests.engine.planner_rig import HEAD, KNOWN, LIMITS
@@ -262,7 +262,7 @@ class World:
 
     # the database
 
-    def _claim(self, begin: PickFrom, limit: int) -> Picked:
+    def _claim(self, begin: PickFrom, limit: int) -> PickResult:
         """What the statements do (`pick_instances.sql`, `pick_instances_by_id.sql`)."""
         due = [row for row in self.rows.values() if row.due <= self.now]
         if begin.by_id:
@@ -282,7 +282,7 @@ class World:
         claims = [row for row in window if not row.locked]
         for row in claims:
             del self.rows[row.number]
-        return Picked(
+        return PickResult(
             [claim("k" if row.keyed else None, row.number, priority=row.priority) for row in claims],
             [Seen(row.number, row.priority, row.position[0], "l") for row in window if row.locked],
             {} if begin.by_id else positions,

@@ -27,7 +27,7 @@ def impatient(monkeypatch, registry):
     monkeypatch.setattr(flusher, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(spawn, "answer_patience", lambda _: SHORT)
     monkeypatch.setattr(setup, "answer_patience", lambda _: SHORT)
-    monkeypatch.setattr(_results, "ANSWER", SHORT)
+    monkeypatch.setattr(_results, "QUERY_TIMEOUT", SHORT)
     monkeypatch.setattr(waiting, "CANCEL_TIMEOUT", SHORT)
 
 

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named(shell):
         (("show", "9" * 5000), "is not an instance id"),
         (("list", "--queue", "\udcff"), "surrogate"),
         (("list", "--schema", 'x"; drop'), "schema="),
-        (("list", "--dsn", "\udcff"), "dsn is not a connection string"),
+        (("list", "--dsn", "\udcff"), "dsn is not a Postgres connection string"),
         (("serve", "json", "--lease", "0"), "lease_ttl=0"),
         (("serve", "json", "--queue", "a=0"), "queues['a'] concurrency=0"),
     ):

@@ -94,7 +94,7 @@ async def test_a_database_that_is_not_utf8_is_refused(empty_dsn):
 
 @pytest.mark.parametrize("dsn", BAD_DSNS, ids=lambda each: ascii(each)[:40])
 async def test_a_malformed_dsn(dsn):
-    with pytest.raises(da.ConfigError, match="dsn is not a connection string") as caught:
+    with pytest.raises(da.ConfigError, match="dsn is not a Postgres connection string") as caught:
         async with da.open_client(dsn, start_timeout=0):
             pass
     assert "secret" not in str(caught.value)
