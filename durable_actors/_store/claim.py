@@ -208,7 +208,7 @@ async def probe_locks(conn: PgConn, schema: str, ids: Sequence[int]) -> set[int]
 
 
 @attrs.frozen
-class ClaimState:
+class ClaimRow:
     """The current owner of an instance."""
 
     claim_id: str | None
@@ -217,11 +217,11 @@ class ClaimState:
     state: bytes
 
 
-async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, ClaimState]:
+async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, ClaimRow]:
     """Read, without locking, who owns these instances. Deleted ones are missing."""
     result = await conn.run(statement("read_claims", schema, read_only=True), [encode.int_array(ids)])
     return {
-        int(row[0] or 0): ClaimState(
+        int(row[0] or 0): ClaimRow(
             None if row[1] is None else row[1].decode(),
             int(row[2] or 0),
             (row[3] or b"").decode(),

@@ -13,7 +13,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
-from durable_actors._store.claim import ClaimState, read_promoted
+from durable_actors._store.claim import ClaimRow, read_promoted
 from durable_actors._store.rows import Committed, Promoted, Status, Transition
 from durable_actors._store.sql import statement
 
@@ -156,7 +156,7 @@ def pair_params(pairs: Sequence[tuple[int, int]]) -> list[bytes]:
     ]
 
 
-def was_committed(transition: Transition, now: ClaimState | None) -> Committed | None:
+def was_committed(transition: Transition, now: ClaimRow | None) -> Committed | None:
     """Decide from the row whether a commit of unknown fate had happened. Pure.
 
     For a commit that was repeated and then wrote nothing.

@@ -1,6 +1,6 @@
 """Pool: temporary tasks in a limited number of slots.
 
-PoolA pool reuses its Trio tasks, called workers. Waking a parked worker costs one reschedule instead of a spawn,
+A pool reuses its Trio tasks, called workers. Waking a parked worker costs one reschedule instead of a spawn,
 and the worker keeps its cancel scope; together this saves about four fifths of the cost of a no-op task
 (bench/otp.py). A worker is not reused if its scope was cancelled, or if a pool task left a scope, a nursery or
 a lock open in it; the next start spawns a new worker. The function that runs in a worker cannot see the

@@ -1,7 +1,7 @@
 """What follows the verdict of an outcome, or a run without one: events, hints, logs, and the claim's next state.
 
-Synchronous. The flusher calls `settle` for each outcome; a step task does for the outcome with children that it
-committed itself, and reports runs that ended without an outcome.
+Synchronous. The flusher calls `settle` for each queued outcome. A step task calls `report` for an outcome with
+children, which it commits itself, and `interrupted` or `crashed` for a run without an outcome.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Completion:
             logger.error("instance %d cannot be written: %s", claim.id, verdict.error)
             return
         logger.warning(
-            "instance %d: the outcome of step %s was refused, another claim owns the instance",
+            "instance %d: the outcome of step %s was not committed, another claim owns the instance",
             claim.id,
             claim.step,
         )

@@ -37,7 +37,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.failures import RETRYABLE
-from durable_actors._store.claim import ClaimState, probe_locks, read_claims, release_claims
+from durable_actors._store.claim import ClaimRow, probe_locks, read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.lease import crash_claims
 from durable_actors._store.rows import Claim, Committed, Promoted
@@ -53,8 +53,9 @@ LOCK_PAUSE: Final = 0.25
 LONGEST_ASIDE: Final = 5.0
 """Seconds between two attempts at an outcome that Postgres refuses alone, not for its data; at most."""
 APART: Final = 5.0
-"""Seconds for which outcomes that write beside their own row (they consume signals, or end a child) are committed
-alone, after a lock that is on none of our rows. With `signals` locked, each would cost its group 100 ms per halving."""
+"""Some outcomes also write to other rows: they consume signals or end a child. If a commit meets a lock that is on none
+of the group's rows, these outcomes are committed one at a time for so many seconds. Otherwise, while `signals` is
+locked, each of them would delay its group by 100 ms at every halving."""
 AT_ONCE: Final = 5
 """How often a deadlock or a serialization failure is retried without a pause."""
 LAST_TRIES: Final = 8
@@ -381,7 +382,7 @@ class Flusher(Actor[object]):
                 async with node.pool.acquire(node.lane("commit")) as conn:
                     released, promoted = await self._give_back(conn, how, claims)
                     missing = [claim for claim in claims if claim.id not in released]
-                    rows = dict[int, ClaimState]()
+                    rows = dict[int, ClaimRow]()
                     if missing:
                         rows = await read_claims(conn, node.owner.schema, [claim.id for claim in missing])
             except BaseException as exc:
@@ -456,6 +457,6 @@ class Flusher(Actor[object]):
             self.address.cast(None)
 
 
-def _is_ours(claim: Claim, rows: dict[int, ClaimState]) -> bool:
+def _is_ours(claim: Claim, rows: dict[int, ClaimRow]) -> bool:
     row = rows.get(claim.id)
     return row is not None and row.claim_id == claim.claim_id and row.status == "executing"

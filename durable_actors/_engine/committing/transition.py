@@ -142,9 +142,9 @@ def _park(
         await_step=outcome.then,
         timeout=outcome.timeout,
         consumed=consumed,
-        # If a handed signal is consumed, the next run is handed some of the unseen ones, so they may wake it. If none
-        # is, it would be handed the same ones again. Other ids in `consume` (already gone, of another name, unseen)
-        # change nothing about that.
+        # A step is handed at most one page of signals. If it consumes one of them, the next run sees a signal from
+        # beyond the page, so unseen signals may wake it. If it consumes none, the next run would see the same page, so
+        # unseen signals must not wake it. Ids in `consume` that were not handed do not matter here.
         kept=tuple(kept) if len(kept) < len(handed) else (*kept, *unseen),
     )
 

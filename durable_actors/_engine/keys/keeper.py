@@ -38,7 +38,7 @@ __all__ = ["Keeper", "Keys"]
 
 LINGER: Final = 0.005
 """Seconds that a key stays locked without an owner. The next row of a key is usually picked by the node that ran the
-last one, a round trip later: then the key costs no statement. Other nodes retry for longer than that (`RETRIES`)."""
+last one, a round trip later: then the key costs no statement. Other nodes retry for longer (`BUSY_KEY_PAUSES`)."""
 LOOK_INTERVAL: Final = 0.1
 """Seconds between checks of the socket (1 µs) while keyed steps run: they show that the server closed the session."""
 MAX_OVERDUE_LOOKS: Final = 20

@@ -43,7 +43,7 @@ def test_status_for_people(run, data_dir, new_dir):
         shown = run("status").output
     assert "ready" in shown
     assert str(data_dir) in shown
-    assert "nothing there yet" in run("status", directory=new_dir).output
+    assert "does not exist yet" in run("status", directory=new_dir).output
 
 
 def test_stop_refuses_while_the_server_is_used(run, data_dir):
