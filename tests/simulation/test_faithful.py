@@ -45,7 +45,7 @@ COLUMNS = (
     "interruptions, tags, meta::text, error_type, traceback, "
     "status <> 'runnable' or eligible_at <= now(), claim_id::text"
 )
-WALKS = int(os.environ.get("DURABLE_MODEL_EXAMPLES", "2"))
+WALKS = int(os.environ.get("DURABLE_MODEL_EXAMPLES", "4"))
 """With seeds that are new every time."""
 STATE = {"bb": 1, "a": [1, 2]}
 
@@ -303,6 +303,8 @@ class Pair:
                 for claim in (held.real, held.model):
                     claim.enter(change.step, verdict.visit, verdict.state, inbox=verdict.inbox)
                 held.handed = None
+        if self.random.random() < 0.3:
+            await self.commit_again()
 
     async def _changes(self, held: Held, make: Make) -> tuple[Transition, Transition]:
         """The transition of an outcome in both; signals have other ids there."""
@@ -312,7 +314,7 @@ class Pair:
         inboxes = await self.both(signal.read_inboxes, SCHEMA, [held.real.id])
         count = len(inboxes[0][held.real.id])
         named = self.random.sample(range(count), min(count, self.random.choice((0, 0, 1, 2))))
-        keep_claim = held.real.plain and self.random.random() < 0.5
+        keep_claim = held.real.plain and self.random.random() < 0.8
         error = self.random.choice((None, None, None, ValueError("x")))
         changes = [
             transition(
@@ -343,7 +345,11 @@ class Pair:
     def _outcome(self, claim: Claim) -> Make:
         draw = self.random
         then, state = draw.choice("st"), draw.choice((KEEP, STATE))
-        match draw.choice(("next", "next", "retry", "await", "await", "await", "done", "stop")):
+        kinds = ("next", "next", "retry", "await", "await", "await", "done", "stop")
+        # Else hardly a barrier would open, and hardly an instance would stay on its claim.
+        ends = ("done", "stop") * 4 if claim.parent_id is not None else ()
+        more = ("next",) * 8 if claim.plain else ()
+        match draw.choice((*kinds, *ends, *more)):
             case "next":
                 return lambda consume: da.Next(then, state, consume=consume)
             case "retry":
@@ -492,7 +498,7 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 
 KINDS = {
-    "insert": 2, "pick": 5, "begin": 2, "commit": 7, "commit_again": 1, "spawn": 2, "signal": 4, "renew": 1,
+    "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
     "release": 1, "crash": 1, "strays": 1, "reap": 1, "stop": 1, "maintain": 2, "time": 3,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
