@@ -245,9 +245,13 @@ class QueueShape:
     """Seconds until the next deadline of an await or barrier; None if there is none."""
 
 
-async def read_queue(conn: PgConn, schema: str, queue: str) -> QueueShape:
-    """Read which priorities and shelved steps a queue has, and when its next future row is due."""
-    result = await conn.run(statement("read_queue", schema, read_only=True), [queue.encode()])
+async def read_queue(conn: PgConn, schema: str, queue: str, *, since: float = 0.0) -> QueueShape:
+    """Read which priorities and shelved steps a queue has, and when its next future row is due.
+
+    A row that became due in the last `since` seconds counts as a future one: the pick that was sent then missed it.
+    """
+    params = [queue.encode(), encode.number(since)]
+    result = await conn.run(statement("read_queue", schema, read_only=True), params)
     due = [float(row[1]) for row in result.rows if row[1] is not None]
     return QueueShape(
         tuple(int(row[0]) for row in result.rows if row[0] is not None),

@@ -100,6 +100,25 @@ async def test_a_row_starts_when_it_is_due(durable_dsn, db, how):
     assert row.status == "done"
 
 
+async def test_a_row_that_becomes_due_between_the_pick_and_the_refresh_is_picked(durable_dsn, db, monkeypatch):
+    """To the pick it is a future row, to the statistics a past one: it waited for the next poll."""
+    M, read, later = simple(), feeder.read_queue, []
+
+    async def late(*args, **options):
+        if later:  # the pick has seen nothing; now the row becomes due
+            db.execute("update durable.gen_durable set eligible_at = clock_timestamp() where id = %s", later.pop())
+        return await read(*args, **options)
+
+    async with running(durable_dsn, **QUIET) as run:
+        await run.run(M)
+        number = await run.insert(M, schedule_in=3600)
+        await db.eventually("select true")
+        monkeypatch.setattr(feeder, "read_queue", late)
+        later.append(number)
+        run.engine._node.notify("default", priority=0)
+        assert (await run.ended(number)).status == "done"
+
+
 async def test_far_future_rows_wait(durable_dsn):
     M = simple()
     async with running(durable_dsn) as run:
@@ -262,8 +281,8 @@ async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(du
     """Nor does it read the statistics: nobody needs them any more."""
     read, reads = feeder.read_queue, list[str]()
 
-    async def noted(conn, schema, queue):
-        found = await read(conn, schema, queue)
+    async def noted(conn, schema, queue, **options):
+        found = await read(conn, schema, queue, **options)
         reads.append(queue)
         return found
 
@@ -368,10 +387,10 @@ async def test_claims_start_before_the_statistics_are_refreshed(durable_dsn, mon
         claimed.extend(found.claims)
         return found
 
-    async def held(*args):
+    async def held(*args, **options):
         if claimed:
             await refresh.wait()
-        return await read(*args)
+        return await read(*args, **options)
 
     monkeypatch.setattr(feeder, "pick_instances", picked)
     monkeypatch.setattr(feeder, "read_queue", held)

@@ -77,11 +77,11 @@ async def test_a_step_that_computes_does_not_postpone_the_next_refresh(durable_d
             long.append(alone)
         took(self, began, seconds, alone=alone)
 
-    async def noted_read(*args):
+    async def noted_read(*args, **options):
         asked.set()
         for _ in range(2):  # else the answer may be there before the step takes its turn
             await trio.lowlevel.checkpoint()
-        return await read(*args)
+        return await read(*args, **options)
 
     @da.job
     async def burn(args):

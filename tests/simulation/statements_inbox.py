@@ -279,12 +279,12 @@ def read_children(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
-    queue = _text(params[0])
+    queue, since = _text(params[0]), tx.now - round(float(params[1] or 0) * SECOND)
     rows = [row for row in tx.all() if row.queue == queue]
     out: Rows = []
     offered = [row for row in rows if row.status == "runnable" and row.hold == 0]
     for priority in sorted({row.priority for row in offered}):
-        future = [r.eligible_at for r in offered if r.priority == priority and r.eligible_at > tx.now]
+        future = [r.eligible_at for r in offered if r.priority == priority and r.eligible_at > since]
         out.append(shown(priority, (min(future) - tx.now) / SECOND if future else None, None, None))
     shelved = {row.address for row in rows if row.status == "runnable" and row.hold == 2}
     out += [shown(None, None, address, None) for address in sorted(shelved)]

@@ -65,6 +65,7 @@ class Feeder(Actor[object]):
         self._keys = keys
         self._outage = Outage(node, f"feeder of {queue!r}")
         self._saturated = False
+        self._pick_sent = 0.0
         self._unstarted = False  # the last pick's claims have not been started
         self._started_beside = False  # they were, and have not had a turn of the scheduler
 
@@ -156,6 +157,7 @@ class Feeder(Actor[object]):
         asked = trio.current_time()
         if node.draining.value:  # the drain may have begun while this waited for the connection
             return
+        self._pick_sent = asked
         picked = await pick_instances(
             conn,
             node.owner,
@@ -189,14 +191,15 @@ class Feeder(Actor[object]):
             await trio.lowlevel.checkpoint()  # after one of them this task may still be the first of its turn
         began = trio.current_time()
         async with self._node.pool.acquire(self._node.lane("claim")) as conn:
-            await self._refresh(conn)
+            # A row may have become due between the pick and this: the pick did not see it.
+            await self._refresh(conn, since=trio.current_time() - self._pick_sent)
         seconds = trio.current_time() - began
         self._planner.stats.took(began, seconds, alone=not self._started_beside)
 
-    async def _refresh(self, conn: PgConn) -> None:
-        """Read which priorities the queue has and what is due next."""
+    async def _refresh(self, conn: PgConn, *, since: float = 0.0) -> None:
+        """Read which priorities the queue has and what is due next, or has become due in the last `since` seconds."""
         self._planner.refresh_begins()
-        shape = await read_queue(conn, self._node.owner.schema, self._queue)
+        shape = await read_queue(conn, self._node.owner.schema, self._queue, since=since)
         for text in self._node.catalog.explain_unknown(shape.shelved) if shape.shelved else ():
             logger.warning(
                 "queue %r has rows that this node cannot run: %s. They wait for a node that can",

@@ -1,5 +1,6 @@
 -- read_queue: what a feeder should look for: the priorities in use, when the next future row is due, shelved steps.
--- params   $1 queue text
+-- params   $1 queue text · $2 seconds since the pick before this was sent float8: a row that became due meanwhile was future to the
+--          pick and is past now, so it counts as future here, with a time of 0 or less
 -- returns  priority smallint or null · seconds until its next future row float8 or null · shelved step text (as the pick knows it) or null ·
 --          seconds until the next deadline of a parked row float8 or null
 -- locks    none
@@ -27,7 +28,8 @@ with recursive p(priority) as (
 select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from now()))::float8, null::text, null::float8
   from p left join lateral (
     select g.eligible_at from durable.gen_durable g
-     where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority = p.priority and g.eligible_at > now()
+     where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority = p.priority
+       and g.eligible_at > now() - make_interval(secs => $2::float8)
      order by g.eligible_at limit 1) f on true
  where p.priority is not null
 union all
