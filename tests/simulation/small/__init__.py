@@ -1,9 +1,8 @@
-"""The small simulation: N small nodes in one Trio run, under Trio's own mock clock, with seeded faults.
+"""The small simulation: several small nodes in one Trio run, in virtual time, with seeded faults.
 
-A node is the product's pure parts (demand, slots, cursor, transition, verdicts, dead nodes, key table, leases,
-restarts, back-offs) and five short loops around them, in place of tree, actors, pool and driver. The store is that of
-the large simulation: the same tables, the same meaning of each statement, the same checks. A schedule takes
-milliseconds, so that a minute holds thousands; what it cannot see, the whole engines in `tests.simulation` can.
+A node is the product's tree and everything in it, on simulated connections. The store is that of the large simulation:
+the same tables, the same meaning of each statement, the same checks. A schedule takes milliseconds, so that a minute
+holds thousands; what it cannot see, the whole engines in `tests.simulation` can.
 
     python -m tests.simulation.small --seed 7          one schedule, with its history when it fails
     python -m tests.simulation.small --seconds 60      as many as a minute holds

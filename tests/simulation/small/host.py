@@ -28,6 +28,8 @@ from durable_actors.otp import (
     PoolChild,
     PoolClosed,
     RestartLimitReached,
+    StartFailed,
+    StopFailed,
     Supervisor,
     Tree,
     run_tree,
@@ -48,6 +50,8 @@ KNOWN = MachineCatalog(
 ROLES = {role: Lane(role, 1) for role in ("session", "heartbeat", "commit", "claim")} | {
     "client": Lane("client", 4)
 }
+GAVE_UP = (RestartLimitReached, StartFailed, StopFailed)
+"""What supervisors fail with when a child has failed."""
 
 
 @attrs.frozen
@@ -112,7 +116,7 @@ class Host:
                 await run_tree(
                     self.parts.root, drain_on_cancel=False, observe=self._observe, task_status=self
                 )
-            except RestartLimitReached:
+            except GAVE_UP:
                 self.land.crash(self)
         self.ended = True
         self.land.ended(self)
@@ -125,7 +129,7 @@ class Host:
         if isinstance(event, ChildExited) and isinstance(event.reason, Error):
             error = event.reason.error
             # A feeder whose step pool has just failed cannot start what it has claimed.
-            if not isinstance(error, Bug | PoolClosed | RestartLimitReached):
+            if not isinstance(error, (Bug, PoolClosed, *GAVE_UP)):
                 self.land.fail("internal error", f"{self.name}: {event.path} failed: {error!r}")
 
     # -- what befalls it
