@@ -100,13 +100,17 @@ async def test_a_row_starts_when_it_is_due(durable_dsn, db, how):
     assert row.status == "done"
 
 
-async def test_a_row_that_becomes_due_between_the_pick_and_the_refresh_is_picked(durable_dsn, db, monkeypatch):
+async def test_a_row_that_becomes_due_between_the_pick_and_the_refresh_is_picked(
+    durable_dsn, db, monkeypatch
+):
     """To the pick it is a future row, to the statistics a past one: it waited for the next poll."""
     M, read, later = simple(), feeder.read_queue, []
 
     async def late(*args, **options):
         if later:  # the pick has seen nothing; now the row becomes due
-            db.execute("update durable.gen_durable set eligible_at = clock_timestamp() where id = %s", later.pop())
+            db.execute(
+                "update durable.gen_durable set eligible_at = clock_timestamp() where id = %s", later.pop()
+            )
         return await read(*args, **options)
 
     async with running(durable_dsn, **QUIET) as run:

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import trio
 
-from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.completion import Completion, facts, log_refused, plain_failure
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.spawn import spawn_children
@@ -60,6 +59,7 @@ class StepTasks:
         self._completion = completion
         self._context = context
         self._variables = tuple(context.items())
+        self._now = trio.lowlevel.current_clock().current_time
 
     @staticmethod
     def context() -> contextvars.Context:
@@ -81,12 +81,9 @@ class StepTasks:
             active = task_slice.active
             try:
                 if refused is None:
-                    pending = await self._run_step(dispatcher, active, task, home)
+                    leaked = await self._run_step(task_slice, task, home)
                 else:
-                    assert refused.run is not None
-                    refused.run.home = home
-                    pending = await self._recover(dispatcher, refused)
-                leaked = await self._commit(task_slice, pending)
+                    leaked = await self._run_handle(task_slice, refused, home)
             except Crashed as exc:
                 self._completion.crashed(active, exc.error)
                 leaked = True  # it may have damaged this task in other ways, too
@@ -105,18 +102,17 @@ class StepTasks:
                 return None
             if task_slice.suspended or active.task is not None:
                 return ContextReset
-            if not dispatcher.follow(task_slice, trio.current_time()):
+            if not dispatcher.follow(task_slice, self._now()):
                 return ContextReset
 
-    async def _run_step(
-        self, dispatcher: Dispatcher, active: ActiveClaim, task: Any, home: object
-    ) -> PendingCommit | None:
-        """Run the claim's step. None: the step is not in this node's code any more."""
-        node, claim = self._node, active.claim
+    async def _run_step(self, task_slice: TaskSlice, task: Any, home: object) -> bool:
+        """Run the claim's step and queue its outcome. True: user code left something open in this task."""
+        node, dispatcher, active = self._node, task_slice.dispatcher, task_slice.active
+        claim = active.claim
         spec = node.catalog.find(claim.fsm, claim.version)
         if spec is None or claim.step not in spec.steps:
             self._shelve(claim)
-            return None
+            return False
         run = StepRun(node, dispatcher, active, spec, home)
         inputs = None if claim.plain else await self._load(claim)
         if isinstance(inputs, StateError):
@@ -128,7 +124,16 @@ class StepTasks:
         # Read in place, 20 ns instead of 70: see `_trio_inside`.
         if task._cancel_status is not home or task._child_nurseries or (LOCKS and task in LOCKS):  # noqa: SLF001
             await run.tidy()
-        return pending
+        if pending.spawn is not None or not self._is_reset():
+            return await self._commit(task_slice, pending)
+        self._enqueue(task_slice, pending)  # most end here: without a coroutine more
+        return run.leaked
+
+    async def _run_handle(self, task_slice: TaskSlice, refused: PendingCommit, home: object) -> bool:
+        """Postgres refused an outcome: let `handle` choose another one, and queue that."""
+        assert refused.run is not None
+        refused.run.home = home
+        return await self._commit(task_slice, await self._recover(task_slice.dispatcher, refused))
 
     async def _observed(self, run: StepRun, claim: Claim) -> PendingCommit:
         emit = self._node.telemetry.emit
@@ -165,10 +170,8 @@ class StepTasks:
 
     # -- the outcome
 
-    async def _commit(self, task_slice: TaskSlice, pending: PendingCommit | None) -> bool:
+    async def _commit(self, task_slice: TaskSlice, pending: PendingCommit) -> bool:
         """Queue the outcome; one with children is committed here. True: user code left something open in this task."""
-        if pending is None:
-            return False
         leaked = _leaked(pending)
         while pending.spawn is not None:
             again = await self._commit_children(task_slice.dispatcher, pending)
@@ -176,10 +179,15 @@ class StepTasks:
             if again is None:
                 return leaked
             pending = again
-        await self._reset_context()  # first: once the outcome is queued, another task may run this claim
+        if not self._is_reset():
+            await self._reset_context()
+        self._enqueue(task_slice, pending)
+        return leaked
+
+    def _enqueue(self, task_slice: TaskSlice, pending: PendingCommit) -> None:
+        """Queue the outcome. This task must be clean by then: another one may run the claim from now on."""
         task_slice.dispatcher.hand_over(task_slice, keep_slot=pending.transition.keep_claim)
         self._commits.enqueue(pending)
-        return leaked
 
     async def _commit_children(self, dispatcher: Dispatcher, pending: PendingCommit) -> PendingCommit | None:
         """Insert the children and park the parent. Returns the outcome to commit instead if Postgres refuses that."""
@@ -209,14 +217,17 @@ class StepTasks:
         return pending
 
     async def _reset_context(self) -> None:
-        """Reset the context variables of this task. Usually a no-op: steps set none."""
-        current_step.set(None)
-        if not self._is_reset(contextvars.copy_context()):
-            trio.lowlevel.current_task().context = self._context.copy()
-            await trio.lowlevel.cancel_shielded_checkpoint()  # takes effect here
+        """Give this task the context variables that it had at its beginning."""
+        trio.lowlevel.current_task().context = self._context.copy()
+        await trio.lowlevel.cancel_shielded_checkpoint()  # takes effect here
 
-    def _is_reset(self, context: contextvars.Context) -> bool:
-        """Compares by identity: an equal value may be another step's, and comparing it would run users' code."""
+    def _is_reset(self) -> bool:
+        """Forget the step, and tell whether all other context variables are as they were. Usually: steps set none.
+
+        Compares by identity: an equal value may be another step's, and comparing it would run users' code.
+        """
+        current_step.set(None)
+        context = contextvars.copy_context()
         if len(context) != len(self._variables):
             return False
         for variable, value in self._variables:  # noqa: SIM110 - a generator would cost as much again
