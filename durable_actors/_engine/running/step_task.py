@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import trio
 
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.completion import Completion, facts, log_refused, plain_failure
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.spawn import spawn_children
