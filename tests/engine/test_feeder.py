@@ -420,10 +420,10 @@ async def test_claims_start_although_the_refresh_after_their_pick_fails(durable_
         claimed.extend(found.claims)
         return found
 
-    async def refused(*args):
+    async def refused(*args, **options):
         if claimed:
             raise QueryCanceled("canceling statement due to statement timeout")
-        return await read(*args)
+        return await read(*args, **options)
 
     monkeypatch.setattr(feeder, "pick_instances", picked)
     monkeypatch.setattr(feeder, "read_queue", refused)
