@@ -70,6 +70,11 @@ update durable.gen_durable set status = 'runnable', attempt = attempt + 1, crash
        lease_expires_at = null, claim_id = null, claim_token_hash = null where id = %s
 """
 """Take the claim away from an instance, as a reaper does."""
+END = (
+    "update durable.gen_durable set status = 'failed', last_error = 'ended', finished_at = now(), locked_by = null,"
+    " lease_expires_at = null, claim_id = null where id = %s"
+)
+"""End an instance while its step runs: the claim is gone."""
 
 
 @attrs.frozen

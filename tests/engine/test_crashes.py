@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
 from typing import Any
@@ -12,9 +13,9 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.running import step_run
-from durable_actors._engine.running.user_code import fate_of
-from durable_actors.telemetry import ClaimsReaped, StepCrashed
-from tests.engine.kit import QUIET, Gate, running
+from durable_actors._engine.running.user_code import fate_of, only_cancelled
+from durable_actors.telemetry import ClaimLost, ClaimsReaped, StepCrashed
+from tests.engine.kit import END, QUIET, Gate, active_claims, gated, running
 from tests.kit import PATIENCE, until
 
 pytestmark = [
@@ -187,6 +188,79 @@ async def test_a_crash_during_a_drain_goes_back(durable_dsn, db):
         await run.engine.stop()
         await until(lambda: db.row(number, "locked_by") == (None,))
     assert db.row(number, "status::text, crashes, claim_id") == ("runnable", 1, None)
+
+
+@pytest.mark.parametrize(
+    "beside", [SystemExit(2), asyncio.CancelledError(), ValueError("clean-up")], ids=repr
+)
+async def test_what_a_cancelled_step_raises_beside_stops_nothing_else(durable_dsn, db, beside, caplog):
+    """Its claim is lost, and a task of its nursery fails while it is cancelled. The log names the instance."""
+    gate, other = Gate(), Gate()
+
+    async def cleans_up() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise beside
+
+    @da.job(name="hostile")
+    async def hostile(args: dict[str, Any]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cleans_up)
+            await gate.wait()
+
+    async with running(durable_dsn, lease_ttl=60, heartbeat_interval=0.03) as run:
+        innocent = await run.insert(gated(other))
+        number = await run.insert(hostile, args={})
+        await other.wait_entered()
+        await gate.wait_entered()
+        db.execute(END, number)
+        await run.events.wait(ClaimLost, id=number)
+        await until(lambda: len(active_claims(run)) == 1)
+        other.open()
+        row = await run.ended(innocent)
+        assert "restart" not in run.engine.snapshot().render()
+    assert (row.status, row.attempt) == ("done", 0)
+    [told] = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert f"instance {number}:" in told.getMessage()
+    assert type(beside).__name__ in caplog.text
+    assert db.row(number, "status::text, last_error") == ("failed", "ended")
+
+
+async def test_an_interrupt_beside_a_cancelled_step_stops_the_node(durable_dsn, db):
+    gate = Gate()
+
+    async def cleans_up() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise KeyboardInterrupt
+
+    @da.job(name="hostile")
+    async def hostile(args: dict[str, Any]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cleans_up)
+            await gate.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        async with running(durable_dsn, lease_ttl=60, heartbeat_interval=0.03) as run:
+            number = await run.insert(hostile, args={})
+            await gate.wait_entered()
+            db.execute(END, number)
+            with trio.fail_after(PATIENCE):
+                await run.engine.wait_stopped()
+
+
+async def test_a_group_of_cancelled_alone_is_no_error():
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as exc:
+            group = BaseExceptionGroup("g", [BaseExceptionGroup("h", [exc]), exc])
+            assert only_cancelled(group)
+            assert not only_cancelled(BaseExceptionGroup("g", [group, SystemExit()]))
+            raise
 
 
 def test_groups_may_be_nested_deeper_than_the_stack():

@@ -10,16 +10,12 @@ import pytest
 import trio
 from durable_actors._engine.claims import ClaimState
 from durable_actors.telemetry import ClaimLost, DrainStarted, Picked, StepCommitted, StepStarted
-from tests.engine.kit import Gate, running
+from tests.engine.kit import END, Gate, running
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
 BEATS = {"lease_ttl": 60, "heartbeat_interval": 0.03}
-END = (
-    "update durable.gen_durable set status = 'failed', last_error = 'ended', finished_at = now(), locked_by = null,"
-    " lease_expires_at = null, claim_id = null where id = %s"
-)
 
 
 async def test_thread_limit(durable_dsn):

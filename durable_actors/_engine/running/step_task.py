@@ -12,6 +12,7 @@ raises SystemExit or the like does not kill it: that is a crash of its step, whi
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from typing import Any, Final
 
@@ -27,11 +28,12 @@ from durable_actors._engine.outage import TRANSIENT_ERRORS
 from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.running.step_inputs import InputLoader, StepInputs
 from durable_actors._engine.running.step_run import StepRun
-from durable_actors._engine.running.user_code import Crashed, cancelled_in, interrupt_in
+from durable_actors._engine.running.user_code import Crashed, cancelled_in, interrupt_in, only_cancelled
 from durable_actors._store.claim import SHELVED
 from durable_actors._store.rows import Claim
 from durable_actors._trio_inside import LOCKS, innermost
 from durable_actors.errors import StateError
+from durable_actors.machine import shown_error
 from durable_actors.otp import ContextReset
 from durable_actors.telemetry import StepStarted, StepStopped, current_step
 
@@ -74,11 +76,13 @@ class StepTasks:
         `refused`: Postgres refused this outcome; let `handle` choose another one. Returns what the pool must know about
         the context of this task.
         """
-        dispatcher, node = task_slice.dispatcher, self._node
+        dispatcher = task_slice.dispatcher
         task = trio.lowlevel.current_task()
         home = innermost(task)
         while True:
             active = task_slice.active
+            leaked = False
+            raised: BaseException | None = None
             try:
                 if refused is None:
                     pending = await self._run_step(dispatcher, active, task, home)
@@ -91,22 +95,35 @@ class StepTasks:
                 self._completion.crashed(active, exc.error)
                 leaked = True  # it may have damaged this task in other ways, too
             except BaseException as exc:
-                fatal = interrupt_in(exc)
-                if fatal is None:
-                    if cancelled_in(exc):  # also beside an error of the step's own clean-up
-                        self._completion.interrupted(active, trio.current_time())
-                    raise  # else a bug of ours: a release would cause an immediate re-run; the reaper backs off
-                self._commits.release(active.claim, attempts=1)
-                # The node stops, and the row is released. Raised here, it would end the tree before that.
-                node.on_fatal(fatal)
-                return None
+                raised = self._no_outcome(active, exc)
+                if raised is exc:
+                    raise
+                if raised is None:
+                    return None
+            if raised is not None:
+                raise raised  # outside the handler, so that the group does not become its context
             if leaked and task_slice.task is not None:
                 task_slice.task.spend()
                 return None
-            if task_slice.suspended or active.task is not None:
+            stays = not task_slice.suspended and active.task is None
+            if not (stays and dispatcher.follow(task_slice, trio.current_time())):
                 return ContextReset
-            if not dispatcher.follow(task_slice, trio.current_time()):
-                return ContextReset
+
+    def _no_outcome(self, active: ActiveClaim, error: BaseException) -> BaseException | None:
+        """A run was cancelled, or failed in our code. Returns the error that leaves the task, if any does."""
+        fatal = interrupt_in(error)
+        if fatal is not None:
+            self._commits.release(active.claim, attempts=1)
+            # The node stops, and the row is released. Raised here, it would end the tree before that.
+            self._node.on_fatal(fatal)
+            return None
+        cancelled = cancelled_in(error)
+        if cancelled is None:
+            return error  # a bug of ours: a release would cause an immediate re-run; the reaper backs off
+        self._completion.interrupted(active, trio.current_time())
+        if not only_cancelled(error):
+            _log_beside(active.claim, error)
+        return cancelled  # and nothing else: a SystemExit of the step's clean-up would end the pool
 
     async def _run_step(
         self, dispatcher: Dispatcher, active: ActiveClaim, task: Any, home: object
@@ -223,6 +240,13 @@ class StepTasks:
             if context.get(variable, context) is not value:
                 return False
         return True
+
+
+def _log_beside(claim: Claim, error: BaseException) -> None:
+    """Log what a cancelled step raised beside Cancelled. A user's log handler that raises changes nothing."""
+    with contextlib.suppress(Exception):
+        text = "instance %d: %s v%d, step %s raised more than Cancelled when it was cancelled"
+        logger.error(text, claim.id, claim.fsm, claim.version, claim.step, exc_info=shown_error(error))
 
 
 def _leaked(pending: PendingCommit) -> bool:

@@ -29,14 +29,19 @@ def fate_of(error: BaseException, *, cancelled: bool) -> Literal["handle", "cras
     """
     if isinstance(error, Exception):
         return "handle"
-    if interrupt_in(error) is not None or (cancelled and cancelled_in(error)):
+    if interrupt_in(error) is not None or (cancelled and cancelled_in(error) is not None):
         return "ends"
     return "crash"
 
 
-def cancelled_in(error: BaseException) -> bool:
-    """Whether it is or contains a Cancelled."""
-    return any(isinstance(each, trio.Cancelled) for each in _members(error))
+def cancelled_in(error: BaseException) -> trio.Cancelled | None:
+    """The first Cancelled that it is or contains."""
+    return next((each for each in _members(error) if isinstance(each, trio.Cancelled)), None)
+
+
+def only_cancelled(error: BaseException) -> bool:
+    """Whether it is a Cancelled, or a group of nothing else."""
+    return all(isinstance(each, trio.Cancelled | BaseExceptionGroup) for each in _members(error))
 
 
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
