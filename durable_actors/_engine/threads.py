@@ -28,12 +28,11 @@ Ts = TypeVarTuple("Ts")
 class Threads:
     """The threads of one engine's steps, apart from Trio's default limiter, which belongs to the host application."""
 
-    __slots__ = ("_leaving", "_limiter", "_running")
+    __slots__ = ("_limiter", "_running")
 
     def __init__(self, limit: int) -> None:
         self._limiter: Final = trio.CapacityLimiter(limit)
         self._running: dict[str, _StepThread] = {}
-        self._leaving = False
 
     async def run(self, claim: Claim, call: Callable[[*Ts], object], *args: *Ts) -> object:
         """Run synchronous code in a thread. Cancelled, it exits when the thread has returned or was abandoned."""
@@ -50,15 +49,18 @@ class Threads:
 
     def is_left(self, claim: Claim) -> bool:
         """Whether a thread of this claim was abandoned and still runs."""
-        return self._leaving and claim.claim_id in self._running
+        thread = self._running.get(claim.claim_id)
+        return thread is not None and thread.ended.is_set()
 
     def leave(self) -> None:
-        """Abandon all running threads: the engine stops, and `drain_timeout` has passed."""
-        if self._leaving:
-            return
-        self._leaving = True
+        """Abandon all running threads: the engine stops, and `drain_timeout` has passed.
+
+        Safe to repeat: a thread may have begun since the last call, as `handle` of an outcome that Postgres refused.
+        """
         now = trio.current_time()
         for thread in list(self._running.values()):
+            if thread.ended.is_set():
+                continue
             claim = thread.claim
             logger.warning(
                 "instance %d: the thread of %s, step %s has run for %.1f s and is left behind: its row stays claimed "

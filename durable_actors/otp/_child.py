@@ -52,6 +52,7 @@ class ChildRecord:
         self._began = 0.0
         self._stop_why: str | None = None
         self._graceful = False
+        self._restarts = False
         self._was_ready = False
 
     @property
@@ -105,11 +106,16 @@ class ChildRecord:
     # -- stop
 
     def request_stop(self, why: str, *, restart: bool) -> None:
-        """Ask the incarnation to end. Does nothing if it was already asked."""
+        """Ask the incarnation to end. If it was already asked, only a restart that becomes a stop is news."""
+        if self.state == "stopping" and self._graceful and self._restarts and not restart:
+            assert self._run is not None
+            self._restarts = False
+            self._run.request_stop(why, restart=False)
         if self.state not in ("starting", "running"):
             return
         self._enter("stopping")
         self._stop_why = why
+        self._restarts = restart
         assert self._run is not None
         time = self.spec.shutdown
         if time == "brutal" or not self._run.request_stop(why, restart=restart):

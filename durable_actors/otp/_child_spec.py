@@ -37,7 +37,10 @@ class Incarnation(Protocol):
         ...
 
     def request_stop(self, why: str, *, restart: bool) -> bool:
-        """Begin a graceful stop; `restart` says that another incarnation follows. False: cancel the task instead."""
+        """Begin a graceful stop; `restart` says that another incarnation follows. False: cancel the task instead.
+
+        Called again, without `restart`, if the tree is stopped while the incarnation ends for a restart.
+        """
         ...
 
     def describe(self, *, tasks: int) -> Description:

@@ -31,7 +31,10 @@ class PoolChild(ChildSpec):
     name: str = attrs.field(init=False, default=attrs.Factory(_name_of, takes_self=True))
     """The pool's name."""
     on_kill: Callable[[], None] | None = None
-    """Called when the shutdown time is over and the tasks are cancelled, unless a restart follows. Must not raise."""
+    """Called when the shutdown time is over and the tasks are cancelled, unless a restart follows. Must not raise.
+
+    Not called when the pool crashes: tasks that cannot be cancelled must end before the pool starts again.
+    """
 
     @property
     def kind(self) -> NodeKind:
@@ -49,42 +52,58 @@ class PoolChild(ChildSpec):
 class _PoolRun:
     """One incarnation of a pool."""
 
-    __slots__ = ("_on_kill", "_pool", "_restarts", "_stop")
+    __slots__ = ("_cancelled", "_ended", "_on_kill", "_pool", "_restarts", "_stop")
 
     def __init__(self, pool: Pool, on_kill: Callable[[], None] | None) -> None:
         self._pool = pool
         self._on_kill = on_kill
         self._restarts = False
         self._stop = trio.Event()
+        self._cancelled = False  # from outside: the shutdown time is over
+        self._ended = False
 
     async def run(self, ready: Callable[[], None]) -> None:
         pool = self._pool
         pool._check_closed()
         failure: BaseException | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                pool._open(nursery)
-                try:
-                    ready()
-                    await self._stop.wait()
-                    await pool._wait_empty()
-                except trio.Cancelled:
-                    if self._on_kill is not None and not self._restarts:
-                        self._on_kill()
-                    raise
-                finally:
-                    pool._shut()
-        except BaseExceptionGroup as group:
-            failure = sole_error(group)
-        finally:
-            pool._closed()
+        async with trio.open_nursery() as outside:
+            outside.start_soon(self._watch)
+            try:
+                async with trio.open_nursery() as nursery:
+                    pool._open(nursery)
+                    try:
+                        ready()
+                        await self._stop.wait()
+                        await pool._wait_empty()
+                    finally:
+                        pool._shut()
+            except BaseExceptionGroup as group:
+                failure = sole_error(group)
+            finally:
+                self._ended = True
+                pool._closed()
+                outside.cancel_scope.cancel()
         if failure is not None:
             raise failure  # outside the handler, so that the group does not become its context
+
+    async def _watch(self) -> None:
+        """Wait until the pool is cancelled. Outside its nursery, which a crash of the pool cancels, too."""
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            # Not raised again: this task ends anyway, and it would hide the error of a crash.
+            self._cancelled = True
+            self._kill_if_for_good()
+
+    def _kill_if_for_good(self) -> None:
+        if self._cancelled and not (self._restarts or self._ended) and self._on_kill is not None:
+            self._on_kill()
 
     def request_stop(self, why: str, *, restart: bool) -> bool:  # noqa: ARG002 - the protocol's
         self._restarts = restart
         self._pool._shut()  # no task starts after this
         self._stop.set()
+        self._kill_if_for_good()  # a restart that becomes a stop, after the shutdown time
         return True
 
     def describe(self, *, tasks: int) -> Description:

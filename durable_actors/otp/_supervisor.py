@@ -158,6 +158,9 @@ class SupervisorRun:
         self._why = why
         self._restart = restart
         self._serving.cancel(reason=why)
+        for child in self._children:
+            if child.state == "stopping":  # it may be asked to restart, and it ends for good
+                child.request_stop(why, restart=restart)
         return True
 
     def describe(self, *, tasks: int) -> Description:

@@ -9,9 +9,12 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.claims import ClaimState
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
+from durable_actors._engine.threads import Threads
+from durable_actors._store.rows import Claim
 from durable_actors.telemetry import ClaimLost, DrainStarted, Picked, StepCommitted, StepStarted
-from tests.engine.kit import END, Gate, running
-from tests.kit import until
+from tests.engine.kit import END, Gate, active_claims, claim, restarts_of, running
+from tests.kit import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -183,3 +186,64 @@ async def test_a_left_thread_keeps_its_key_while_the_engine_stops(durable_dsn, d
         assert node.claims.live() == [active]
     assert db.row(number, "status::text") == ("executing",)
     gate.open()
+
+
+async def test_a_crash_of_the_step_pool_leaves_no_thread(durable_dsn, db, monkeypatch):
+    """The engine goes on, so the task waits for its thread, and releases the row. A later stop ends in time."""
+    gate, second, returned = Gate(), Gate(), list[int]()
+    real, bugs = Dispatcher.on_exited, [AssertionError("a bug")]
+
+    def buggy(self: Dispatcher, task_slice: TaskSlice, now: float) -> None:
+        real(self, task_slice, now)
+        if bugs:
+            raise bugs.pop()
+
+    @da.job(name="quick")
+    async def quick(args: dict) -> None:
+        await trio.sleep(0)
+
+    @da.job(name="again")
+    def again(args: dict) -> None:
+        second.wait_in_thread()
+
+    async with running(durable_dsn, drain_timeout=0.05, **BEATS) as run:
+        number = await run.insert(blocking(gate, returned), args={}, partition_key="k")
+        await gate.wait_entered()
+        [active] = active_claims(run)
+        monkeypatch.setattr(Dispatcher, "on_exited", buggy)
+        await run.insert(quick, args={})
+        await until(lambda: not bugs)
+        gate.open()
+        row = await run.ended(number)
+        assert active.state is ClaimState.GONE
+        assert (row.status, row.attempt) == ("done", 1)
+        assert restarts_of(run, "steps") == 1
+        left = await run.insert(again, args={})
+        await second.wait_entered()
+        with trio.fail_after(PATIENCE):
+            await run.engine.stop()
+    assert db.row(left, "status::text") == ("executing",)
+    second.open()
+
+
+async def test_a_thread_that_begins_after_the_others_were_left_is_left_too():
+    """A second signal leaves threads; then Postgres refuses an outcome, and its `handle` begins."""
+    threads, gate = Threads(2), Gate()
+
+    async def run(claim: Claim, scope: trio.CancelScope) -> None:
+        with scope:
+            await threads.run(claim, gate.wait_in_thread)
+
+    scopes = [trio.CancelScope() for _ in range(2)]
+    claims = [claim(None, number) for number in range(2)]
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            for count, (each, scope) in enumerate(zip(claims, scopes, strict=True), 1):
+                nursery.start_soon(run, each, scope)
+                await gate.wait_entered(count)
+                assert not threads.is_left(each)
+                scope.cancel()
+                threads.leave()
+                assert threads.is_left(each)
+    gate.open()
+    await until(lambda: not any(threads.is_left(each) for each in claims))

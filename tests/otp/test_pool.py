@@ -244,6 +244,80 @@ async def test_a_restart_is_no_kill(pool, autojump_clock):
         assert kills == []
 
 
+async def shielded(until: trio.Event) -> None:
+    with trio.CancelScope(shield=True):
+        await until.wait()
+
+
+def crashing(kills: list[int]) -> tuple[otp.Pool, otp.Supervisor]:
+    """A pool that fails when its first task ends, and notes when it is killed."""
+    exited = list[object]()
+
+    def on_exit(task: otp.PoolTask, reason: otp.ExitReason) -> None:
+        exited.append(task.key)
+        if len(exited) == 1:
+            raise ValueError("a bug")
+
+    pool = otp.Pool("pool", slots=3, on_exit=on_exit)
+    child = otp.PoolChild(pool, shutdown=1, on_kill=lambda: kills.append(1))
+    return pool, otp.Supervisor("root", [child], intensity=1)
+
+
+async def test_a_crash_is_no_kill(autojump_clock):
+    """The pool starts again, once the tasks that cannot be cancelled have ended."""
+    kills, release = list[int](), trio.Event()
+    pool, tree = crashing(kills)
+    async with otp.open_tree(tree, observe=lambda _: None):
+        pool.start_nowait(shielded, release, key="stays")
+        pool.start_nowait(trio.sleep, 0, key="ends")
+        await trio.sleep(5)
+        free = pool.free
+        release.set()
+        assert not free
+        while not pool.free:
+            await trio.sleep(0.1)
+        assert kills == []
+
+
+async def test_a_pool_that_is_stopped_after_its_crash_is_killed(autojump_clock):
+    kills, release = list[int](), trio.Event()
+    pool, tree = crashing(kills)
+    with pytest.raises(otp.StopFailed):
+        async with otp.open_tree(tree, observe=lambda _: None) as running:
+            pool.start_nowait(shielded, release, key="stays")
+            pool.start_nowait(trio.sleep, 0, key="ends")
+            await trio.sleep(5)
+            running.request_stop()
+            await trio.sleep(0.9)
+            before = len(kills)
+            await trio.sleep(0.2)
+            release.set()
+            assert (before, len(kills)) == (0, 1)
+
+
+@pytest.mark.parametrize("waited", [0.5, 5])
+async def test_a_restart_that_becomes_a_stop_is_a_kill(autojump_clock, waited):
+    """Before its shutdown time is over, and after."""
+    kills, release, crash = list[int](), trio.Event(), trio.Event()
+
+    async def fragile() -> None:
+        await crash.wait()
+        raise ValueError
+
+    pool = otp.Pool("pool", slots=3, on_exit=lambda *_: None)
+    child = otp.PoolChild(pool, shutdown=1, on_kill=lambda: kills.append(1))
+    tree = otp.Supervisor("root", [otp.TaskChild("fragile", fragile), child], strategy="rest_for_one")
+    async with otp.open_tree(otp.Supervisor("above", [tree]), observe=lambda _: None) as running:
+        pool.start_nowait(shielded, release)
+        crash.set()
+        await trio.sleep(waited)
+        before = len(kills)
+        running.request_stop()
+        await trio.sleep(1)
+        release.set()
+        assert (before, len(kills)) == (0, 1)
+
+
 async def test_each_task_has_its_starters_context(autojump_clock):
     var = contextvars.ContextVar("var", default="none")
     seen = []
