@@ -9,9 +9,11 @@ import pytest
 import trio
 from durable_actors._engine.claiming import feeder
 from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
+from durable_actors._engine.claiming.planner import StatsRefresh
 from durable_actors.machine import isolated_registry
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, QueueSaturated, StepStarted
+from psycopg.errors import QueryCanceled
 from tests.engine.kit import QUIET, Gate, gated, running, simple
 from tests.kit import until
 
@@ -381,3 +383,32 @@ async def test_claims_start_before_the_statistics_are_refreshed(durable_dsn, mon
         await refresh.wait_entered()
         step.open()
         refresh.open()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_claims_start_although_the_refresh_after_their_pick_fails(durable_dsn, db, monkeypatch, key):
+    """They do not wait for the pause after the failure: here, that is an hour."""
+    read, claimed = feeder.read_queue, list[object]()
+    pick = feeder.pick_instances
+    M = simple()
+
+    async def picked(*args, **kwargs):
+        found = await pick(*args, **kwargs)
+        claimed.extend(found.claims)
+        return found
+
+    async def refused(*args):
+        if claimed:
+            raise QueryCanceled("canceling statement due to statement timeout")
+        return await read(*args)
+
+    monkeypatch.setattr(feeder, "pick_instances", picked)
+    monkeypatch.setattr(feeder, "read_queue", refused)
+    monkeypatch.setattr(
+        StatsRefresh, "last_was_slow", property(lambda _: True, lambda *_: None), raising=False
+    )
+    monkeypatch.setattr(feeder.Outage, "failed", lambda *_: 3600.0)
+    number = da.sync.insert(db.conn, M, state={"n": 1}, partition_key=key)
+    assert number is not None
+    async with running(durable_dsn, **QUIET) as run:
+        assert (await run.ended(number)).result == 1

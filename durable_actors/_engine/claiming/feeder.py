@@ -132,9 +132,10 @@ class Feeder(Actor[object]):
                             self._start_picked()
         except TRANSIENT_ERRORS as exc:
             planner.failed(unknown_fate=isinstance(exc, CommitUnknown))
-            return Sleep(trio.current_time() + self._outage.failed(exc))
-        self._outage.ok()
-        if self._unstarted:
+            sleep = Sleep(trio.current_time() + self._outage.failed(exc))
+        else:
+            self._outage.ok()
+        if self._unstarted:  # also if only the refresh after the pick has failed
             await self._take_keys_and_start()
         return sleep
 
