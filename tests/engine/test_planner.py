@@ -544,6 +544,36 @@ def test_a_pick_that_fails_after_it_was_by_id_is_followed_by_a_full_one():
     assert _lists(rig.froms[-1]) == _lists(from_head(0))
 
 
+def test_a_pick_that_fails_takes_no_hints():
+    """The cursor may hide the rows: they would wait for the next pick from the head."""
+    rig = Rig().rest(shape=shape(0))
+    rig.picks = [FULL]
+    rig.round("timer")
+    rig.planner.notify(7)
+    rig.planner.notify(8)
+    rig.now += 0.01
+    for unknown in (False, True):
+        rig.fails[Pick] = unknown
+        rig.round("message")
+        assert sorted(rig.froms[-1].extras) == [7, 8]
+    rig.fails[RefreshStats] = False
+    rig.planner.expect_deadline()
+    rig.round("message")
+    assert sorted(rig.froms[-1].extras) == [7, 8]
+    rig.round("message")
+    assert list(rig.froms[-1].extras) == []  # that pick has answered: it was the refresh that failed
+
+
+def test_a_row_that_a_signal_woke_is_not_lost_with_a_failed_pick_by_its_id():
+    rig = Rig().rest()
+    rig.planner.notify(7, by_signal=True)
+    rig.fails[Pick] = False
+    rig.round("message")
+    assert list(rig.froms[-1].by_id) == [7]
+    rig.round("message")
+    assert list(rig.froms[-1].extras) == [7]
+
+
 def test_every_hint_wakes_the_feeder():
     rig = Rig()
     rig.planner.notify(7)

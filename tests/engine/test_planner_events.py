@@ -163,7 +163,6 @@ class World:
                     self.orphans += self._lost_claims(action)
                 elif isinstance(action, Pick):
                     planner.pick_from()
-                self.hints.clear()
                 planner.failed(unknown_fate=unknown)
                 return Sleep(self.now + 0.05)
             self._act(action)

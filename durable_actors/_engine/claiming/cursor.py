@@ -40,6 +40,7 @@ class PickCursor:
         self._shelved: tuple[str, ...] = ()
         self._extras: dict[int, float] = {}
         self._looked: list[int] = []  # the extras of the pick under way
+        self._taken: dict[int, float] = {}  # what that pick has removed from `_extras`
         self._pauses: dict[int, float] = {}  # the last pause of each row that was passed over
         self._only: int | None = None  # the only row that was hinted since the last pick, if it has no key
         self._keyed = False  # the last rows that a pick has found had keys
@@ -58,8 +59,8 @@ class PickCursor:
         only, self._only, self.hinted = self._only, None, False
         self._hinted_priorities.clear()
         if alone and only is not None and not any(at <= now for n, at in self._extras.items() if n != only):
-            self._extras.pop(only, None)
             self._looked = [only]
+            self._take(self._looked)
             return PickFrom((), (), (), by_id=self._looked)
         if now >= self._reset_at:
             self._positions.clear()
@@ -67,9 +68,8 @@ class PickCursor:
         priorities = sorted(self._priorities)
         places = [self._positions.get(priority, _HEAD) for priority in priorities]
         extras = [number for number, at in self._extras.items() if at <= now][:limit]
-        for number in extras:
-            del self._extras[number]
         self._looked = extras
+        self._take(extras)
         return PickFrom(
             priorities=priorities,
             eligible_ats=[at for at, _ in places],
@@ -77,6 +77,14 @@ class PickCursor:
             extras=extras,
             shelved=[step for step in self._shelved if step in known],
         )
+
+    def _take(self, numbers: list[int]) -> None:
+        self._taken = {number: self._extras.pop(number) for number in numbers if number in self._extras}
+
+    def failed(self) -> None:
+        """A pick may have failed: the next one looks for its extras. Nothing to do if the last pick has answered."""
+        self._extras = self._taken | self._extras
+        self._taken = {}
 
     @property
     def expects_rows(self) -> bool:
@@ -92,10 +100,12 @@ class PickCursor:
         claimed = {claim.id for claim in picked.claims}
         missed = [number for number in self._looked if number not in claimed]
         self._extras.update((number, 0.0) for number in missed)
+        self._taken = {}
         self._keyed = bool(missed)  # a guess: that is the likely reason
 
     def advance(self, picked: PickResult, *, now: float, took: float) -> None:
         """Take in the result of a pick that took so many seconds."""
+        self._taken = {}
         for priority, position in picked.positions.items():
             self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
         if picked.claims:

@@ -307,6 +307,7 @@ class ClaimPlanner:
         """An action failed; `unknown_fate`: and may have had its effect."""
         self._may_have_orphans = self._may_have_orphans or unknown_fate
         self.queue_empty = False  # unknown after an error
+        self.cursor.failed()
 
     # -- results
 
