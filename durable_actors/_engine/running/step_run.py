@@ -18,6 +18,7 @@ leaves a scope or a nursery open       it is closed and logged; the returned out
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final, cast
 
 import attrs
@@ -125,7 +126,8 @@ class StepRun:
             except StateError:
                 ctx = self._context(decode_or_text(claim.state))
         # The log record at the right level follows the commit (`failures.log_failure`).
-        logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
+        with contextlib.suppress(Exception):  # a user's log handler
+            logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
         try:
             outcome = await self._outcome_of(error, ctx)
             pending = self._pending(outcome, error=error)

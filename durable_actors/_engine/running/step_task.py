@@ -160,9 +160,9 @@ class StepTasks:
 
     def _shelve(self, claim: Claim) -> None:
         """A reload has removed its step since it was claimed, and nothing of it has run: release it for other nodes."""
+        self._commits.release(claim, attempts=0, hold=SHELVED)  # first: a user's log handler may raise
         text = "instance %d: step %r of %s/%d is not in this node's code any more; it waits for a node that has it"
         logger.warning(text, claim.id, claim.step, claim.fsm, claim.version)
-        self._commits.release(claim, attempts=0, hold=SHELVED)
 
     async def _load(self, claim: Claim) -> StepInputs | StateError:
         """Read the step's inputs; while Postgres is unavailable, wait: the lease decides for how long.
