@@ -125,6 +125,9 @@ class StepRun:
                 ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
             except StateError:
                 ctx = self._context(decode_or_text(claim.state))
+            except BaseException as exc:  # as in `run`
+                await self._judge(exc)
+                raise
         # The log record at the right level follows the commit (`failures.log_failure`).
         with contextlib.suppress(Exception):  # a user's log handler
             logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
