@@ -221,7 +221,12 @@ class StepTasks:
         # No other step may see the context variables of this one. Takes effect when this task has waited.
         trio.lowlevel.current_task().context = self._context.copy()
         dispatcher.commit_in_task(pending.active, trio.current_time())
-        verdict = await spawn_children(self._node, pending.transition, pending.spawn)
+        try:
+            verdict = await spawn_children(self._node, pending.transition, pending.spawn)
+        except trio.Cancelled:
+            # The server may have committed already: then nothing else hints at the children.
+            self._completion.spawned(pending.active.claim, pending.spawn)
+            raise
         if not isinstance(verdict, Refused):
             self._completion.report(pending, verdict, trio.current_time())
             return None
