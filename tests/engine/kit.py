@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -426,3 +427,21 @@ def saying(gate: Gate) -> Any:
             return da.Stop(error)
 
     return M
+
+
+class Away(logging.Handler):
+    """A user's handler of log records that fails."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("the log server is away")
+
+
+@contextmanager
+def failing_log(level: int = logging.WARNING) -> Iterator[None]:
+    """The engine's log has such a handler."""
+    log, handler = logging.getLogger("durable_actors.engine"), Away(level)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import pytest
@@ -105,6 +106,80 @@ async def test_a_failure_is_everybodys_in_the_batch_and_nobodys_after(autojump_c
     assert len(failures) == 3
     store.fails = None
     assert await batched.get(7) == 70
+
+
+class Broken:
+    """Refuses every batch that has one of these keys."""
+
+    def __init__(self, *keys: int) -> None:
+        self.keys = set(keys)
+        self.batches: list[list[int]] = []
+
+    async def fetch(self, keys: list[int]) -> Mapping[int, int]:
+        self.batches.append(keys)
+        await trio.sleep(1)
+        if self.keys & set(keys):
+            raise ValueError
+        return {key: key for key in keys}
+
+
+@pytest.mark.parametrize("broken", [(0,), (5,), (7,), (2, 3), (0, 7), (1, 4, 6)])
+async def test_a_key_that_cannot_be_read_fails_alone(autojump_clock, broken):
+    store = Broken(*broken)
+    batched: Batched[int, int] = Batched(store.fetch, split_on=ValueError)
+    answers, failures = set[int](), set[int]()
+
+    async def ask(key: int) -> None:
+        try:
+            answers.add(await batched.get(key))
+        except ValueError:
+            failures.add(key)
+
+    async with trio.open_nursery() as nursery:
+        for key in range(8):
+            nursery.start_soon(ask, key)
+    assert failures == set(broken)
+    assert answers == set(range(8)) - failures
+
+
+async def test_if_no_key_can_be_read_the_statements_are_few(autojump_clock):
+    store = Broken(*range(500))
+    batched: Batched[int, int] = Batched(store.fetch, split_on=ValueError)
+    failures: list[int] = []
+
+    async def ask(key: int) -> None:
+        try:
+            await batched.get(key)
+        except ValueError:
+            failures.append(key)
+
+    async with trio.open_nursery() as nursery:
+        for key in range(500):
+            nursery.start_soon(ask, key)
+    assert len(failures) == 500
+    assert len(store.batches) <= 50
+
+
+async def test_who_is_cancelled_while_a_refused_batch_is_halved(autojump_clock):
+    for moment in range(1, 9):
+        for cancelled in range(4):
+            store = Broken(2)
+            batched: Batched[int, int] = Batched(store.fetch, split_on=ValueError)
+            scopes = [trio.CancelScope() for _ in range(4)]
+            ended = set[int]()
+
+            async def ask(key: int, batched=batched, scopes=scopes, ended=ended) -> None:
+                with scopes[key], contextlib.suppress(ValueError):
+                    await batched.get(key)
+                ended.add(key)
+
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    for key in range(4):
+                        nursery.start_soon(ask, key)
+                    await trio.sleep(moment - 0.5)
+                    scopes[cancelled].cancel()
+            assert ended == set(range(4))
 
 
 async def test_a_batch_that_comes_back_leaves_out_who_has_gone(autojump_clock):

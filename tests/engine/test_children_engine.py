@@ -9,12 +9,13 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.committing import spawn
 from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.running import step_inputs as surroundings, step_run
 from durable_actors._store.children import read_children
 from durable_actors._store.rows import Transition
-from durable_actors.telemetry import StepCommitted
-from tests.engine.kit import QUIET, REAP, Db, Gate, claim, running
+from durable_actors.telemetry import Picked, StepCommitted
+from tests.engine.kit import QUIET, REAP, Db, Gate, active_claims, claim, running
 from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -479,3 +480,34 @@ async def test_planning_children_lets_others_run(monkeypatch):
         nursery.cancel_scope.cancel()
     assert [plan.state for plan in pending.spawn.plans] == [b'{"n":%d}' % n for n in range(9)]
     assert turns >= 4
+
+
+async def test_children_of_a_commit_that_was_cancelled_too_late_start_at_once(durable_dsn, db, monkeypatch):
+    """The server has committed them, and their parent's task is cancelled before it hears of that. Nobody polls."""
+    gate, real = Gate(), spawn.schedule_children
+
+    async def committed(*args: Any, **options: Any) -> Any:
+        await real(*args, **options)
+        await gate.wait()
+
+    @da.job(name="child", queue="second")
+    async def child(args: State) -> str:
+        return "done"
+
+    class Parent(da.Machine[State]):
+        @da.step
+        async def start(self, ctx):
+            return da.ScheduleChildren(self.end, [da.Child(child, args={}, priority=3)])
+
+        @da.step
+        async def end(self, ctx):
+            return da.Done([each.result for each in ctx.children])
+
+    monkeypatch.setattr(spawn, "schedule_children", committed)
+    async with running(durable_dsn, **QUIET) as run:
+        await run.events.wait(Picked, queue="second", claimed=0)
+        number = await run.insert(Parent)
+        await gate.wait_entered()
+        [active] = active_claims(run)
+        run.engine._node.claims.interrupt(active, "a test")
+        assert (await run.ended(number)).result == ["done"]

@@ -15,7 +15,7 @@ import trio
 from durable_actors._engine.running import step_run
 from durable_actors._engine.running.user_code import fate_of, only_cancelled
 from durable_actors.telemetry import ClaimLost, ClaimsReaped, StepCrashed
-from tests.engine.kit import END, QUIET, Gate, active_claims, gated, running
+from tests.engine.kit import END, QUIET, Gate, active_claims, failing_log, gated, refuse_bad, running
 from tests.kit import PATIENCE, until
 
 pytestmark = [
@@ -83,6 +83,36 @@ async def test_system_exit_is_a_crash_of_its_step(durable_dsn, db, where, caplog
     told = [record for record in caplog.records if record.levelno == logging.ERROR and record.exc_info]
     assert len(told) >= 2
     assert f"instance {number}: crashes in {where} v1, step start crashed" in told[0].getMessage()
+
+
+async def test_a_state_that_raises_system_exit_for_a_refused_outcome_is_a_crash(durable_dsn, db):
+    """`handle` needs the state again, in another task: it is decoded there, and does not stop the node."""
+    refuse_bad(db, "P0001")
+    decoded = list[int]()
+
+    @attrs.frozen
+    class Once:
+        n: int = 0
+
+        def __attrs_post_init__(self) -> None:
+            decoded.append(self.n)
+            if len(decoded) == 3:  # after the insert and the step
+                sys.exit("not again")
+
+    class M(da.Machine[Once], name="m"):
+        @da.step
+        async def start(self, ctx: da.Context[Once]) -> da.Outcome:
+            return da.Done("bad")
+
+        async def handle(self, error: Exception, ctx: da.Context[Once]) -> da.Outcome:
+            return da.Done("handled")
+
+    async with running(durable_dsn) as run:
+        number = await run.insert(M, state={"n": 1})
+        await run.events.wait(StepCrashed, id=number)
+        row = await run.ended(number)
+        assert "restart" not in run.engine.snapshot().render()
+    assert (row.result, row.crashes) == ("handled", 1)
 
 
 async def test_it_is_quarantined_and_others_keep_their_attempts(durable_dsn, capsys):
@@ -155,6 +185,29 @@ async def test_the_author_is_told_once(durable_dsn, caplog):
     ) == 1
     assert "leaks v3, step perform has left a cancel scope open" in told[0]
     assert "contextlib.aclosing" in told[0]
+
+
+async def test_a_log_handler_that_fails_costs_no_step_its_outcome(durable_dsn, caplog):
+    """Neither the record of an error nor that of a scope which the step left open."""
+    caplog.set_level(logging.DEBUG, logger="durable_actors.engine")
+
+    class M(da.Machine[Any], name="m"):
+        @da.step
+        async def start(self, ctx: da.Context[Any]) -> da.Outcome:
+            if ctx.state["raises"]:
+                raise ValueError
+            async for each in open_scope():
+                return da.Done(each)
+            return da.Stop("not reached")
+
+        async def handle(self, error: Exception, ctx: da.Context[Any]) -> da.Outcome:
+            return da.Done("handled")
+
+    async with running(durable_dsn, lease_ttl=60) as run:
+        with failing_log():
+            assert (await run.run(M, state={"raises": False})).result == 1
+        with failing_log(logging.DEBUG):
+            assert (await run.run(M, state={"raises": True})).result == "handled"
 
 
 async def test_a_lock_that_a_step_keeps_is_broken_for_those_who_wait(durable_dsn):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import durable_actors as da
 import psycopg
@@ -15,29 +12,21 @@ from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.committing import flusher
 from durable_actors._engine.running.step_task import RECOVER_AGAIN
 from durable_actors.telemetry import ClaimLost, OutcomeStale, StepStarted, StepStopped
-from tests.engine.kit import QUIET, Gate, active_claims, gated, locked, refuse_bad, running, saying, state_of
+from tests.engine.kit import (
+    QUIET,
+    Gate,
+    active_claims,
+    failing_log,
+    gated,
+    locked,
+    refuse_bad,
+    running,
+    saying,
+    state_of,
+)
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
-
-
-class Away(logging.Handler):
-    """A user's handler of log records that fails."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
-            raise OSError("the log server is away")
-
-
-@contextmanager
-def failing_log() -> Iterator[None]:
-    """The engine's log has such a handler."""
-    log, handler = logging.getLogger("durable_actors.engine"), Away()
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
 
 
 async def test_a_log_handler_that_fails_hurts_no_other_step(durable_dsn, db):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import durable_actors as da
 import pytest
-from durable_actors._engine.running import step_inputs as surroundings
+from durable_actors._engine.running import step_inputs as surroundings, step_task
+from durable_actors.telemetry import StoreDown, StoreUp
 from psycopg.errors import QueryCanceled
-from tests.engine.kit import running
+from tests.engine.kit import parked, running
+from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 
@@ -66,3 +68,38 @@ async def test_a_survey_that_postgres_refuses_is_repeated(durable_dsn, monkeypat
         await da.signal(number, "go", 7)
         row = await run.ended(number)
     assert (row.result, row.attempt, refusals) == ([7], 0, [])
+
+
+async def test_a_read_that_postgres_refuses_again_and_again_is_reported_once(
+    durable_dsn, monkeypatch, caplog
+):
+    """And one instance whose inbox cannot be read does not keep the others from theirs."""
+    M, real, refused_ids = Waiter().machine, surroundings.read_inboxes, set[int]()
+    refused = list[list[int]]()
+
+    async def refusing(conn, schema, ids, **options):
+        if refused_ids & set(ids):
+            refused.append(ids)
+            raise QueryCanceled("canceling statement due to statement timeout")
+        return await real(conn, schema, ids, **options)
+
+    monkeypatch.setattr(surroundings, "read_inboxes", refusing)
+    monkeypatch.setattr(step_task, "LOAD_AGAIN", 0.01)
+    async with running(durable_dsn) as run:
+        numbers = [await run.insert(M) for _ in range(5)]
+        for number in numbers:
+            await parked(run, number)
+        refused_ids.add(numbers[2])
+        for number in numbers:
+            await da.signal(number, "go", 7)
+        for number in set(numbers) - refused_ids:
+            assert (await run.ended(number)).result == [7]
+        await until(lambda: refused.count([numbers[2]]) > 3)
+        [down] = run.events.all(StoreDown)
+        refused_ids.clear()
+        assert (await run.ended(numbers[2])).result == [7]
+        await run.events.wait(StoreUp, actor=down.actor)
+    told = [text for text in caplog.messages if text.startswith(down.actor)]
+    assert len(told) == 2
+    assert "statement timeout" in told[0]
+    assert "works again" in told[1]

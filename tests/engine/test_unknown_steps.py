@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from durable_actors.cli import cli
 from durable_actors.machine import isolated_registry
 from durable_actors.telemetry import Picked, StepCommitted
-from tests.engine.kit import Gate, running
+from tests.engine.kit import Gate, failing_log, running
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -181,6 +181,22 @@ async def test_a_step_that_a_reload_removes_while_its_claim_waits_for_a_slot(dur
         assert fates(db, f"id = {number}") == {("runnable", "ship", 0, 0, 2, None)}
         reloadable(gate, ships=True)
         assert (await run.ended(number)).result == "shipped"
+
+
+async def test_a_log_handler_that_fails_keeps_no_removed_step_claimed(durable_dsn, db):
+    gate = Gate()
+    async with running(durable_dsn, lease_ttl=60) as run:
+
+        def reload() -> None:
+            reloadable(gate, ships=False)
+            run.engine._node.catalog.refresh()  # as the next pick does
+
+        number = await run.insert(reloadable(gate, ships=True, reload=reload))
+        await gate.wait_entered()
+        with failing_log():
+            gate.open()
+            await shelved(db, 1)
+        assert fates(db, f"id = {number}") == {("runnable", "ship", 0, 0, 2, None)}
 
 
 async def test_a_step_that_a_reload_removes_before_an_instance_goes_on_to_it(durable_dsn, db, ahead):

@@ -16,6 +16,7 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.transition import failure
 from durable_actors._engine.committing.verdicts import Refused, Verdict
 from durable_actors._engine.node import Node, logger
+from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Committed, Raised
 from durable_actors.machine import error_type, reason_text, shown_error, traceback_text
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
@@ -102,15 +103,22 @@ class Completion:
         elif status == "runnable":
             if not pending.transition.delay:
                 node.notify(claim.queue, instance_id=claim.id)
-        elif pending.transition.timeout is not None or (spawn is not None and spawn.timeout is not None):
+        elif pending.transition.timeout is not None:
             node.expect_deadline(claim.queue)
         if spawn is not None:
-            for queue, priority in {(plan.queue, plan.priority) for plan in spawn.plans}:
-                node.notify(queue, priority=priority)
+            self.spawned(claim, spawn)
         if node.telemetry.active:
             node.telemetry.emit(StepCommitted(**facts(claim), status=verdict.status))
             if now > claim.trusted_until:
                 node.telemetry.emit(OutcomeLate(**facts(claim)))
+
+    def spawned(self, claim: Claim, spawn: Spawn) -> None:
+        """Children may have been inserted, and their parent parked. The hints are harmless if they were not."""
+        node = self._node
+        if spawn.timeout is not None:
+            node.expect_deadline(claim.queue)
+        for queue, priority in {(plan.queue, plan.priority) for plan in spawn.plans}:
+            node.notify(queue, priority=priority)
 
     def _not_committed(self, claim: Claim, verdict: Verdict) -> None:
         if isinstance(verdict, Refused):

@@ -2,17 +2,24 @@
 
 There is no actor and no delay: the first task that asks reads for all tasks that have asked so far. A task that asks
 during a read is in the next batch. A task that exits, answered or cancelled, wakes the next one to read.
+
+A batch that is refused is read again in halves: a key that cannot be read must not cost the others their answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import trio
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+MAX_REFUSALS: Final = 32
+"""Refusals of one batch, after which it is not halved any more: probably no key can be read now. One key that cannot be
+read costs up to ten in a batch of 500.
+"""
 
 
 class _Ask(Generic[K, V]):
@@ -35,14 +42,22 @@ class _Ask(Generic[K, V]):
 class Batched(Generic[K, V]):
     """`await batched.get(key)` with `fetch(keys)` behind it; every key must get an answer."""
 
-    def __init__(self, fetch: Callable[[list[K]], Awaitable[Mapping[K, V]]], *, limit: int = 500) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[list[K]], Awaitable[Mapping[K, V]]],
+        *,
+        limit: int = 500,
+        split_on: type[Exception] | None = None,
+    ) -> None:
+        """`split_on`: an error that a single key may cause."""
+        self._split_on = split_on
         self._fetch = fetch
         self._limit = limit
         self._asks: list[_Ask[K, V]] = []
         self._reading = False
 
     async def get(self, key: K) -> V:
-        """The answer for this key. If `fetch` raises, every task of the batch gets the error."""
+        """The answer for this key. If `fetch` raises, every task of the batch gets the error, unless it is split."""
         ask: _Ask[K, V] = _Ask(key)
         self._asks.append(ask)
         try:
@@ -68,16 +83,33 @@ class Batched(Generic[K, V]):
         self._reading = True
         batch, self._asks = self._asks[: self._limit], self._asks[self._limit :]
         try:
-            answers = await self._fetch([ask.key for ask in batch])
-        except Exception as exc:  # noqa: BLE001 - raised in every task of the batch
-            for ask in batch:
-                ask.settle(None, exc)
+            await self._answer(batch)
         except BaseException:
             # Drop the requests of tasks that were cancelled meanwhile: they cannot read.
-            self._asks = [ask for ask in batch if not ask.gone] + self._asks
+            self._asks = [ask for ask in batch if not (ask.gone or ask.done)] + self._asks
             raise
-        else:
-            for ask in batch:
-                ask.settle(answers[ask.key], None)
         finally:
             self._reading = False
+
+    async def _answer(self, batch: list[_Ask[K, V]]) -> None:
+        parts, refusals = [batch], 0
+        while parts:
+            part = [ask for ask in parts.pop() if not ask.gone]
+            if not part:
+                continue
+            try:
+                answers = await self._fetch([ask.key for ask in part])
+            except Exception as exc:  # noqa: BLE001 - raised in the tasks that asked
+                refusals += 1
+                if len(part) > 1 and refusals < MAX_REFUSALS and self._may_split(exc):
+                    half = len(part) // 2
+                    parts += [part[half:], part[:half]]
+                else:
+                    for ask in part:
+                        ask.settle(None, exc)
+            else:
+                for ask in part:
+                    ask.settle(answers[ask.key], None)
+
+    def _may_split(self, error: Exception) -> bool:
+        return self._split_on is not None and isinstance(error, self._split_on)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import attrs
+import psycopg
 
 from durable_actors._engine.running.batched import Batched
 from durable_actors._postgres.pool.pool import ConnectionPool
@@ -57,9 +58,13 @@ class InputLoader:
         self._lane = lane
         self._schema = schema
         self._patience = patience
-        self._inboxes: Batched[int, list[Signal]] = Batched(partial(self._fetch, lane))
+        self._inboxes: Batched[int, list[Signal]] = Batched(
+            partial(self._fetch, lane), split_on=psycopg.Error
+        )
         # A slow pick may occupy the claim lane: an instance that awaited nothing must not wait for it.
-        self._beside: Batched[int, list[Signal]] = Batched(partial(self._fetch, beside or lane))
+        self._beside: Batched[int, list[Signal]] = Batched(
+            partial(self._fetch, beside or lane), split_on=psycopg.Error
+        )
 
     async def load(self, claim: Claim) -> StepInputs:
         """The inputs of the claim's step. Raises `StoreUnavailable`, or `StateError` for a child's result."""

@@ -18,6 +18,7 @@ leaves a scope or a nursery open       it is closed and logged; the returned out
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final, cast
 
 import attrs
@@ -124,8 +125,12 @@ class StepRun:
                 ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
             except StateError:
                 ctx = self._context(decode_or_text(claim.state))
+            except BaseException as exc:  # as in `run`
+                await self._judge(exc)
+                raise
         # The log record at the right level follows the commit (`failures.log_failure`).
-        logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
+        with contextlib.suppress(Exception):  # a user's log handler
+            logger.debug("instance %d: %s, step %s raised", claim.id, spec, claim.step, exc_info=error)
         try:
             outcome = await self._outcome_of(error, ctx)
             pending = self._pending(outcome, error=error)

@@ -24,7 +24,7 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.spawn import spawn_children
 from durable_actors._engine.committing.verdicts import Refused
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.outage import TRANSIENT_ERRORS
+from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.running.step_inputs import InputLoader, StepInputs
 from durable_actors._engine.running.step_run import StepRun
@@ -63,6 +63,8 @@ class StepTasks:
         self._context = context
         self._variables = tuple(context.items())
         self._now = trio.lowlevel.current_clock().current_time
+        self._outage = Outage(node, "step inputs")
+        self._unread = 0  # steps whose inputs could not be read yet
 
     @staticmethod
     def context() -> contextvars.Context:
@@ -82,6 +84,7 @@ class StepTasks:
         home = innermost(task)
         while True:
             active = task_slice.active
+            leaked = False
             raised: BaseException | None = None
             try:
                 if refused is None:
@@ -163,27 +166,42 @@ class StepTasks:
 
     def _shelve(self, claim: Claim) -> None:
         """A reload has removed its step since it was claimed, and nothing of it has run: release it for other nodes."""
+        self._commits.release(claim, attempts=0, hold=SHELVED)  # first: a user's log handler may raise
         text = "instance %d: step %r of %s/%d is not in this node's code any more; it waits for a node that has it"
         logger.warning(text, claim.id, claim.step, claim.fsm, claim.version)
-        self._commits.release(claim, attempts=0, hold=SHELVED)
 
     async def _load(self, claim: Claim) -> StepInputs | StateError:
         """Read the step's inputs; while Postgres is unavailable, wait: the lease decides for how long.
 
+        All steps report one outage, which is over when none of them waits: one may fail while others succeed.
+
         A child's result that does not decode is for `handle`: raised here, it would end the task again and again.
         """
-        while True:
-            try:
-                inputs = await self._inputs.load(claim)
-            except StateError as exc:
-                return exc
-            except TRANSIENT_ERRORS:
-                await trio.sleep(LOAD_AGAIN)
-            else:
-                # With nothing unread its outcome needs only the short statement, and it may run ahead. A signal that
-                # comes now is for the next step: the commit reports it.
-                claim.inbox = bool(inputs.signals)
-                return inputs
+        waits = False
+        try:
+            while True:
+                try:
+                    inputs = await self._inputs.load(claim)
+                except StateError as exc:
+                    return exc
+                except TRANSIENT_ERRORS as exc:
+                    if not waits:
+                        waits = True
+                        self._unread += 1
+                    self._outage.failed(exc)
+                    await trio.sleep(LOAD_AGAIN)
+                else:
+                    # With nothing unread its outcome needs only the short statement, and it may run ahead. A signal
+                    # that comes now is for the next step: the commit reports it.
+                    claim.inbox = bool(inputs.signals)
+                    if self._unread == waits:  # no other step waits
+                        self._outage.ok()
+                    return inputs
+        finally:
+            if waits:
+                self._unread -= 1
+                if not self._unread:
+                    self._outage.close()
 
     # -- the outcome
 
@@ -212,7 +230,12 @@ class StepTasks:
         # No other step may see the context variables of this one. Takes effect when this task has waited.
         trio.lowlevel.current_task().context = self._context.copy()
         dispatcher.commit_in_task(pending.active, trio.current_time())
-        verdict = await spawn_children(self._node, pending.transition, pending.spawn)
+        try:
+            verdict = await spawn_children(self._node, pending.transition, pending.spawn)
+        except trio.Cancelled:
+            # The server may have committed already: then nothing else hints at the children.
+            self._completion.spawned(pending.active.claim, pending.spawn)
+            raise
         if not isinstance(verdict, Refused):
             self._completion.report(pending, verdict, trio.current_time())
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator
 from typing import Literal, cast
 
@@ -67,14 +68,17 @@ async def close_leftovers(node: Node, claim: Claim, home: object) -> bool:
     where = (claim.fsm, claim.version, claim.step)
     level = "debug" if where in node.leaks_logged else "warning"
     node.leaks_logged.add(where)
-    getattr(logger, level)(
-        "instance %d: %s v%d, step %s has left %s open in its task. Its worker is replaced, its outcome counts. "
-        "Do not return or break out of an async generator that has a cancel scope or a nursery inside: "
-        "surround it with contextlib.aclosing, or read from a memory channel instead; release what you acquire",
-        claim.id,
-        claim.fsm,
-        claim.version,
-        claim.step,
-        " and ".join(left),
-    )
+    with contextlib.suppress(
+        Exception
+    ):  # a user's log handler that raises must not cost the step its outcome
+        getattr(logger, level)(
+            "instance %d: %s v%d, step %s has left %s open in its task. Its worker is replaced, its outcome counts. "
+            "Do not return or break out of an async generator that has a cancel scope or a nursery inside: "
+            "surround it with contextlib.aclosing, or read from a memory channel instead; release what you acquire",
+            claim.id,
+            claim.fsm,
+            claim.version,
+            claim.step,
+            " and ".join(left),
+        )
     return True
