@@ -9,7 +9,10 @@ import pytest
 import trio
 from durable_actors._engine.claiming import feeder
 from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
-from durable_actors._engine.claiming.planner import StatsRefresh
+from durable_actors._engine.claiming.planner import ClaimPlanner, Pick, Sleep, StatsRefresh
+from durable_actors._engine.limits import QueueLimits
+from durable_actors._store.claim import QueueShape
+from durable_actors._store.rows import PickResult
 from durable_actors.machine import isolated_registry
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, QueueSaturated, StepStarted
@@ -109,20 +112,42 @@ async def test_a_row_that_becomes_due_between_the_pick_and_the_refresh_is_picked
     M, read, later = simple(), feeder.read_queue, []
 
     async def late(*args, **options):
-        if later:  # the pick has seen nothing; now the row becomes due
+        if (
+            later
+        ):  # the pick has seen nothing; the row becomes due, and the statement needs some time to the server
             db.execute(
                 "update durable.gen_durable set eligible_at = clock_timestamp() where id = %s", later.pop()
             )
+            await trio.sleep(0.02)
         return await read(*args, **options)
 
+    monkeypatch.setattr(feeder, "read_queue", late)
     async with running(durable_dsn, **QUIET) as run:
         await run.run(M)
         number = await run.insert(M, schedule_in=3600)
-        await db.eventually("select true")
-        monkeypatch.setattr(feeder, "read_queue", late)
         later.append(number)
         run.engine._node.notify("default", priority=0)
         assert (await run.ended(number)).status == "done"
+
+
+def test_a_row_that_is_overdue_after_every_pick_is_picked_less_and_less_often():
+    """Another session has locked it."""
+    planner = ClaimPlanner(QueueLimits(10, 0, 1, 60.0, 60.0), wake_feeder=lambda: None)
+    planner.restart()
+    pauses = []
+    for now in range(8):
+        planner.begin(float(now), wanted=10, one_by_id=False, known=frozenset())
+        while not isinstance(action := planner.next(float(now)), Sleep):
+            if isinstance(action, Pick):
+                planner.pick_from()
+                planner.picked(PickResult([], [], {}), float(now), seconds=0.0)
+            else:
+                planner.refresh_begins()
+                planner.refreshed(
+                    QueueShape((0,), -0.001 if action.after_pick else None, (), None), float(now)
+                )
+        pauses.append(round(action.until - now, 3))
+    assert pauses == [0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.3]
 
 
 async def test_far_future_rows_wait(durable_dsn):

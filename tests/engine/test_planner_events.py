@@ -196,7 +196,7 @@ class World:
         assert sleep.until <= self.now + max(ceiling, WATCHED_SLEEP if self.watched else 0.0)
         assert self.shape is not None
         if self.shape.next_due is not None:
-            assert sleep.until <= self.now + max(self.shape.next_due, 0.0)
+            assert sleep.until <= self.now + max(self.shape.next_due, MAX_EXPIRE_PAUSE)
         if self.shape.next_deadline is not None:
             deadline = self.read_at + self.shape.next_deadline
             assert sleep.until <= max(self.now, deadline, self.last_expire + MAX_EXPIRE_PAUSE)

@@ -12,6 +12,8 @@ Never      runs user code, commits, or renews.
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 
 from durable_actors._engine.claiming.idle_queues import IdleQueue
@@ -38,6 +40,9 @@ from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason
 from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueueSaturated
+
+MAX_REFRESH_LATENCY: Final = 1.0
+"""Seconds that a refresh may take to reach the server, so that it still sees every row which the pick before missed."""
 
 
 class Feeder(Actor[object]):
@@ -193,7 +198,7 @@ class Feeder(Actor[object]):
         began = trio.current_time()
         async with self._node.pool.acquire(self._node.lane("claim")) as conn:
             # A row may have become due between the pick and this: the pick did not see it.
-            await self._refresh(conn, since=trio.current_time() - self._pick_sent)
+            await self._refresh(conn, since=trio.current_time() - self._pick_sent + MAX_REFRESH_LATENCY)
         seconds = trio.current_time() - began
         self._planner.stats.took(began, seconds, alone=not self._started_beside)
 

@@ -201,7 +201,8 @@ class ClaimPlanner:
         """No row of the queue was on offer, due or not, when the statistics were last read."""
         self._pick_again = False  # the last pick may have missed rows
         self._timer_wake = False  # awake because time has passed, not because of a message
-        self._next_due: float | None = None  # seconds from the last round on
+        self._due_at = math.inf  # when the next row becomes eligible, as of the last refresh
+        self._overdue_pause = 0.0  # before the next pick of rows that were due already then
         self._deadline = math.inf
         self._expire_pause = EXPIRE_PAUSE
         self._expire_not_before = 0.0
@@ -289,8 +290,7 @@ class ClaimPlanner:
         until = self._poll_timer.polled(now, found_work=self._found_work)
         if watched:
             until = max(until, now + WATCHED_SLEEP)
-        if self._next_due is not None:
-            until = min(until, now + max(self._next_due, 0.0))
+        until = min(until, self._due_at)
         if self.stats.postponed:
             until = min(until, self.stats.not_before)
         later = self.cursor.next_pick(now)
@@ -348,10 +348,22 @@ class ClaimPlanner:
         """The statistics are being read."""
         self._stats_began = self.stats.begin()
 
+    def _next_pick_of(self, next_due: float | None, now: float) -> float:
+        """When to pick the next row that becomes eligible, or did after the last pick was sent.
+
+        The latter is picked at once. If it is there again after that, another session has locked it: the pause grows.
+        """
+        if next_due is None or next_due > 0:
+            self._overdue_pause = 0.0
+            return math.inf if next_due is None else now + next_due
+        pause = self._overdue_pause
+        self._overdue_pause = min(max(pause * 2, EXPIRE_PAUSE), MAX_EXPIRE_PAUSE)
+        return now + pause
+
     def refreshed(self, shape: QueueShape, now: float) -> None:
         """The statistics were read."""
         self.queue_empty = not shape.priorities and self._known.isdisjoint(shape.shelved)
-        self._next_due = shape.next_due
+        self._due_at = self._next_pick_of(shape.next_due, now)
         # Not counted from now: refreshes that come more often would put the deadline off for ever.
         later = shape.next_deadline
         self._deadline = math.inf if later is None else max(now + later, self._expire_not_before)
