@@ -57,11 +57,13 @@ class Completion:
         active = pending.active
         owner = self._owners[active.claim.queue]
         try:
-            if isinstance(verdict, Refused) and not pending.final:
+            if isinstance(verdict, Committed):  # first: nearly always
+                self.report(pending, verdict, now)
+            elif isinstance(verdict, Refused) and not pending.final:
                 if self._try_otherwise(pending, verdict, now):
                     return
-                verdict = None
-            if verdict is None:
+                self.interrupted(active, now)
+            elif verdict is None:
                 self.interrupted(active, now)
             else:
                 self.report(pending, verdict, now)

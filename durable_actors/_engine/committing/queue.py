@@ -180,7 +180,7 @@ class Commits:
             most = min(most, max(SPLIT_ABOVE, len(self.entries) - continuing // 2))
         while self.entries and len(batch) < most and size < MAX_BYTES:
             pending = self.entries.popleft()
-            if not self.wants(pending, now):
+            if (not pending.open or pending.active.lost is not None) and not self.wants(pending, now):
                 continue
             instance_id = pending.transition.claim.id
             if instance_id in batch:  # an old claim's late outcome beside the new one's: one row, one update
@@ -193,7 +193,9 @@ class Commits:
 
     def unanswered(self, batch: list[PendingCommit], now: float) -> list[PendingCommit]:
         """Those of a group that are still to be committed with it."""
-        return [pending for pending in batch if self.wants(pending, now) and not pending.aside]
+        if any([pending.active.lost is not None for pending in batch]):  # noqa: C419 - faster than a generator
+            batch = [pending for pending in batch if self.wants(pending, now)]
+        return [pending for pending in batch if pending.open and not pending.aside]
 
     # -- releases
 

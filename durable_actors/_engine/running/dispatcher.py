@@ -99,6 +99,7 @@ class Dispatcher:
         on_contended: Callable[[Claim], None],
     ) -> None:
         self._limits = limits
+        self._max_inflight = max_inflight(limits)
         self._claims = claims
         self._commits = commits
         self._keys = keys
@@ -149,10 +150,10 @@ class Dispatcher:
         return counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
 
     def _has_free_slot(self) -> bool:
-        limits, running = self._limits, self.running
+        running = self.running
         return (
-            running < limits.concurrency
-            and running + self._counts[COMMITTING] < max_inflight(limits) + self.prefetch.rows
+            running < self._limits.concurrency
+            and running + self._counts[COMMITTING] < self._max_inflight + self.prefetch.rows
         )
 
     def _all_suspended(self, eager: int) -> bool:
@@ -191,9 +192,7 @@ class Dispatcher:
         if not wanted:
             return 0
         wanted += prefetch
-        room = (
-            max_inflight(limits) + limits.prefetch + prefetch - self._counts[COMMITTING] - running - buffered
-        )
+        room = self._max_inflight + limits.prefetch + prefetch - self._counts[COMMITTING] - running - buffered
         if room >= wanted:
             return wanted
         # Many outcomes wait for their commit. After it there is more room, and a pick is worth its round trip.
@@ -215,11 +214,12 @@ class Dispatcher:
         waiting = len(self._buffer)
         self._note_if_all_ran(now)
         self.prefetch.picked(len(claims), now)
+        own, move, buffer = self._claims.add, self._move, self._buffer.append
         for claim in claims:
             active = ActiveClaim(claim, now)
-            self._claims.add(active)
-            self._move(active, BUFFERED)
-            self._buffer.append(active)
+            own(active)
+            move(active, BUFFERED)
+            buffer(active)
             if claim.partition_key is not None:
                 self._may_have_keys = True
         self._inboxes_doubted = False
