@@ -14,6 +14,8 @@ from tests.simulation.process import Violation
 from tests.simulation.run import simulate
 from tests.simulation.shrink import shrink, told
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 REGRESSIONS = {

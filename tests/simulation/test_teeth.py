@@ -7,6 +7,8 @@ from tests.simulation.breakages import BREAKAGES, Breakage
 from tests.simulation.run import Report, simulate
 from tests.simulation.shrink import shrink, told
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 40
 FIRST = {"lease": 40, "strays": 4, "trust": 1, "no deadline": 1, "keyed steps": 4}
 """Where to begin with those that show rarely."""

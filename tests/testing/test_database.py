@@ -282,6 +282,7 @@ def test_shared(n, durable_server, empty_dsn, tmp_path_factory):
 """
 
 
+@pytest.mark.slow
 def test_all_workers_of_a_run_share_one_server(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(WORKERS.format(out=str(tmp_path / "out")))

@@ -14,6 +14,8 @@ from tests.simulation.small.__main__ import PROGRAM
 from tests.simulation.small.plan import SHAPES, make_plan
 from tests.simulation.small.run import simulate
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent.parent
 
 

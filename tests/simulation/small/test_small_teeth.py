@@ -7,6 +7,8 @@ from tests.simulation.shrink import shrink, told
 from tests.simulation.small.__main__ import PROGRAM
 from tests.simulation.small.breakages import BREAKAGES, Breakage, first_noticed
 
+pytestmark = pytest.mark.slow
+
 MOST = 300
 FIRST = {
     "lease": 90, "consume more": 70, "no deadline": 90, "unknown done": 30, "unknown failed": 30, "no kept": 250,
