@@ -255,7 +255,9 @@ async def _dismiss(world: World) -> list[str]:
         for worker in last:
             code = await worker.process.wait()
             started = worker.ready.exists()
-            if code and started:  # SIGTERM before it catches signals is an ordinary death
+            # Killed at the very end of the faults, and not noticed before it was told to go.
+            killed = code == -signal.SIGKILL and (worker.killed or worker.kill_at)
+            if code and started and not killed:  # SIGTERM before it catches signals is an ordinary death
                 failures.append(f"{worker.name} ended with {code}: {worker.log.read_text()[-2000:]}")
     return failures + [f"{each.name} does not go: process left" for each in last if each.alive]
 
