@@ -302,7 +302,9 @@ class Schedule:
     def _check_results(self) -> None:
         for process, looks in self.network.looks.items():
             polls = 1 / self.plan.options["poll_interval"]  # a second, beside what steps and hints cause
-            allowed = (STORM + polls) * max(self.world.now - process.started_at, 2.0) + 4 * self.hints[process]
+            allowed = (STORM + polls) * max(self.world.now - process.started_at, 2.0) + 4 * self.hints[
+                process
+            ]
             if looks > allowed:
                 self.book.fail("storm", f"{process.name} asked for work {looks} times")
         workload.check_results(self.plan.items, self.server.tables.rows, self.book)
