@@ -88,7 +88,7 @@ async def reap_claims(
     """Take back up to `limit` claims whose lease has expired or whose owner is in `dead`; the steps run again.
 
     `dead` maps owners to their `latest_expiry` at the time when they were found dead: claims that were made or renewed
-    since are not taken back.
+    since are not taken back, nor are those of an owner that has its session lock again.
 
     Returns the reaped claims, and rows that are offered now: siblings of their keys, parents of failed children. It is
     one transaction, so a barrier counts a child in the transaction that ends the child.
@@ -98,6 +98,7 @@ async def reap_claims(
         encode.text_array(dead),
         encode.number(max_crashes),
         encode.float_array(dead.values()),
+        schema.encode(),
     ]
     async with conn.transaction():
         return await _taken_back(

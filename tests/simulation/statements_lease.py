@@ -32,6 +32,9 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         seen = ((dead.get(row.locked_by) or 0.0) + 0.001) * SECOND
         if row.status == "executing" and row.lease > seen and "moved" not in scene.broken:
             dead.pop(row.locked_by, None)
+    for owner in list(dead):
+        if scene.owner_locked(owner) and "moved" not in scene.broken:  # it is back since it was found dead
+            del dead[owner]
     most = None if params[2] is None else int(params[2])
     out: Rows = []
     for row in sorted(tx.all(), key=lambda each: each.id):

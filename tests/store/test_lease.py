@@ -15,9 +15,11 @@ from durable_actors._store.claim import (
     promote_siblings,
     release_claims,
 )
+from durable_actors._store.key import lock_node
 from durable_actors._store.lease import read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
 from durable_actors._store.sql import statement
+from tests.kit import until
 from tests.store.kit import EXPIRE, OWNER, PLANS, connect, known_steps, pick, rows
 from tests.support.interleave import open_sessions
 from tests.support.sql import count_statements, explain
@@ -134,6 +136,20 @@ async def test_reap_takes_the_expired_and_the_dead(db: psycopg.Connection):
         ]
         assert promoted == []
         assert rows(db, "status, attempt, crashes") == [("runnable", 1, 1)] * 2 + [("executing", 0, 0)]
+
+
+async def test_a_node_that_has_its_lock_again_at_the_reap_keeps_its_claims(db: psycopg.Connection):
+    """It was found dead, and came back before the reap; it has renewed nothing yet."""
+    fill(db, 1)
+    dead = {"node": math.inf}
+    async with connect(db.info.dsn) as conn:
+        await pick(conn, owner=Owner("durable", "node", b"", 60.0))
+        async with connect(db.info.dsn) as session:
+            await lock_node(session, "durable", "node")
+            assert await reap_claims(conn, "durable", limit=10, dead=dead) == ([], [])
+            await lock_node(session, "durable", "another")  # the lock of another node proves nothing
+        await until(lambda: not db.execute("select 1 from pg_locks where locktype = 'advisory'").fetchall())
+        assert len((await reap_claims(conn, "durable", limit=10, dead=dead))[0]) == 1
 
 
 async def test_a_node_that_comes_back_between_the_look_and_the_reap_keeps_its_claims(db: psycopg.Connection):
@@ -311,8 +327,8 @@ def big(db: psycopg.Connection) -> psycopg.Connection:
 @pytest.mark.parametrize(
     ("name", "arguments", "index", "most"),
     [
-        ("reap_claims", [500, ["node 1"], None, [math.inf]], "gen_durable_executing", 4000),
-        ("reap_claims", [500, [], None, []], "gen_durable_executing", 700),
+        ("reap_claims", [500, ["node 1"], None, [math.inf], "durable"], "gen_durable_executing", 4000),
+        ("reap_claims", [500, [], None, [], "durable"], "gen_durable_executing", 700),
         ("read_owners", ["durable"], "gen_durable_executing", 700),
         ("sweep_keys", ["", 1000], "gen_durable_held", 900),
         ("promote_siblings", [["key 1", "key 2", "nothing"]], "gen_durable_held", 200),

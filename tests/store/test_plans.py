@@ -151,7 +151,7 @@ def test_the_reaper_reads_executing_rows_alone(big: psycopg.Connection):
     4,008 pages, twice that after others have updated and rolled back here: dead entries are walked.
     """
     for call, most in (
-        ((statement("reap_claims", SCHEMA), [b"500", b"{}", None, b"{}"]), 10_000),
+        ((statement("reap_claims", SCHEMA), [b"500", b"{}", None, b"{}", SCHEMA.encode()]), 10_000),
         (sent(read_owners, SCHEMA), 3000),
     ):
         found = measure(big, call)

@@ -1,6 +1,7 @@
 -- reap_claims: take back claims whose lease has expired or whose node was proved dead; the step runs again.
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
---          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead
+--          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead · $5 schema text, for the
+--          lock of a dead owner: one that has taken it again since it was found dead is back
 -- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often: it keeps its inbox), fsm, step,
 --          why it failed
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting. Before them the parents whose
@@ -17,12 +18,18 @@
 --          rows fails alone
 -- plan     first who, by the index of executing rows, then the locks by primary key: "order by id limit" on the executing
 --          rows themselves makes the planner walk the whole table by primary key until it has enough of them.
-with dead as materialized (
+with locks as materialized (  -- read only if some owner is said to be dead
+    select l.classid::bigint << 32 | l.objid::bigint as hash
+      from pg_locks l
+     where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
+       and l.database = (select d.oid from pg_database d where d.datname = current_database())
+), dead as materialized (
     select u.owner, to_timestamp(u.seen) + interval '1 millisecond' as seen from unnest($2::text[], $4::float8[]) u(owner, seen)
      where not exists (
         select 1 from durable.gen_durable z
          where z.status = 'executing' and z.locked_by = u.owner
            and z.lease_expires_at > to_timestamp(u.seen) + interval '1 millisecond')
+       and hashtextextended($5::text || chr(2) || u.owner, 0) not in (select l.hash from locks l)
 ), over as materialized (
     select y.id from durable.gen_durable y
      where y.status = 'executing'
