@@ -63,6 +63,8 @@ class Parts:
     """The mailbox of each queue's feeder."""
     planners: Mapping[str, ClaimPlanner]
     dispatchers: Mapping[str, Dispatcher]
+    idle_queues: IdleQueues = attrs.field(factory=IdleQueues)
+    """Which queues the long poll watches, or may watch."""
 
 
 def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec) -> Parts:
@@ -73,7 +75,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     parts = _make_parts(node, queues, flush, lock)
     commits, keys, pool, planners = parts.commits, parts.keys, parts.pool, parts.planners
     long_polls = can_long_poll(node, queues)
-    idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
+    parts.idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
 
     def feeder(queue: str, limits: QueueLimits) -> ActorChild[object]:
         make = partial(
@@ -83,7 +85,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
             limits=limits,
             planner=planners[queue],
             dispatcher=parts.dispatchers[queue],
-            idle=idle_queues.of(queue),
+            idle=parts.idle_queues.of(queue),
             commits=commits,
             keys=keys,
         )
@@ -101,7 +103,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     ]  # fmt: skip
     maintenance = [] if pool is None else [
         ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
-        *([ActorChild(watch, partial(LongPoll, node, idle_queues, planners))] if long_polls else []),
+        *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
     parts.root = Supervisor(
         f"engine {node.config.name}".replace("/", "_"),

@@ -145,7 +145,7 @@ async def test_no_server_process_of_the_pooler_is_kept_for_a_long_poll(durable_d
         async with running(dsn, session_dsn=durable_dsn) as run:
             looks: list[float] = []
             monkeypatch.setattr(long_poll, "wait_for_work", lambda *_, **__: looks.append(1.0))
-            queue = run.engine._node.idle_queues.of("default")
+            queue = run.engine._parts.idle_queues.of("default")
             await until(lambda: queue.wants(math.inf))
             assert (await run.run(job, args={})).result == 1
             assert not looks
