@@ -149,7 +149,7 @@ async def test_polls_do_not_put_a_deadline_off(durable_dsn, monkeypatch):
             return da.Done("woken")
 
     monkeypatch.setattr(feeder, "expire_awaits", find_locked)
-    poll = planner.MAX_EXPIRE_PAUSE / 2
+    poll = planner.MAX_LOCKED_PAUSE / 2
     async with running(durable_dsn, poll_interval=poll, max_poll_interval=poll) as run:
         with psycopg.connect(durable_dsn) as stranger:
             number = await run.insert(M)

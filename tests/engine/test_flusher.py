@@ -395,9 +395,9 @@ def test_an_outcome_is_settled_once():
     first, second = pending(1), pending(2)
     commits.answer(first, STALE, 1.0)
     commits.answer(first, STALE, 2.0)
-    commits.withdraw(first, 3.0)
-    commits.withdraw(second, 4.0)
-    commits.withdraw(second, 5.0)
+    commits.answer(first, None, 3.0)
+    commits.answer(second, None, 4.0)
+    commits.answer(second, None, 5.0)
     commits.answer(second, STALE, 6.0)
     assert settled == [(first, STALE, 1.0), (second, None, 4.0)]
 

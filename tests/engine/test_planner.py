@@ -11,8 +11,8 @@ import pytest
 from durable_actors._engine.claiming.cursor import RESET_MIN
 from durable_actors._engine.claiming.planner import (
     EXPIRE,
-    EXPIRE_PAUSE,
-    MAX_EXPIRE_PAUSE,
+    LOCKED_PAUSE,
+    MAX_LOCKED_PAUSE,
     MAX_PICK,
     REFRESH_AFTER_PICK,
     REFRESH_BEFORE_PICK,
@@ -412,7 +412,7 @@ CASES = {
     ),
     "a deadline is due, and its row is locked": Case(
         deadline_is_due_and_locked,
-        [EXPIRE, REFRESH_BEFORE_PICK, Sleep(2 * EXPIRE_PAUSE, has_room=True)],
+        [EXPIRE, REFRESH_BEFORE_PICK, Sleep(2 * LOCKED_PAUSE, has_room=True)],
     ),
     "a deadline bounds the sleep": Case(deadline_later, [REFRESH_BEFORE_PICK, Sleep(0.25, has_room=True)]),
     "a deadline was set here at rest": Case(
@@ -521,11 +521,11 @@ def test_a_deadline_whose_row_is_locked_is_tried_ever_more_rarely():
         rig.now, after = early, rig.now + sleep.until
         assert rig.round("timer")[0] == REFRESH_BEFORE_PICK
         rig.now = after
-    assert pauses == [0.02, 0.04, 0.08, 0.16, MAX_EXPIRE_PAUSE, MAX_EXPIRE_PAUSE, MAX_EXPIRE_PAUSE]
+    assert pauses == [0.02, 0.04, 0.08, 0.16, MAX_LOCKED_PAUSE, MAX_LOCKED_PAUSE, MAX_LOCKED_PAUSE]
     rig.expires = 1
     rig.round("timer")
     rig.expires, rig.now = 0, rig.now + 1.0
-    assert rig.round("timer")[-1] == Sleep(2 * EXPIRE_PAUSE, has_room=True)
+    assert rig.round("timer")[-1] == Sleep(2 * LOCKED_PAUSE, has_room=True)
 
 
 def test_a_deadline_is_expired_once_per_round():

@@ -7,7 +7,7 @@ import math
 import attrs
 from durable_actors._engine.claiming.cursor import RESET_MAX
 from durable_actors._engine.claiming.planner import (
-    MAX_EXPIRE_PAUSE,
+    MAX_LOCKED_PAUSE,
     WATCHED_SLEEP,
     Action,
     ClaimPlanner,
@@ -196,10 +196,10 @@ class World:
         assert sleep.until <= self.now + max(ceiling, WATCHED_SLEEP if self.watched else 0.0)
         assert self.shape is not None
         if self.shape.next_due is not None:
-            assert sleep.until <= self.now + max(self.shape.next_due, MAX_EXPIRE_PAUSE)
+            assert sleep.until <= self.now + max(self.shape.next_due, MAX_LOCKED_PAUSE)
         if self.shape.next_deadline is not None:
             deadline = self.read_at + self.shape.next_deadline
-            assert sleep.until <= max(self.now, deadline, self.last_expire + MAX_EXPIRE_PAUSE)
+            assert sleep.until <= max(self.now, deadline, self.last_expire + MAX_LOCKED_PAUSE)
 
     def _act(self, action: Action) -> None:
         planner = self.planner

@@ -37,9 +37,9 @@ from durable_actors._store.rows import PickResult
 
 MAX_PICK: Final = 1000
 """Rows per pick; batches beyond a few hundred save nothing more."""
-EXPIRE_PAUSE: Final = 0.01
-"""Seconds between two attempts to expire deadlines, at least: a signal may have locked the row."""
-MAX_EXPIRE_PAUSE: Final = 0.3
+LOCKED_PAUSE: Final = 0.01
+"""Seconds until the next attempt at a due row that was not there to take: another session may have locked it."""
+MAX_LOCKED_PAUSE: Final = 0.3
 """The same, when the row was found locked several times."""
 WATCHED_SLEEP: Final = 1.0
 """Seconds that a feeder sleeps at least while the long poll watches its queue: short polls would be useless."""
@@ -204,7 +204,7 @@ class ClaimPlanner:
         self._due_at = math.inf  # when the next row becomes eligible, as of the last refresh
         self._overdue_pause = 0.0  # before the next pick of rows that were due already then
         self._deadline = math.inf
-        self._expire_pause = EXPIRE_PAUSE
+        self._expire_pause = LOCKED_PAUSE
         self._expire_not_before = 0.0
         # The current round.
         self._wanted = 0
@@ -320,7 +320,7 @@ class ClaimPlanner:
         self._expired = True
         self.stats.request()
         # None although one is due: a transaction has locked it. A hundred attempts a second would not help.
-        self._expire_pause = EXPIRE_PAUSE if count else min(self._expire_pause * 2, MAX_EXPIRE_PAUSE)
+        self._expire_pause = LOCKED_PAUSE if count else min(self._expire_pause * 2, MAX_LOCKED_PAUSE)
         self._expire_not_before = now + self._expire_pause
 
     def pick_from(self) -> PickFrom:
@@ -357,7 +357,7 @@ class ClaimPlanner:
             self._overdue_pause = 0.0
             return math.inf if next_due is None else now + next_due
         pause = self._overdue_pause
-        self._overdue_pause = min(max(pause * 2, EXPIRE_PAUSE), MAX_EXPIRE_PAUSE)
+        self._overdue_pause = min(max(pause * 2, LOCKED_PAUSE), MAX_LOCKED_PAUSE)
         return now + pause
 
     def refreshed(self, shape: QueueShape, now: float) -> None:

@@ -79,11 +79,10 @@ class Completion:
 
     def _try_otherwise(self, pending: PendingCommit, refused: Refused, now: float) -> bool:
         """Postgres refuses the data: let `handle` choose another outcome, once; then store a plain failure."""
-        log_refused(pending, refused)
-        if pending.error is None:
-            pending.refusal = refused.error
+        instead = after_refusal(pending, refused)
+        if instead is None:
             return self._owners[pending.active.claim.queue].recover(pending, now)
-        self._commits.enqueue(plain_failure(pending, refused.error))
+        self._commits.enqueue(instead)
         return True
 
     def report(self, pending: PendingCommit, verdict: Verdict, now: float) -> None:
@@ -181,12 +180,18 @@ class Completion:
             node.telemetry.emit(StepCrashed(**facts(claim), error=error))
 
 
-def log_refused(pending: PendingCommit, refused: Refused) -> None:
-    """Log why Postgres refused an outcome. A user's log handler that raises must not cost the instance its next one."""
-    with contextlib.suppress(Exception):
+def after_refusal(pending: PendingCommit, refused: Refused) -> PendingCommit | None:
+    """Postgres refuses an outcome. Returns the plain failure to store instead; None: `handle` chooses another one."""
+    with contextlib.suppress(
+        Exception
+    ):  # a user's log handler that raises must not cost the instance its next outcome
         logger.warning(
             "instance %d: Postgres refused its outcome: %s", pending.active.claim.id, refused.error
         )
+    if pending.error is not None:  # `handle` has had its turn
+        return plain_failure(pending, refused.error)
+    pending.refusal = refused.error
+    return None
 
 
 def plain_failure(refused: PendingCommit, error: Exception) -> PendingCommit:

@@ -105,7 +105,7 @@ class Flusher(Actor[object]):
                 await self._turn()
         if draining:
             for entry in list(queue.entries):
-                queue.withdraw(entry, trio.current_time())
+                queue.answer(entry, None, trio.current_time())
         with trio.move_on_after(FLUSH_TIME if draining else OUTCOME_TIME) as scope:
             while queue.releases:
                 await self._release()

@@ -147,19 +147,12 @@ class Commits:
             self._wake.cast(None)
         self.entries.append(pending)
 
-    def answer(self, pending: PendingCommit, verdict: Verdict, now: float) -> None:
-        """The verdict of an outcome is known."""
+    def answer(self, pending: PendingCommit, verdict: Verdict | None, now: float) -> None:
+        """The verdict of an outcome is known; None: it is withdrawn. Once: a second answer changes nothing."""
         if pending.open:
             pending.open = False
             assert self._settle is not None
             self._settle(pending, verdict, now)
-
-    def withdraw(self, pending: PendingCommit, now: float) -> None:
-        """Do not commit it: its claim is lost, or a drain has no time left for it."""
-        if pending.open:
-            pending.open = False
-            assert self._settle is not None
-            self._settle(pending, None, now)
 
     def wants(self, pending: PendingCommit, now: float) -> bool:
         """Whether it is still to be committed. An outcome whose claim is known to be lost is withdrawn here.
@@ -167,7 +160,7 @@ class Commits:
         An expired lease does not withdraw it: the step has run, and the fence decides whether its outcome counts.
         """
         if pending.active.lost is not None:
-            self.withdraw(pending, now)
+            self.answer(pending, None, now)
         return pending.open
 
     def take(self, now: float, most: int = MAX_BATCH) -> list[PendingCommit]:

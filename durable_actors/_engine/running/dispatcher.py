@@ -214,12 +214,11 @@ class Dispatcher:
         waiting = len(self._buffer)
         self._note_if_all_ran(now)
         self.prefetch.picked(len(claims), now)
-        own, move, buffer = self._claims.add, self._move, self._buffer.append
         for claim in claims:
             active = ActiveClaim(claim, now)
-            own(active)
-            move(active, BUFFERED)
-            buffer(active)
+            self._claims.add(active)
+            self._move(active, BUFFERED)
+            self._buffer.append(active)
             if claim.partition_key is not None:
                 self._may_have_keys = True
         self._inboxes_doubted = False
@@ -271,12 +270,9 @@ class Dispatcher:
             return False
         task_slice = TaskSlice(self, active, now)
         try:
-            task_slice.task = active.task = self._pool.start_nowait(
-                self.run_slice, task_slice, None, key=task_slice, deadline=active.claim.trusted_until
-            )
+            self._start_task(task_slice, None)
         except BaseException:
-            # The pool is down. A claim that is dropped here would be renewed for ever.
-            active.steps -= 1
+            active.steps -= 1  # the pool is down: a claim that is dropped here would be renewed for ever
             if active.steps:
                 self._move(active, READY)
                 self._ready.appendleft(active)
@@ -286,6 +282,12 @@ class Dispatcher:
             raise
         self._eager += 1
         return True
+
+    def _start_task(self, task_slice: TaskSlice, refused: PendingCommit | None) -> None:
+        active = task_slice.active
+        task_slice.task = active.task = self._pool.start_nowait(
+            self.run_slice, task_slice, refused, key=task_slice, deadline=active.claim.trusted_until
+        )
 
     def _take_next(self, now: float) -> ActiveClaim | None:
         """The next claim to run, now RUNNING. None in a drain, too: the last pick may still be under way."""
@@ -457,9 +459,7 @@ class Dispatcher:
         # Suspended from the beginning: this task is not expected to start the next claim.
         task_slice = TaskSlice(self, active, now, suspended=True)
         try:
-            task_slice.task = active.task = self._pool.start_nowait(
-                self.run_slice, task_slice, pending, key=task_slice, deadline=active.claim.trusted_until
-            )
+            self._start_task(task_slice, pending)
         except (PoolClosed, PoolFull):
             return False
         active.interrupted = None

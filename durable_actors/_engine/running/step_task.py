@@ -19,7 +19,7 @@ from typing import Any, Final
 import trio
 
 from durable_actors._engine.claims import ActiveClaim
-from durable_actors._engine.committing.completion import Completion, facts, log_refused, plain_failure
+from durable_actors._engine.committing.completion import Completion, after_refusal, facts
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.spawn import spawn_children
 from durable_actors._engine.committing.verdicts import Refused
@@ -239,11 +239,7 @@ class StepTasks:
         if not isinstance(verdict, Refused):
             self._completion.report(pending, verdict, trio.current_time())
             return None
-        log_refused(pending, verdict)
-        if pending.error is not None:
-            return plain_failure(pending, verdict.error)
-        pending.refusal = verdict.error
-        return await self._recover(dispatcher, pending)
+        return after_refusal(pending, verdict) or await self._recover(dispatcher, pending)
 
     async def _recover(self, dispatcher: Dispatcher, refused: PendingCommit) -> PendingCommit:
         """Let `handle` choose another outcome than the one that Postgres refused."""
