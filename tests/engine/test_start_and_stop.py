@@ -117,3 +117,37 @@ async def test_a_stop_in_a_schema_that_is_gone(durable_dsn, db):
     async with running(durable_dsn):
         with psycopg.connect(durable_dsn) as conn:
             conn.execute("alter table durable.nodes rename to nodes_away")
+
+
+@pytest.mark.parametrize("how", ["stop", "cancelled"])
+async def test_its_state_can_be_awaited(durable_dsn, how):
+    """Whoever waits learns of the drain while steps still run, and of the end when its connections are closed."""
+    gate, seen = Gate(), []
+
+    @da.job
+    async def step(args):
+        await gate.wait()
+
+    def connections(engine: da.Engine) -> int:
+        return sum(lane.idle + lane.in_use for lane in engine.connections().lanes)
+
+    async def watch(engine: da.Engine) -> None:
+        assert await engine.state.wait_value("draining") == "draining"
+        seen.append(("draining", len(engine._node.claims), connections(engine) > 0))
+        gate.open()
+        assert await engine.state.wait_value("stopped") == "stopped"
+        seen.append(("stopped", len(engine._node.claims), connections(engine) > 0))
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as inner:
+                engine = await da.start_engine(inner, dsn=durable_dsn, **QUICK)
+                assert engine.state.value == "running"
+                nursery.start_soon(watch, engine)
+                await da.insert(step, args={})
+                await gate.wait_entered()
+                if how == "cancelled":
+                    scope.cancel()
+                else:
+                    await engine.stop()
+    assert seen == [("draining", 1, True), ("stopped", 0, False)]
