@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
-from typing import Any, Final, Literal, Protocol, Required, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Final, Literal, Required, TypedDict, TypeVar, Unpack, cast, overload
 
 import psycopg
 import trio
 
-from durable_actors._option_checks import Duration, count, duration, flag, shown
+from durable_actors._commands import CommandCalls
+from durable_actors._engine.executor import Executor
+from durable_actors._history import TrioConn
+from durable_actors._option_checks import Duration, count, duration, flag, queue_name, shown
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
-from durable_actors._postgres.pool.lock_retry import retry_while_locked
 from durable_actors._postgres.pool.pool import ConnectionPool
-from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._results import ResultWatch
 from durable_actors._store.connection_kinds import check_trio
-from durable_actors._store.dialogues import check_id, inspecting, resolving, retrying, run_dialogue, value_of
+from durable_actors._store.dialogues import (
+    climbing,
+    explaining,
+    inspecting,
+    run_dialogue,
+    undelivered,
+    value_of,
+)
 from durable_actors._store.foreign import execute_async
 from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows
 from durable_actors._store.observe import NEWEST, Filter, list_instances
@@ -33,25 +42,31 @@ from durable_actors._store.signal import (
     start_with_signal,
 )
 from durable_actors._store.sql import statement
-from durable_actors._trio_run import HomeRun, at_home
-from durable_actors.errors import ConfigError, NoTarget
+from durable_actors._store.tree import Tree
+from durable_actors._store.why import Explanation
+from durable_actors._trio_run import at_home
+from durable_actors.errors import ConfigError, DurableError, NoTarget
 from durable_actors.machine import (
+    ENDED,
     InsertOptions,
     InsertPlan,
+    JournalLevel,
     MachineRef,
     OnDuplicate,
     RowOptions,
     current_registry,
     plan_insert,
 )
+from durable_actors.telemetry import current_step
 
 T = TypeVar("T")
 
+current_client: Final[ContextVar[Client | None]] = ContextVar("durable_actors_client", default=None)
+"""The client of the engine or call that runs this code."""
+REASON_PATIENCE: Final = 1.0
+"""Seconds that `result` takes after its timeout to say why the instance has not ended."""
 MAX_HINTS: Final = 100
 """The largest number of rows per insert for which the feeder gets a hint for each row."""
-
-TrioConn = psycopg.AsyncConnection[Any]
-"""A `TrioConnection`, or a connection with the same interface."""
 
 
 class SignalOptions(TypedDict, total=False):
@@ -68,56 +83,29 @@ SignalOutcome = Literal["sent", "duplicate", "no_target"]
 """The result of sending a signal."""
 
 
-class Notify(Protocol):
-    """A hint to the feeder of a queue that there may be work."""
-
-    def __call__(
-        self,
-        queue: str,
-        /,
-        *,
-        instance_id: int | None = None,
-        priority: int | None = None,
-        new_unkeyed: bool = False,
-        by_signal: bool = False,
-    ) -> None:
-        """Hint at work in this queue, optionally with its instance id and priority.
-
-        `new_unkeyed`: the instance is new, due and has no partition key. `by_signal`: a signal woke it.
-        """
-
-
-def _no_notify(
-    queue: str,
-    /,
-    *,
-    instance_id: int | None = None,
-    priority: int | None = None,
-    new_unkeyed: bool = False,
-    by_signal: bool = False,
-) -> None:
-    """Do nothing: there is no engine in this process, and feeders elsewhere poll."""
-
-
-class Client:
+class Client(CommandCalls):
     """Inserts, signals and reads instances in one schema of one database. See `open_client`; every engine has one.
 
     A client belongs to the Trio run in which it was opened. Calls from another run or from asyncio raise a
     `DurableError` that says what to use instead. Calls from the thread of a `def` step work.
     """
 
-    def __init__(self, name: str, pool: ConnectionPool, lane: str, schema: str) -> None:
+    def __init__(
+        self, name: str, pool: ConnectionPool, lane: str, schema: str, *, journal: JournalLevel = "auto"
+    ) -> None:
+        super().__init__(pool, lane, schema)
         self.name = name
         """The name for `engine=`."""
-        self.home: Final = HomeRun()
-        """The Trio run that the client belongs to."""
-        self._pool = pool
-        self._lane = lane
-        self._schema = schema
+        self._level = journal
         self.results: Final = ResultWatch(pool, lane, schema)
         """Waits for results on behalf of all callers."""
-        self.notify: Notify = _no_notify
-        """Called after a commit that created work, so that an engine in this process starts it at once."""
+        self.executor: Executor | None = None
+        """Runs steps for `execute_next`."""
+
+    def use(self) -> None:
+        """Make this client the default in this task and in the tasks that it starts."""
+        current_client.set(self)
+        self.home.adopt()
 
     @overload
     async def insert(
@@ -141,31 +129,33 @@ class Client:
         self, machine: MachineRef, *, conn: TrioConn | None = None, **options: Unpack[InsertOptions]
     ) -> int | None:
         """Insert one instance; see `durable_actors.insert`."""
-        return (await self._insert(plan_rows(machine, [options], on_duplicate="raise"), conn))[0]
+        return (
+            await self._insert(plan_rows(machine, [options], on_duplicate="raise", journal=self._level), conn)
+        )[0]
 
     async def insert_many(
         self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
     ) -> list[int | None]:
         """Insert many instances in one statement; see `durable_actors.insert_many`."""
-        return await self._insert(plan_rows(machine, rows), conn)
+        return await self._insert(plan_rows(machine, rows, journal=self._level), conn)
 
     async def _insert(self, plans: list[InsertPlan], conn: TrioConn | None) -> list[int | None]:
+        insertion = Insertion(plans)
         if conn is not None:
             check_trio(conn)
-            ids = await insert_on(conn, plans, schema=self._schema)
+            await insert_on(conn, insertion, schema=self._schema)
         else:
-            insertion = Insertion(plans)
             while insertion.pending:
                 # One statement per call: `_run` repeats a statement that could not get a lock.
                 call = partial(_run_call, insert_call(insertion.pending, self._schema))
                 insertion.answered((await self._run(call)).rows)
-            ids = insertion.ids()
-        self._after_commit(conn, partial(self._notify_inserted, plans, ids))
-        return ids
+        self._after_commit(conn, partial(self._notify_inserted, insertion.new()))
+        return insertion.ids()  # may raise Duplicate: the other rows are inserted
 
-    def _notify_inserted(self, plans: list[InsertPlan], ids: list[int | None]) -> None:
+    def _notify_inserted(self, new: list[tuple[InsertPlan, int]]) -> None:
         """Notify the feeders, also for rows that are due later: a feeder sleeps until its next row is due."""
-        new = [(plan, number) for plan, number in zip(plans, ids, strict=True) if number is not None]
+        if self.wakeups is not None:
+            self.wakeups.add(number for _, number in new)
         if len(new) == 1 and (plan := new[0][0]).plain:
             self.notify(plan.queue, instance_id=new[0][1], priority=plan.priority, new_unkeyed=True)
             return
@@ -174,13 +164,6 @@ class Client:
         # A row with a date in the past is behind the feeder's cursor: found at once by its id, or later by a full scan.
         for plan, number in [each for each in new if each[0].eligible_at is not None][:MAX_HINTS]:
             self.notify(plan.queue, instance_id=number)
-
-    def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
-        """Notify the feeders after the commit. Only a `TrioConnection` reports that; else polling finds the rows."""
-        if conn is None:
-            self.home.soon(notify)
-        elif isinstance(conn, TrioConnection):
-            conn.after_commit(partial(self.home.soon, notify))
 
     async def signal(
         self,
@@ -194,7 +177,13 @@ class Client:
         """Send a signal; see `durable_actors.signal`."""
         [sent] = await self._deliver([plan_signal(target, name, payload, dedup_key)], conn)
         if sent.outcome == "no_target":
-            raise NoTarget(f"signal {name!r}: {_described(target)} does not exist or has ended")
+            raise await self.undelivered(name, target, conn)
+
+    async def undelivered(
+        self, name: str, target: int | str | bytes, conn: TrioConn | None = None
+    ) -> NoTarget:
+        """Return the error for a signal that found no live instance."""
+        return await self._dialogue(partial(undelivered, self._schema, name, target), conn)
 
     async def signal_many(
         self, signals: Iterable[SignalOptions], *, conn: TrioConn | None = None
@@ -222,7 +211,8 @@ class Client:
                     "occupies it receives the signal",
                     option=option,
                 )
-        plan = plan_insert(spec, cast("InsertOptions", {**options, "unique_key": key}))
+        given = cast("InsertOptions", {**options, "unique_key": key})
+        plan = plan_insert(spec, given, journal=self._level)
         delivery = plan_signal(key, name, payload, dedup_key)
         sent, new = await self._run(lambda conn: start_with_signal(conn, self._schema, plan, delivery))
         if sent.target is None:
@@ -231,7 +221,7 @@ class Client:
             )
         if new or sent.woken:
             queue = plan.queue if new else sent.queue or plan.queue
-            self.home.soon(partial(self.notify, queue, priority=plan.priority, instance_id=sent.target))
+            self.home.soon(partial(self._hint, queue, sent.target, priority=plan.priority))
         return sent.target
 
     async def _deliver(self, deliveries: list[Delivery], conn: TrioConn | None) -> list[Sent]:
@@ -250,15 +240,10 @@ class Client:
         self._after_commit(conn, partial(self._notify_woken, found))
         return found
 
-    @at_home
-    async def _run(self, call: Callable[[PgConn], Awaitable[T]]) -> T:
-        """Run a statement that may have to wait for a row lock of another transaction."""
-        return await retry_while_locked(self._pool, self._lane, call)
-
     def _notify_woken(self, found: list[Sent]) -> None:
         for sent in found:
-            if sent.woken and sent.queue is not None:
-                self.notify(sent.queue, instance_id=sent.target, by_signal=True)
+            if sent.woken and sent.queue is not None and sent.target is not None:
+                self._hint(sent.queue, sent.target, by_signal=True)
 
     @at_home
     async def result(
@@ -266,16 +251,23 @@ class Client:
     ) -> Any:
         """Wait until an instance has ended; see `durable_actors.result`."""
         patience = math.inf if timeout is None else duration("timeout", timeout, positive=False)
-        with trio.fail_after(patience):
-            number = await self._resolve(target)
-            final = await self.results.wait(number)
+        try:
+            with trio.fail_after(patience):
+                number = await self._resolve(target)
+                final = await self.results.wait(number)
+        except trio.TooSlowError:
+            raise trio.TooSlowError(await self._not_ended(target, patience)) from None
         return value_of(final, type)
 
-    async def _resolve(self, target: int | str | bytes) -> int:
-        if not isinstance(target, str | bytes):
-            return check_id(target)
-        async with self._pool.acquire(self._lane) as conn:
-            return await run_dialogue(conn, resolving(self._schema, target))
+    async def _not_ended(self, target: int | str | bytes, patience: float) -> str:
+        """Why `result` has waited in vain, if the database tells it at once."""
+        text = f"{_described(target)} has not ended within {patience:g} s"
+        with trio.move_on_after(REASON_PATIENCE):
+            try:
+                return f"{text}: {(await self.explain(target)).summary}"
+            except (DurableError, psycopg.Error):
+                pass
+        return text
 
     @at_home
     async def inspect(self, target: int | str | bytes) -> Instance:
@@ -284,11 +276,46 @@ class Client:
             return await run_dialogue(conn, inspecting(self._schema, target))
 
     @at_home
-    async def retry(self, target: int | str | bytes) -> int:
-        """Run a failed instance again; see `durable_actors.retry`."""
-        instance = await self._run(lambda conn: run_dialogue(conn, retrying(self._schema, target)))
-        self.notify(instance.queue, instance_id=instance.id, priority=instance.priority)
-        return instance.id
+    async def explain(self, target: int | str | bytes) -> Explanation:
+        """Explain why an instance waits, runs or has ended; see `durable_actors.explain`."""
+        async with self._pool.acquire(self._lane) as conn:
+            return await run_dialogue(conn, explaining(self._schema, target))
+
+    @at_home
+    async def tree(
+        self, target: int | str | bytes, *, depth: int = 10, children: int = 100, limit: int = 1000
+    ) -> Tree:
+        """Read the family of an instance; see `durable_actors.tree`."""
+        async with self._pool.acquire(self._lane) as conn:
+            reading = climbing(self._schema, target, depth=depth, children=children, limit=limit)
+            return await run_dialogue(conn, reading)
+
+    @at_home
+    async def execute_next(
+        self, queue: str = "default", *, lease_ttl: Duration | None = None, node: str | None = None
+    ) -> Instance | None:
+        """Execute the step of one due instance; see `durable_actors.execute_next`."""
+        if self.executor is None:
+            raise ConfigError("this client cannot execute steps: open one with open_client or open_engine")
+        queue_name("queue", queue)
+        lease = None if lease_ttl is None else duration("lease_ttl", lease_ttl)
+        return await self.executor.execute_next(queue, self.step_context(), lease_ttl=lease, name=node)
+
+    def _ended(self, instance_id: int) -> None:
+        self.results.hint(instance_id)
+
+    def _after_end(self, instance: Instance) -> None:
+        if instance.status == "runnable":
+            self._after_commit(None, partial(self._hint, instance.queue, instance.id))
+        elif instance.status in ENDED:
+            self._after_commit(None, partial(self._ended, instance.id))
+
+    def step_context(self) -> Context:
+        """The context variables of a step that this client executes: the caller's, and the helpers use this client."""
+        context = copy_context()
+        context.run(self.use)
+        context.run(current_step.set, None)
+        return context
 
     @at_home
     async def list_instances(
@@ -311,12 +338,10 @@ async def _run_call(call: tuple[Statement, Params], conn: PgConn) -> Result:
     return await conn.run(*call)
 
 
-async def insert_on(conn: TrioConn, plans: list[InsertPlan], *, schema: str) -> list[int | None]:
+async def insert_on(conn: TrioConn, insertion: Insertion, *, schema: str) -> None:
     """Insert on the caller's connection, in the caller's transaction."""
-    insertion = Insertion(plans)
     while insertion.pending:
         insertion.answered(await execute_async(conn, *insert_call(insertion.pending, schema), schema=schema))
-    return insertion.ids()
 
 
 async def signal_on(conn: TrioConn, deliveries: list[Delivery], *, schema: str) -> list[Sent]:

@@ -75,6 +75,23 @@ def duration(option: str, value: Any, *, positive: bool = True) -> float:
     return float(number)
 
 
+_MIN_AGE: Final = 1.0
+"""Seconds. Ages of ended rows are compared with the clock of the database once per interval."""
+
+
+def age(option: str, value: Any) -> float:
+    """Check how long something is kept, or how often that is checked: seconds or a timedelta, at least a second."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if not is_seconds(number, least=_MIN_AGE):
+        raise ConfigError(
+            f"{option}={shown(value)} must be seconds or a timedelta, at least 1, at most "
+            f"{_MAX_DURATION:.0f} (10 years)",
+            option=option,
+            value=value,
+        )
+    return float(number)
+
+
 _MAX_LONG_POLL: Final = 1.0
 """Seconds. A longer interval saves nothing compared with `poll_interval`."""
 
@@ -146,6 +163,15 @@ def callables(option: str, value: Any) -> tuple[Callable[[Any], object], ...]:
         if not callable(each):
             raise ConfigError(f"{option}: {shown(each)} is not callable", option=option, value=value)
     return found
+
+
+def function(option: str, value: Any) -> Any:
+    """Check that the value can be called."""
+    if not callable(value):
+        raise ConfigError(
+            f"{option}={shown(value)} must be an async function of one argument", option=option, value=value
+        )
+    return value
 
 
 def flag(option: str, value: Any) -> bool:

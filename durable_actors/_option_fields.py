@@ -84,8 +84,10 @@ def optional(inner: Check) -> Check:
 
 
 INTERVAL: Final = Check("duration", "seconds, at least 0.001", check.duration)
+AGE: Final = Check("duration", "seconds, at least 1", check.age)
 TIMEOUT: Final = Check("duration", "seconds, 0 or more", partial(check.duration, positive=False))
 LONG_POLL: Final = Check("duration", "seconds, 0.001 to 1; 0: off", check.long_poll)
+CALLABLE: Final = Check("text", "an async function of one argument", check.function)
 FLAG: Final = Check("flag", "`True` or `False`", check.flag)
 NAME: Final = Check("text", "1 to 200 printable characters", check.name)
 SCHEMA: Final = Check(

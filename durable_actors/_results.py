@@ -8,6 +8,7 @@ once; without hints, the leader polls.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -55,12 +56,23 @@ class ResultWatch:
         self._hint = trio.Event()
         self._poll_at = 0.0  # when to query for all waiters
         self._away_since = math.inf
+        self.runs_here: Callable[[int], bool] = lambda _: False
+        """Whether the engine of this process runs an instance. If its row is gone, its result will be told."""
 
-    def hint(self, number: int) -> None:
-        """Query at once for an instance that ended in this process, if a task waits for it."""
-        if number in self._waiters:
+    def hint(self, number: int, ending: Ending | None = None) -> None:
+        """An instance ended in this process. If a task waits for it, query at once.
+
+        With its `ending`, which need not be in the database any more, there is nothing to query.
+        """
+        if number not in self._waiters:
+            return
+        if ending is None:
             self._hinted.add(number)
-            self._hint.set()
+        else:
+            for waiter in self._waiters[number]:
+                waiter.final = ending
+                waiter.event.set()
+        self._hint.set()
 
     async def wait(self, number: int) -> Ending:
         """Wait until the instance has ended. Raises `NoTarget` if it does not exist."""
@@ -133,8 +145,12 @@ class ResultWatch:
         asked = {number: tuple(self._waiters[number]) for number in numbers}
         async with self._pool.acquire(self._lane, within=QUERY_TIMEOUT) as conn:
             finals, missing = await read_finals(conn, self._schema, numbers)
+        # A commit may have deleted the row, and its verdict is on the way: see `hint`.
+        missing = {number for number in missing if not self.runs_here(number)}
         for number in (*finals, *missing):
             for waiter in asked[number]:
+                if waiter.settled():
+                    continue  # told meanwhile
                 waiter.final = finals.get(number)
                 waiter.missing = number in missing
                 waiter.event.set()

@@ -12,23 +12,37 @@ The instance exists once your transaction commits. Workers find it at their next
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Unpack, cast, overload
 
 import psycopg
 
 from durable_actors._client import insert_on, signal_on
-from durable_actors._option_checks import Duration, check_schema_name
+from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_aio
-from durable_actors._store.dialogues import ResultPolling, ending, inspecting, resolving, retrying, value_of
+from durable_actors._store.dialogues import (
+    RETRY,
+    ResultPolling,
+    cancelling,
+    carrying_out,
+    climbing,
+    ending,
+    explaining,
+    inspecting,
+    resolving,
+    undelivered,
+    value_of,
+)
 from durable_actors._store.foreign import polling_async, run_dialogue_async
-from durable_actors._store.insert import plan_rows
+from durable_actors._store.insert import Insertion, plan_rows
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import plan_signal
-from durable_actors.errors import NoTarget
+from durable_actors._store.tree import Tree
+from durable_actors._store.why import Explanation
 from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
 
-__all__ = ["insert", "insert_many", "inspect", "result", "retry", "signal"]
+__all__ = ["cancel", "explain", "insert", "insert_many", "inspect", "result", "retry", "signal", "tree"]
 
 
 @overload
@@ -62,8 +76,9 @@ async def insert(
     """
     check_schema_name(schema)
     check_aio(conn)
-    plans = plan_rows(machine, [options], on_duplicate="raise")
-    return (await insert_on(conn, plans, schema=schema))[0]
+    insertion = Insertion(plan_rows(machine, [options], on_duplicate="raise"))
+    await insert_on(conn, insertion, schema=schema)
+    return insertion.ids()[0]
 
 
 async def insert_many(
@@ -76,8 +91,9 @@ async def insert_many(
     """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied."""
     check_schema_name(schema)
     check_aio(conn)
-    plans = plan_rows(machine, rows)
-    return await insert_on(conn, plans, schema=schema)
+    insertion = Insertion(plan_rows(machine, rows))
+    await insert_on(conn, insertion, schema=schema)
+    return insertion.ids()
 
 
 async def signal(
@@ -97,7 +113,7 @@ async def signal(
     check_aio(conn)
     [sent] = await signal_on(conn, [plan_signal(target, name, payload, dedup_key)], schema=schema)
     if sent.outcome == "no_target":
-        raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
+        raise await run_dialogue_async(conn, undelivered(schema, name, target), schema=schema)
 
 
 async def inspect(
@@ -108,16 +124,75 @@ async def inspect(
     return await run_dialogue_async(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
-async def retry(
+async def explain(
     conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
-) -> int:
-    """Run a failed instance again once your transaction commits; return its id.
+) -> Explanation:
+    """Explain why an instance waits, runs or has ended; see `durable_actors.explain`. Raises `NoTarget`."""
+    check_aio(conn)
+    return await run_dialogue_async(conn, explaining(check_schema_name(schema), target), schema=schema)
 
-    Raises `NoTarget` if it does not exist, `Conflict` if it is not failed, and `Duplicate` if another instance now
-    occupies its unique key. These errors do not abort your transaction.
+
+async def tree(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    depth: int = 10,
+    children: int = 100,
+    limit: int = 1000,
+    schema: str = "durable",
+) -> Tree:
+    """Return the family of an instance; see `durable_actors.tree`. Raises `NoTarget`."""
+    check_aio(conn)
+    reading = climbing(check_schema_name(schema), target, depth=depth, children=children, limit=limit)
+    return await run_dialogue_async(conn, reading, schema=schema)
+
+
+async def retry(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Run a failed or cancelled instance again once your transaction commits; return its id.
+
+    It leaves a receipt, in your transaction or savepoint; `durable_actors.retry` says what the receipt tells, and what
+    `idempotency_key` does. Raises `NoTarget` if the instance does not exist, `Conflict` if it has neither failed nor
+    been cancelled, and `Duplicate` if another instance now occupies its unique key. These errors do not abort your
+    transaction.
     """
     check_aio(conn)
-    return (await run_dialogue_async(conn, retrying(check_schema_name(schema), target), schema=schema)).id
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = carrying_out(RETRY, check_schema_name(schema), target, command)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
+
+
+async def cancel(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    force: bool = False,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> Literal["cancelled", "requested"]:
+    """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
+
+    `durable_actors.cancel` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
+    it has ended. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    flag("force", force)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = cancelling(check_schema_name(schema), target, command, force=force)
+    done = await run_dialogue_async(conn, dialogue, schema=schema)
+    return cast("Literal['cancelled', 'requested']", done.result)
 
 
 async def result(

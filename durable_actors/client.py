@@ -6,32 +6,35 @@ Each call uses the engine of the current step, or the only open engine or client
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from durable_actors._client import Client, SignalOptions, SignalOutcome, TrioConn
+from durable_actors._client import Client, SignalOptions, SignalOutcome, current_client
+from durable_actors._engine.executor import Executor
+from durable_actors._engine.lanes import client_lanes
+from durable_actors._engine.maintenance.notifier import open_notifier
+from durable_actors._engine.wakeups import Wakeups
+from durable_actors._history import TrioConn
 from durable_actors._option_checks import Duration, count, shown
-from durable_actors._postgres.pool.lane import Lane
-from durable_actors._postgres.pool.lock_retry import CLIENT_SETTINGS, MAX_WAITING_CALLS
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
+from durable_actors._store.commands import Receipt
 from durable_actors._store.migrate import require_schema
 from durable_actors._store.observe import Filter
 from durable_actors._store.read import Instance
+from durable_actors._store.tree import Tree
+from durable_actors._store.why import Explanation
 from durable_actors._trio_run import require_trio
-from durable_actors.config import Config
+from durable_actors.config import Config, Notifier
 from durable_actors.errors import ConfigError, DurableError
+from durable_actors.journal import Problem, Record, VerifyReport
 from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
 
 T = TypeVar("T")
 
-# -- which client a call means
-
 _open: dict[str, Client] = {}
-_current: ContextVar[Client | None] = ContextVar("durable_actors_client", default=None)
 
 
 @contextmanager
@@ -48,12 +51,6 @@ def opened(client: Client) -> Generator[None, None, None]:
         yield
     finally:
         del _open[client.name]
-
-
-def use(client: Client) -> None:
-    """Make this client the default in this task and in the tasks that it starts."""
-    _current.set(client)
-    client.home.adopt()
 
 
 def find_client(engine: object = None) -> Client:
@@ -74,7 +71,7 @@ def find_client(engine: object = None) -> Client:
                 f"no engine or client named {shown(engine)} is open in this process; open are: {_names()}"
             )
         return found
-    current = _current.get()
+    current = current_client.get()
     if current is not None and _open.get(current.name) is current:
         return current
     near = {name: client for name, client in _open.items() if client.home.is_here()} or _open
@@ -102,31 +99,37 @@ async def open_client(
     schema: str = "durable",
     name: str = "default",
     pool_size: int = 4,
+    session_dsn: str | None = None,
     start_timeout: Duration = 30,
+    notifier: Notifier | None = None,
 ) -> AsyncGenerator[Client, None]:
-    """Open a client, to insert instances, send signals and wait for results without running steps.
+    """Open a client, to insert instances, send signals and wait for results without an engine.
 
     The schema must exist; an engine or `durable-actors migrate` creates it. Waits up to `start_timeout` seconds while
-    Postgres is starting, recovering or briefly locked, and then raises `StoreUnavailable`.
+    Postgres is starting, recovering or briefly locked, and then raises `StoreUnavailable`. `session_dsn` is for
+    `execute_next`: a direct connection for the locks of partition keys, if `dsn` goes through a transaction pooler.
+    `notifier` is that of `Config`: it is told of the work that this client's calls make.
     """
     require_trio("open_client")
     count("pool_size", pool_size, least=1, most=1000)
-    config = Config(dsn=dsn, schema=schema, name=name, start_timeout=start_timeout)
-    async with open_target(config.dsn) as target:
-        lane = Lane("client", pool_size, settings=CLIENT_SETTINGS, max_waiting=MAX_WAITING_CALLS)
-        async with open_pool(target.dsn, lanes=[lane]) as pool:
+    config = Config(
+        dsn=dsn, schema=schema, name=name, session_dsn=session_dsn, start_timeout=start_timeout, notifier=notifier
+    )  # fmt: skip
+    roles = client_lanes(pool_size, session_dsn=session_dsn, keepalive=config.lease_ttl)
+    lanes = {lane.name: lane for lane in roles.values()}.values()
+    async with open_target(config.dsn) as target, open_pool(target.dsn, lanes=lanes) as pool:
 
-            async def check() -> None:
-                async with pool.acquire("client") as conn:
-                    await require_schema(conn, schema=config.schema)
+        async def check() -> None:
+            async with pool.acquire("client") as conn:
+                await require_schema(conn, schema=config.schema)
 
-            await when_ready(check, [target.dsn], start_timeout=config.start_timeout)
-            client = Client(config.name, pool, "client", config.schema)
+        await when_ready(check, [target.dsn], start_timeout=config.start_timeout)
+        client = Client(config.name, pool, "client", config.schema, journal=config.journal)
+        client.wakeups = wakeups = None if config.notifier is None else Wakeups(config.notifier)
+        client.executor = Executor(config, pool, roles, on_final=client.results.hint, wakeups=wakeups)
+        async with open_notifier(wakeups, pool=pool, lane="client", schema=config.schema):
             with opened(client):
                 yield client
-
-
-# -- helpers
 
 
 @overload
@@ -257,13 +260,131 @@ async def signal_with_start(
     )
 
 
-async def retry(target: int | str | bytes, *, engine: object = None) -> int:
-    """Run a failed instance (by id or unique key) again, from the step in which it failed; return its id.
+async def retry(
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    engine: object = None,
+    conn: TrioConn | None = None,
+) -> int:
+    """Run a failed or cancelled instance (by id or unique key) again, from the step in which it ended; return its id.
 
-    Attempts start again at 0. Raises `NoTarget` if it does not exist, `Conflict` if it is not failed, and `Duplicate`
-    if another instance now occupies its unique key; nothing is written then.
+    Attempts start again at 0. Raises `NoTarget` if it does not exist, `Conflict` if it has neither failed nor been
+    cancelled, and `Duplicate` if another instance now occupies its unique key; nothing is written then.
+
+    This is a command: it leaves one `Receipt`, which tells who gave it (`by`), why (`reason`) and what you add as
+    `meta`, a dict in which the values of `password`, `token`, `api_key` and the like are stored as "[redacted]". With
+    an `idempotency_key` it is safe to call again, also after `CommitUnknown`: the same key on the same instance returns
+    what the first call returned, and does nothing. With `conn` (a Trio connection) it is part of your transaction.
     """
-    return await find_client(engine).retry(target)
+    return await find_client(engine).retry(
+        target, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn
+    )
+
+
+async def history(
+    target: int | str | bytes, *, after: int = 0, limit: int = 1000, engine: object = None
+) -> list[Record]:
+    """Return the records of an instance (by id or unique key) with greater revisions than `after`, oldest first.
+
+    A list shorter than `limit` (at most 10,000) is complete; for the next page, pass the last `rev` as `after`. What is
+    recorded depends on the level, `journal=`: without one, the list is empty. Raises `NoTarget` if there is neither an
+    instance nor a record of it, and `InvalidJournalEntry` if a record is damaged or missing.
+    """
+    return await find_client(engine).history(target, after=after, limit=limit)
+
+
+async def iter_history(target: int | str | bytes, *, engine: object = None) -> AsyncGenerator[Record, None]:
+    """Iterate over all records of an instance, oldest first, a page at a time. Raises as `history`.
+
+    `async with contextlib.aclosing(iter_history(42)) as records: async for record in records: ...`
+    """
+    async with aclosing(find_client(engine).iter_history(target)) as records:
+        async for record in records:
+            yield record
+
+
+async def state_at(target: int | str | bytes, rev: int, *, engine: object = None) -> Any:
+    """Return the state of an instance at a revision, as JSON values.
+
+    Raises `Conflict` if the revision has no record, or not at level "full"; otherwise as `history`.
+    """
+    return await find_client(engine).state_at(target, rev)
+
+
+async def diff(
+    target: int | str | bytes, rev_a: int, rev_b: int, *, engine: object = None
+) -> dict[str, tuple[Any, Any]]:
+    """Return what changed in a row between two revisions: column → (value at `rev_a`, value at `rev_b`).
+
+    Raises `Conflict` if one of them has no record, or not at level "full"; otherwise as `history`.
+    """
+    return await find_client(engine).diff(target, rev_a, rev_b)
+
+
+async def verify(
+    target: int | str | bytes | None = None,
+    *,
+    machine: MachineRef | str | None = None,
+    sample: float | None = None,
+    engine: object = None,
+) -> VerifyReport:
+    """Compare rows with their journals: of one instance, of one machine, or all that are recorded.
+
+    `sample=0.01` checks a random hundredth of them. Each `Problem` names the instance, the reason, the revision and the
+    details. Reads in batches: memory does not grow with the number of instances, and moves that are committed meanwhile
+    disturb nothing. Records without a row are looked for unless `machine` or `sample` is given.
+    """
+    return await find_client(engine).verify(target, machine=machine, sample=sample)
+
+
+async def anomalies(
+    target: int | str | bytes | None = None,
+    *,
+    machine: MachineRef | str | None = None,
+    engine: object = None,
+) -> list[Problem]:
+    """Return the records that do not fit the records before them: of one instance, of one machine, or of all.
+
+    These are the problems of `verify` with the reason "anomaly"; `Problem.anomaly` has the details.
+    """
+    return await find_client(engine).anomalies(target, machine=machine)
+
+
+async def export_history(target: int | str | bytes, *, engine: object = None) -> AsyncGenerator[str, None]:
+    """Iterate over the records of an instance as lines of JSON, without line ends. Raises as `history`."""
+    async with aclosing(find_client(engine).export_history(target)) as lines:
+        async for line in lines:
+            yield line
+
+
+async def import_history(lines: Iterable[str | bytes], *, engine: object = None) -> int:
+    """Write the records of an instance that `export_history` returned; return its id. `rebuild` then writes the row.
+
+    All or nothing. Raises `Conflict` if the database has a row or a record of this id, `InvalidJournalEntry` if a
+    record is damaged or missing, and `ConfigError` for a line that is not a record. Ids that are given out from then on
+    are greater. Import while nobody inserts.
+    """
+    return await find_client(engine).import_history(lines)
+
+
+async def receipts(
+    target: int | str | bytes | None = None,
+    *,
+    command: str | None = None,
+    after: int = 0,
+    limit: int = 100,
+    engine: object = None,
+) -> list[Receipt]:
+    """List the commands that were carried out, newest first: on one instance (by id or unique key), or on all.
+
+    `command="retry"` lists only this command. A list shorter than `limit` (at most 10,000) is complete; for the next
+    page, pass the last id as `after`. Raises `NoTarget` if no instance has or had the unique key.
+    """
+    return await find_client(engine).receipts(target, command=command, after=after, limit=limit)
 
 
 async def list_instances(
@@ -283,6 +404,56 @@ async def list_instances(
     return await find_client(engine).list_instances(where, limit=limit, after=after, full=full)
 
 
+async def execute_next(
+    queue: str = "default",
+    *,
+    lease_ttl: Duration | None = None,
+    node: str | None = None,
+    engine: object = None,
+) -> Instance | None:
+    """Execute the step of one due instance of a queue inside this call; return the instance after its commit.
+
+    For workers of your own, without an engine: call it in a loop, and wait a little when it returns None, which means
+    that nothing is due. It reaps a few expired claims, wakes instances whose deadline has passed, claims the most
+    urgent row whose machine and step this process knows, runs the step and commits its outcome. Meanwhile it renews the
+    claim every few seconds, so a step may take longer than `lease_ttl` (default: 60 seconds). It runs one step: the
+    next one of the instance is another call's. `node` names the owner of the claim (default: the host).
+
+    Raises `LeaseLost` if the claim was lost while the step ran; the step was cancelled, and nothing was committed. A
+    step that raises ends as in an engine: `handle` decides, and the call returns the instance. Cancelled: the step was
+    cancelled and its row released, or the commit that was under way was completed. A `def` step runs in a thread, which
+    cannot be cancelled: the call returns when the thread does.
+    """
+    return await find_client(engine).execute_next(queue, lease_ttl=lease_ttl, node=node)
+
+
 async def inspect(target: int | str | bytes, *, engine: object = None) -> Instance:
     """Read an instance by id, or by unique key (the current holder, or else the last one). Raises `NoTarget`."""
     return await find_client(engine).inspect(target)
+
+
+async def explain(target: int | str | bytes, *, engine: object = None) -> Explanation:
+    """Explain why an instance (by id or unique key) waits, runs or has ended. Raises `NoTarget`.
+
+    `summary` is one sentence, `blockers` name what it waits for, `next_actions` what one can do. The reason is "ready"
+    exactly if a live node takes the instance as soon as it has a free slot, nothing is ahead of it in the queue and no
+    transaction has locked it. Two statements, which lock nothing.
+    """
+    return await find_client(engine).explain(target)
+
+
+async def tree(
+    target: int | str | bytes,
+    *,
+    depth: int = 10,
+    children: int = 100,
+    limit: int = 1000,
+    engine: object = None,
+) -> Tree:
+    """Return the family of an instance (by id or unique key): its ancestors, and all descendants of the first of them.
+
+    Down to `depth` levels below the instance, of each at most so many `children`, and at most `limit` instances beside
+    the ancestors. Every node has the `counts` of all its children and says how many are `hidden`; those that have not
+    ended are shown first, then those that failed. Two statements, which lock nothing. Raises `NoTarget`.
+    """
+    return await find_client(engine).tree(target, depth=depth, children=children, limit=limit)

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
 
 from durable_actors import _option_checks as check
+from durable_actors._journal_level import LEVELS, JournalLevel
 from durable_actors._option_fields import (
+    CALLABLE,
     FLAG,
     INTERVAL,
     LONG_POLL,
@@ -34,6 +37,7 @@ from durable_actors._option_fields import (
     whole,
 )
 from durable_actors.errors import ConfigError
+from durable_actors.retention import Retention
 
 EMBEDDED: Final = "embedded"
 """The DSN of the embedded Postgres."""
@@ -117,6 +121,24 @@ class Queue:
     )
 
 
+@attrs.frozen(kw_only=True)
+class Wakeup:
+    """What a notifier is told: an instance has something to run. That is committed."""
+
+    instance_id: int
+    """The instance."""
+    queue: str
+    """Its queue."""
+    runnable_key: str
+    """The attempt, as in the facts of the journal: instance/visit/step#round.attempt. It may be told more than once."""
+    visible_at: datetime
+    """When it is due, on the clock of the database; perhaps later than now."""
+
+
+Notifier = Callable[[Wakeup], Awaitable[object]]
+"""What `Config(notifier=...)` takes."""
+
+
 # Converters of single options. They know the name of their option and raise ConfigError themselves.
 
 
@@ -166,6 +188,14 @@ def _slots(name: str, concurrency: Any) -> Queue:
 
 def _observers(value: Iterable[Callable[[Any], object]]) -> tuple[Callable[[Any], object], ...]:
     return check.callables("observers", value)
+
+
+def _retention(value: Retention | None) -> Retention | None:
+    given: Any = value  # untyped callers pass anything
+    if given is not None and not isinstance(given, Retention):
+        text = f"retention={check.shown(value)} must be a Retention, or None to delete nothing"
+        raise ConfigError(text, option="retention", value=value)
+    return value
 
 
 def _without_password(dsn: str | None) -> str:
@@ -370,12 +400,38 @@ class Config:
             "Whether an outcome may be committed after its lease expired, while its claim is still current."
         ),
     )
+    journal: JournalLevel = attrs.field(
+        default="auto",
+        validator=one_of(*LEVELS),
+        metadata=about(
+            "How much of the history of new instances is recorded, unless their machine or insert says otherwise. "
+            '"auto": every outcome of machines, failed attempts of jobs.',
+            flag="--journal",
+        ),
+    )
+    retention: Retention | None = attrs.field(
+        default=Retention(),
+        converter=_retention,
+        metadata=about(
+            "How long ended instances are kept. With None this node deletes none.",
+            default="`Retention()`: done and cancelled ones 7 days, failed ones 30 days",
+            values="a `Retention`",
+        ),
+    )
     observers: tuple[Callable[[Any], object], ...] = attrs.field(
         default=(),
         converter=_observers,
         metadata=about(
             "Called with every telemetry event from the start on. `engine.telemetry.subscribe` adds observers later.",
             values="functions of one argument",
+        ),
+    )
+    notifier: Notifier | None = attrs.field(
+        default=None,
+        validator=optional(CALLABLE),
+        metadata=about(
+            "Called with a `Wakeup` after each commit of this process that gave an instance something to run.",
+            default="nobody is told",
         ),
     )
 

@@ -15,19 +15,22 @@ import trio
 
 from durable_actors import client as clients
 from durable_actors._client import Client
-from durable_actors._engine.lanes import lanes
+from durable_actors._engine.executor import Executor
+from durable_actors._engine.lanes import call_sessions, lanes
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.maintenance.loop_watch import watch_loop
 from durable_actors._engine.node import Node, engine_state, logger
 from durable_actors._engine.running.context_port import EnginePort
-from durable_actors._engine.setup import load_machines, make_node, plan_queues
+from durable_actors._engine.setup import config_error_in, load_machines, make_node, plan_queues
 from durable_actors._engine.tree import Parts, build_tree
+from durable_actors._engine.wakeups import Wakeups
 from durable_actors._postgres.embedded.server import keep_up
 from durable_actors._postgres.pool.pool import ConnectionPool, ConnectionStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
 from durable_actors._store.migrate import migrate, require_schema, schema_version
-from durable_actors._store.node import register_node, stop_node
+from durable_actors._store.node import read_live_nodes, register_node, stop_node
+from durable_actors._store.releases import older_nodes
 from durable_actors._trio_run import require_trio
 from durable_actors._version import __version__
 from durable_actors.config import Config
@@ -239,11 +242,23 @@ async def run_engine(
     async with AsyncExitStack() as stack:
         stack.callback(setattr, state, "value", "stopped")  # after everything else is closed
         target = await stack.enter_async_context(open_target(config.dsn))
-        distinct = {lane.name: lane for lane in roles.values()}
+        sessions = call_sessions(session_dsn=config.session_dsn, keepalive=config.lease_ttl)
+        distinct = {lane.name: lane for lane in (*roles.values(), sessions)}
         pool = await stack.enter_async_context(open_pool(target.dsn, lanes=distinct.values()))
         node = make_node(config, pool, roles, specs)
         node.state = state
-        client = Client(config.name, pool, node.lane("client"), config.schema)
+        node.wakeups = None if config.notifier is None else Wakeups(config.notifier, node.telemetry)
+        client = Client(config.name, pool, node.lane("client"), config.schema, journal=config.journal)
+        client.late_commit = config.late_commit
+        client.executor = Executor(
+            config,
+            pool,
+            {**roles, "session": sessions},
+            telemetry=node.telemetry,
+            queues=lambda: node.queues,
+            on_final=client.results.hint,
+            wakeups=node.wakeups,
+        )
         stack.enter_context(clients.opened(client))
         dsns = {target.dsn, config.session_dsn or target.dsn}
         ready = partial(when_ready, dsns=dsns, start_timeout=config.start_timeout)
@@ -269,12 +284,13 @@ async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, 
 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Connect the callbacks of engine, node and client."""
-    client.notify = node.notify
+    client.notify, client.wakeups = node.notify, node.wakeups
     if isinstance(node.port, EnginePort):
-        node.port.notify = node.notify
+        node.port.notify, node.port.wakeups = node.notify, node.wakeups
     node.on_final = client.results.hint
+    client.results.runs_here = node.claims.has_instance
     node.on_fatal = engine._fail  # noqa: SLF001 - same module
-    clients.use(client)
+    client.use()
 
 
 async def _run_tree(
@@ -300,6 +316,8 @@ async def _run_tree(
             logger.info(
                 "engine %s: %s serves %s", engine.name, node.owner.name, ", ".join(queues) or "no queue"
             )
+            if queues:
+                logger.info("retention: %s", node.config.retention or "this node deletes no ended instance")
             if node.telemetry.active:
                 node.telemetry.emit(NodeStarted(node=node.owner.name, queues=tuple(queues)))
             task_status.started(engine)
@@ -312,10 +330,7 @@ async def _run_tree(
         failed = not _is_cancelled(exc)
         if not isinstance(exc, StartFailed):
             raise
-        # Some invalid options show only in use (a pooler, for example): raise the ConfigError, not StartFailed.
-        cause: BaseException | None = exc
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__
+        cause = config_error_in(exc)
         if cause is None:
             raise
         raise cause from cause.__cause__
@@ -326,7 +341,7 @@ async def _run_tree(
 
 
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
-    """Insert the row of this node, which tools show. A locked table must not prevent the start."""
+    """Insert the row of this node, for tools, and warn of older nodes. A locked table must not prevent the start."""
     steps = node.catalog.steps
     node.about = {
         "queues": {name: limits.concurrency for name, limits in queues.items()},
@@ -341,6 +356,8 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
             await register_node(
                 conn, owner.schema, incarnation=owner.name, node=node.config.node, about=node.about
             )
+            for line in older_nodes(await read_live_nodes(conn, owner.schema)):
+                logger.warning("%s", line)
     except psycopg.errors.LockNotAvailable as exc:
         node.registered = False
         logger.info(

@@ -11,9 +11,13 @@
     ├── UnknownMachine          the caller: no such machine or version is registered here
     ├── Duplicate               the caller: the unique key is occupied
     ├── Conflict                the caller: the call contradicts the current state of the instance
+    │   └── RevConflict         the caller: another append to the journal came first; nothing was written
     ├── NoTarget                the caller: the instance has ended or does not exist
     ├── InstanceFailed          the caller: the instance whose result was awaited failed
+    │   └── InstanceCancelled   the same: it was cancelled
     ├── TooManyChildren         the author: a step has more children than `ctx.children` holds
+    ├── InvalidJournalEntry     the operator: a record of the journal is damaged or missing
+    ├── ProtocolAnomaly         the operator: a fact of the journal does not fit the facts before it
     ├── LeaseLost               the engine: this worker no longer owns the claim
     ├── SchemaError             the operator: the schema of the database does not match this version
     └── StoreUnavailable        the operator: Postgres is unavailable; nothing was done
@@ -100,8 +104,24 @@ class Conflict(DurableError):  # noqa: N818 - the contract's name
     """The call contradicts the current state; the message says how. Nothing was written.
 
     Raised by `ctx.start_child` if this step has already started a child with the same identity and other arguments, and
-    by `retry` if the instance is not failed.
+    by `retry` if the instance has neither failed nor been cancelled.
     """
+
+
+class RevConflict(Conflict):
+    """An append to a journal expected another revision than the thread has. Nothing was written: read it again."""
+
+    def __init__(self, thread: str, expected_rev: int, actual_rev: int) -> None:
+        super().__init__(thread, expected_rev, actual_rev)
+        self.thread = thread
+        """The name of the thread."""
+        self.expected_rev = expected_rev
+        """The revision that the append expected."""
+        self.actual_rev = actual_rev
+        """The revision of the thread."""
+
+    def __str__(self) -> str:
+        return f"{self.thread} is at revision {self.actual_rev}, the append expected {self.expected_rev}"
 
 
 class NoTarget(DurableError, LookupError):  # noqa: N818 - the contract's name
@@ -120,6 +140,13 @@ class InstanceFailed(DurableError):  # noqa: N818 - the contract's name
 
     def __str__(self) -> str:
         return f"instance {self.id} failed: {self.reason}"
+
+
+class InstanceCancelled(InstanceFailed):
+    """The instance whose result was awaited was cancelled."""
+
+    def __str__(self) -> str:
+        return f"instance {self.id} was cancelled: {self.reason}"
 
 
 class TooManyChildren(DurableError):  # noqa: N818 - the contract's name
@@ -142,6 +169,40 @@ class TooManyChildren(DurableError):  # noqa: N818 - the contract's name
             f"instance {self.id} has {self.count:,} children at this barrier, and ctx.children holds up to "
             f"{self.most:,}: use `async for child in ctx.iter_children()`, or ctx.children_counts"
         )
+
+
+class InvalidJournalEntry(DurableError):  # noqa: N818 - the contract's name
+    """A record of the journal is damaged or missing, so the history of its instance cannot be trusted from there on."""
+
+    def __init__(self, instance_id: int, rev: int, reason: str) -> None:
+        super().__init__(instance_id, rev, reason)
+        self.instance_id = instance_id
+        """The instance whose journal it is."""
+        self.rev = rev
+        """The revision of the record."""
+        self.reason = reason
+        """What is wrong with it."""
+
+    def __str__(self) -> str:
+        return f"journal of instance {self.instance_id}, revision {self.rev}: {self.reason}"
+
+
+class ProtocolAnomaly(DurableError):  # noqa: N818 - the protocol's word
+    """A fact of the journal does not fit the facts before it. Raised only where `on_anomaly="raise"` asks for it."""
+
+    def __init__(self, instance_id: int, rev: int, reason: str, kind: str) -> None:
+        super().__init__(instance_id, rev, reason, kind)
+        self.instance_id = instance_id
+        """The instance."""
+        self.rev = rev
+        """The revision of the record that the fact comes from."""
+        self.reason = reason
+        """One of `durable_actors.journal.ANOMALIES`."""
+        self.kind = kind
+        """The kind of the fact."""
+
+    def __str__(self) -> str:
+        return f"journal of instance {self.instance_id}, revision {self.rev}: {self.kind} is {self.reason}"
 
 
 class LeaseLost(DurableError):  # noqa: N818 - the contract's name

@@ -19,26 +19,51 @@ Inside a `def` step, pass the step's context instead of a connection: `insert`, 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import psycopg
 import trio
 
-from durable_actors._option_checks import Duration, check_schema_name
+from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_sync
-from durable_actors._store.dialogues import ResultPolling, ending, inspecting, resolving, retrying, value_of
+from durable_actors._store.dialogues import (
+    RETRY,
+    ResultPolling,
+    cancelling,
+    carrying_out,
+    climbing,
+    ending,
+    explaining,
+    inspecting,
+    resolving,
+    undelivered,
+    value_of,
+)
 from durable_actors._store.foreign import execute, polling, run_dialogue
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import plan_signal, read_sent, signal_params
 from durable_actors._store.sql import statement
+from durable_actors._store.tree import Tree
+from durable_actors._store.why import Explanation
 from durable_actors._trio_run import HomeRun
-from durable_actors.errors import NoTarget
 from durable_actors.machine import Context, InsertOptions, InsertPlan, MachineRef, OnDuplicate, RowOptions
 
-__all__ = ["insert", "insert_many", "inspect", "result", "retry", "signal", "start_child"]
+__all__ = [
+    "cancel",
+    "explain",
+    "insert",
+    "insert_many",
+    "inspect",
+    "result",
+    "retry",
+    "signal",
+    "start_child",
+    "tree",
+]
 
 R = TypeVar("R")
 
@@ -127,7 +152,7 @@ def signal(
     params = signal_params([plan_signal(target, name, payload, dedup_key)])
     [sent] = read_sent(execute(conn, statement("send_signals", schema), params, schema=schema))
     if sent.outcome == "no_target":
-        raise NoTarget(f"signal {name!r}: {target!r} does not exist or has ended")
+        raise run_dialogue(conn, undelivered(schema, name, target), schema=schema)
 
 
 def start_child(ctx: Context[Any], machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
@@ -141,14 +166,74 @@ def inspect(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema:
     return run_dialogue(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
-def retry(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> int:
-    """Run a failed instance again once your transaction commits; return its id.
+def explain(
+    conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable"
+) -> Explanation:
+    """Explain why an instance waits, runs or has ended; see `durable_actors.explain`. Raises `NoTarget`."""
+    check_sync(conn)
+    return run_dialogue(conn, explaining(check_schema_name(schema), target), schema=schema)
 
-    Raises `NoTarget` if it does not exist, `Conflict` if it is not failed, and `Duplicate` if another instance now
-    occupies its unique key. These errors do not abort your transaction.
+
+def tree(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    depth: int = 10,
+    children: int = 100,
+    limit: int = 1000,
+    schema: str = "durable",
+) -> Tree:
+    """Return the family of an instance; see `durable_actors.tree`. Raises `NoTarget`."""
+    check_sync(conn)
+    reading = climbing(check_schema_name(schema), target, depth=depth, children=children, limit=limit)
+    return run_dialogue(conn, reading, schema=schema)
+
+
+def retry(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Run a failed or cancelled instance again once your transaction commits; return its id.
+
+    It leaves a receipt, in your transaction or savepoint; `durable_actors.retry` says what the receipt tells, and what
+    `idempotency_key` does. Raises `NoTarget` if the instance does not exist, `Conflict` if it has neither failed nor
+    been cancelled, and `Duplicate` if another instance now occupies its unique key. These errors do not abort your
+    transaction.
     """
     check_sync(conn)
-    return run_dialogue(conn, retrying(check_schema_name(schema), target), schema=schema).id
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = carrying_out(RETRY, check_schema_name(schema), target, command)
+    return run_dialogue(conn, dialogue, schema=schema).id
+
+
+def cancel(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    force: bool = False,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> Literal["cancelled", "requested"]:
+    """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
+
+    `durable_actors.cancel` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
+    it has ended. These errors do not abort your transaction.
+    """
+    check_sync(conn)
+    flag("force", force)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = cancelling(check_schema_name(schema), target, command, force=force)
+    return cast("Literal['cancelled', 'requested']", run_dialogue(conn, dialogue, schema=schema).result)
 
 
 def result(

@@ -30,6 +30,10 @@ event                  when
 `PartitionContended`   a claimed row was released because its partition key is busy on another node
 `ClaimsReaped`         the reaper released claims of dead or silent nodes
 `AwaitTimedOut`        deadlines of parked instances passed
+`InstancesDeleted`     retention deleted instances that had ended
+`RequestReceived`      a command asks something of a claim of this node
+`NotifierFailed`       the notifier raised, took too long, or is not an async function
+`WakeupsDropped`       wake-ups are not told: too many wait for the notifier, or the engine has stopped
 `LoopBlocked`          code has blocked the event loop for half a second or more
 `StoreDown`            Postgres is unavailable
 `StoreUp`              Postgres is available again
@@ -47,6 +51,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Final, Protocol
 
 import attrs
@@ -57,14 +62,17 @@ __all__ = [
     "ClaimsReaped",
     "DrainStarted",
     "Event",
+    "InstancesDeleted",
     "LoopBlocked",
     "NodeStarted",
     "NodeStopped",
+    "NotifierFailed",
     "OutcomeLate",
     "OutcomeStale",
     "PartitionContended",
     "Picked",
     "QueueSaturated",
+    "RequestReceived",
     "StepCommitted",
     "StepCrashed",
     "StepLogFilter",
@@ -73,6 +81,7 @@ __all__ = [
     "StoreDown",
     "StoreUp",
     "Telemetry",
+    "WakeupsDropped",
 ]
 
 logger: Final = logging.getLogger("durable_actors.telemetry")
@@ -204,6 +213,19 @@ class PartitionContended(_OfStep):
 
 
 @attrs.frozen(kw_only=True)
+class RequestReceived(_OfStep):
+    """The node has learned that a command asks something of an instance which it runs. Once per request."""
+
+    kind: str
+    """What is asked for, as "cancel"."""
+    by: str | None
+    """Who asked."""
+    reason: str | None
+    at: datetime | None
+    """When, on the clock of the database."""
+
+
+@attrs.frozen(kw_only=True)
 class ClaimsReaped:
     """The reaper released claims of dead or silent nodes."""
 
@@ -215,10 +237,43 @@ class ClaimsReaped:
 
 
 @attrs.frozen(kw_only=True)
+class InstancesDeleted:
+    """A round of retention on this node deleted instances that had ended: how many of each status."""
+
+    done: int
+    cancelled: int
+    failed: int
+    records: int
+    """Records of the journal that went with them."""
+
+
+@attrs.frozen(kw_only=True)
 class AwaitTimedOut:
     """The deadlines of parked instances passed, and they woke."""
 
     count: int
+
+
+@attrs.frozen(kw_only=True)
+class NotifierFailed:
+    """The notifier was called and did not return: it raised, took too long, or is not an async function."""
+
+    id: int
+    """The instance that it was to be told of. Workers find it by polling."""
+    queue: str
+    error: BaseException
+    count: int
+    """Failures so far."""
+
+
+@attrs.frozen(kw_only=True)
+class WakeupsDropped:
+    """The notifier is not told: too many wake-ups wait for it, or the engine has stopped."""
+
+    dropped: int
+    """How many."""
+    count: int
+    """How many so far."""
 
 
 @attrs.frozen(kw_only=True)
@@ -270,8 +325,12 @@ Event = (
     | OutcomeLate
     | ClaimLost
     | PartitionContended
+    | RequestReceived
     | ClaimsReaped
+    | InstancesDeleted
     | AwaitTimedOut
+    | NotifierFailed
+    | WakeupsDropped
     | LoopBlocked
     | StoreDown
     | StoreUp

@@ -48,6 +48,20 @@ class MachineCatalog:
         """The definition of a claimed row; None if it was removed from the registry after the pick."""
         return self._specs.get((fsm, version))
 
+    def is_news(self, spec: MachineSpec, other: str) -> bool:
+        """Whether nobody in this process has reported yet that instances were started with this other definition."""
+        return self._registry.is_news((*spec.key, other, spec.fingerprint))
+
+    @property
+    def specs(self) -> tuple[MachineSpec, ...]:
+        """The definitions that this node knows."""
+        return tuple(self._specs.values())
+
+    @property
+    def generation(self) -> int:
+        """Another number whenever there are other definitions."""
+        return self._generation
+
     @property
     def steps(self) -> dict[str, list[str]]:
         """For people: the steps of each machine, by "name/version"."""

@@ -1,17 +1,18 @@
 """The claims that this node holds, and the states of a claim's life.
 
 `Dispatcher` (one per queue) moves a claim from state to state. `ActiveClaims` knows the claims of all queues: the
-heartbeat extends them, the keeper interrupts them. Neither is an actor: they wait for nothing, and what they know must
-survive the restart of any actor.
+heartbeat extends them, the keeper interrupts them, control brings them requests. Neither is an actor: they wait for
+nothing, and what they know must survive the restart of any actor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
+from durable_actors._store.commands import Request
 from durable_actors._store.rows import Claim
 from durable_actors.otp import PoolTask
 
@@ -56,10 +57,12 @@ class ActiveClaim:
     """One claim in this node's hands."""
 
     __slots__ = (
+        "cancel_requested",
         "claim",
         "inbox_known_at",
         "interrupted",
         "lost",
+        "request",
         "run_ahead_until",
         "state",
         "steps",
@@ -81,7 +84,12 @@ class ActiveClaim:
         self.lost: str | None = None
         """Why the claim is no longer ours: nothing of it may be committed."""
         self.interrupted: str | None = None
-        """Why its step was cancelled although the claim is ours: the row is released with attempt + 1."""
+        """Why its step was cancelled although the claim is ours: the row is released, with attempt + 1 unless a command
+        has asked for it."""
+        self.request: Request | None = None
+        """What a command asks for, as far as this node has learned of it."""
+        self.cancel_requested = False
+        """It asks to cancel the instance: nothing of it runs any more, and its release ends it."""
 
     @property
     def between_steps(self) -> bool:
@@ -92,10 +100,12 @@ class ActiveClaim:
 class ActiveClaims:
     """Every claim of this node, by claim id: an instance can be claimed again while its old thread still runs."""
 
-    __slots__ = ("_claims",)
+    __slots__ = ("_claims", "on_request")
 
     def __init__(self) -> None:
         self._claims: dict[str, ActiveClaim] = {}
+        self.on_request: Callable[[ActiveClaim], None] = lambda _: None
+        """A claim has a request that it did not have before."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -115,6 +125,10 @@ class ActiveClaims:
     def all(self) -> list[ActiveClaim]:
         """Every claim, also those known to be lost whose task or thread has not exited."""
         return list(self._claims.values())
+
+    def has_instance(self, number: int) -> bool:
+        """Whether a claim of this instance is here. Reads all of them: for rare questions."""
+        return any(active.claim.id == number for active in self._claims.values())
 
     def live(self) -> list[ActiveClaim]:
         """Every claim that is not known to be lost."""
@@ -144,3 +158,11 @@ class ActiveClaims:
         active.interrupted = why
         active.task.cancel(why)
         return True
+
+    def request(self, claim_id: str, request: Request) -> None:
+        """A command asks for this. Safe to repeat; a claim that is no longer ours is not concerned."""
+        active = self._claims.get(claim_id)
+        if active is not None and active.request != request:
+            active.request = request
+            active.cancel_requested = request.cancels
+            self.on_request(active)

@@ -17,6 +17,9 @@ _PLANS: Final = {
     "jit": "off",
 }
 
+MAX_KEYED_CALLS: Final = 16
+"""Calls of `execute_next` on one client that may run a step with a partition key at the same time. Each has a session
+of its own."""
 SHORTEST_PATIENCE: Final = 5.0
 SHORTEST_BEAT: Final = 2.0
 """Seconds that the heartbeat waits for an answer, at least."""
@@ -37,23 +40,15 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     Session locks and heartbeats always have a connection of their own; so have commits, then claims, if the pool is
     large enough. Clients and maintenance use the rest.
     """
-    keep = max(1, int(keepalive / 4))
     patience = answer_patience(keepalive)
-    session = {
-        "tcp_keepalives_idle": str(keep),
-        "tcp_keepalives_interval": str(keep),
-        "tcp_keepalives_count": "2",
-    }
     # A statement that waits for a lock here would delay the renewal of every lease: see the heartbeat.
     beats = _PLANS | SHORT_LOCK_TIMEOUT
     heartbeat = Lane("heartbeat", 1, settings=beats, answer_within=max(keepalive / 2, SHORTEST_BEAT))
     found = {
-        "session": Lane("session", 1, settings=session, dsn=session_dsn),
+        "session": Lane("session", 1, settings=_session_settings(keepalive), dsn=session_dsn),
         "heartbeat": heartbeat,
     }
-    # A process that is stopped (SIGSTOP) in a transaction must not lock its rows for longer than its lease: no reaper
-    # could take them back.
-    idle = {"idle_in_transaction_session_timeout": str(max(1, int(keepalive * 500)))}
+    idle = _idle_settings(keepalive)
     # A row that a caller's open transaction has locked must delay nothing else: see the flusher, and `lock_retry`.
     both = _PLANS | SHORT_LOCK_TIMEOUT | idle
     shared = Lane("shared", 1, settings=both, max_waiting=MAX_WAITING_CALLS, answer_within=patience)
@@ -68,3 +63,40 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
         else shared
     )
     return found
+
+
+def client_lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[str, Lane]:
+    """The lanes of a client without an engine. Pure.
+
+    Its calls have `pool_size` connections. `execute_next` opens others when it is first called: two for its own
+    statements, and one for each step with a partition key while that runs.
+    """
+    settings = _PLANS | SHORT_LOCK_TIMEOUT | _idle_settings(keepalive)
+    patience = answer_patience(keepalive)
+    work = Lane("work", 2, settings=settings, max_waiting=MAX_WAITING_CALLS, answer_within=patience)
+    return {
+        "session": call_sessions(session_dsn=session_dsn, keepalive=keepalive),
+        "heartbeat": work,
+        "commit": work,
+        "claim": work,
+        "client": Lane("client", pool_size, settings=CLIENT_SETTINGS, max_waiting=MAX_WAITING_CALLS),
+    }
+
+
+def call_sessions(*, session_dsn: str | None, keepalive: float) -> Lane:
+    """The sessions of calls of `execute_next` that run a step with a partition key. Pure."""
+    settings = _session_settings(keepalive)
+    return Lane("call sessions", MAX_KEYED_CALLS, settings=settings, dsn=session_dsn)
+
+
+def _session_settings(keepalive: float) -> dict[str, str]:
+    keep = str(max(1, int(keepalive / 4)))
+    return {"tcp_keepalives_idle": keep, "tcp_keepalives_interval": keep, "tcp_keepalives_count": "2"}
+
+
+def _idle_settings(keepalive: float) -> dict[str, str]:
+    """A process that is stopped (SIGSTOP) in a transaction must not lock its rows for longer than its lease.
+
+    No reaper could take them back.
+    """
+    return {"idle_in_transaction_session_timeout": str(max(1, int(keepalive * 500)))}

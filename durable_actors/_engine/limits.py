@@ -26,6 +26,8 @@ class QueueLimits:
     max_poll_interval: float
     long_poll: float = 0.0
     """Seconds between two looks of the server while the queue is idle; 0: the feeder polls by itself."""
+    run_ahead: bool = True
+    """Whether an instance may run its next step on the same claim."""
 
 
 def demand(limits: QueueLimits, *, running: int, buffered: int) -> int:

@@ -14,9 +14,11 @@ from durable_actors._engine.catalog import MachineCatalog
 from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.store_health import StoreHealth
 from durable_actors._engine.threads import Threads
+from durable_actors._engine.wakeups import Wakeups
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import Owner
+from durable_actors._store.read import Ending
 from durable_actors._store.rows import Promoted
 from durable_actors.config import Config
 from durable_actors.machine import ContextPort
@@ -52,6 +54,14 @@ class QueueHints(Protocol):
         ...
 
 
+class OnFinal(Protocol):
+    """Is told that an instance has ended, and how, if its row may be gone."""
+
+    def __call__(self, number: int, ending: Ending | None = None, /) -> None:
+        """Called in the event loop of the engine."""
+        ...
+
+
 @attrs.define(eq=False)
 class Node:
     """One engine's shared parts."""
@@ -76,6 +86,8 @@ class Node:
     """Nothing is claimed any more, and no step runs ahead: true from the beginning of the drain on."""
     health: StoreHealth = attrs.field(factory=StoreHealth)
     """Whether the store can be reached."""
+    wakeups: Wakeups | None = None
+    """What the notifier is to be told: every row that became runnable by a commit of this node. None: there is none."""
     random: Callable[[], float] = random.random
     threads: Threads = attrs.field(init=False)
     """The threads of `def` steps."""
@@ -83,8 +95,8 @@ class Node:
     """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""
-    on_final: Callable[[int], None] = attrs.field(default=lambda _: None)
-    """An instance became terminal here: tasks that wait for its result read it."""
+    on_final: OnFinal = attrs.field(default=lambda _number, _ending=None: None)
+    """An instance became terminal here: tasks that wait for its result read it, or are told."""
 
     def __attrs_post_init__(self) -> None:
         self.threads = Threads(self.config.thread_limit)
@@ -124,3 +136,5 @@ class Node:
         """Hint at rows that are on offer again."""
         for row in promoted:
             self.notify(row.queue, instance_id=row.id)
+        if self.wakeups is not None:
+            self.wakeups.add(row.id for row in promoted)

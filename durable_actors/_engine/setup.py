@@ -92,13 +92,23 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
     return found
 
 
+def config_error_in(error: BaseException) -> ConfigError | None:
+    """The `ConfigError` behind a `StartFailed`: some invalid options show only in use (a pooler, for example)."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConfigError):
+        cause = cause.__cause__
+    return cause
+
+
 def make_node(
     config: Config,
     pool: ConnectionPool,
     roles: Mapping[str, Lane],
     specs: Mapping[tuple[str, int], MachineSpec],
+    *,
+    catalog: MachineCatalog | None = None,
 ) -> Node:
-    """Make what the actors of this engine share. Each start is a new incarnation."""
+    """Make what the actors of this engine share. Each start is a new incarnation. `catalog` replaces `specs`."""
     token = secrets.token_bytes(32)  # not stored: the database gets its hash
     owner = Owner(
         schema=config.schema,
@@ -108,13 +118,15 @@ def make_node(
     )
     patience = answer_patience(config.lease_ttl)
     claims = ActiveClaims()
-    port = EnginePort(pool, roles["client"].name, config.schema, claims, patience=patience)
+    port = EnginePort(
+        pool, roles["client"].name, config.schema, claims, patience=patience, journal=config.journal
+    )
     return Node(
         config,
         owner,
         pool,
         roles,
-        MachineCatalog(current_registry(), specs),
+        MachineCatalog(current_registry(), specs) if catalog is None else catalog,
         Telemetry(config.observers),
         port,
         claims,

@@ -47,6 +47,10 @@ class Threads:
         await trio.lowlevel.checkpoint_if_cancelled()  # cancelled just now: its outcome is dropped
         return value
 
+    def runs(self, claim: Claim) -> bool:
+        """Whether a thread of this claim runs."""
+        return claim.claim_id in self._running
+
     def is_left(self, claim: Claim) -> bool:
         """Whether a thread of this claim was abandoned and still runs."""
         thread = self._running.get(claim.claim_id)

@@ -3,8 +3,9 @@
 rest_for_one, in start order: what comes later depends on what comes before. Stopping runs it backwards, and the
 graceful drain follows from the order: the gate closes (nothing is claimed any more, no step runs ahead), the feeders
 release buffered claims, the step tasks drain, the flusher commits queued outcomes and releases what it cannot commit,
-while leases are still renewed and keys held; keeper and heartbeat are last. Maintenance stands aside: its crash
-restarts nothing else.
+while leases are still renewed and keys held; keeper and heartbeat are last. Maintenance and commands stand aside: their
+crashes restart nothing else. Commands are received as long as steps run: they start before the work and stop after it.
+So does the notifier, if there is one: what a drain gives back is told.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claiming.idle_queues import IdleQueues
 from durable_actors._engine.claiming.long_poll import LongPoll, can_long_poll
 from durable_actors._engine.claiming.planner import ClaimPlanner
+from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.completion import Completion, facts
 from durable_actors._engine.committing.flusher import FLUSH_TIME, Flusher, outcome_time
 from durable_actors._engine.committing.queue import Commits
@@ -27,7 +29,10 @@ from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.limits import QueueLimits, max_inflight_burst
+from durable_actors._engine.maintenance.control import Control
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
+from durable_actors._engine.maintenance.janitor import Janitor
+from durable_actors._engine.maintenance.notifier import notifier_child
 from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
@@ -47,7 +52,7 @@ from durable_actors.otp import (
     Supervisor,
     TaskChild,
 )
-from durable_actors.telemetry import DrainStarted, PartitionContended
+from durable_actors.telemetry import DrainStarted, PartitionContended, RequestReceived
 
 
 @attrs.define(eq=False)
@@ -101,14 +106,22 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         # Feeders last: they claim only when everything that a claim needs is there.
         *(feeder(queue, limits) for queue, limits in queues.items()),
     ]  # fmt: skip
+    commands = [] if pool is None else [
+        # It only looks: a stop need not wait for an answer.
+        ActorChild(Address[object]("control", capacity=1), partial(Control, node), shutdown="brutal"),
+    ]  # fmt: skip
     maintenance = [] if pool is None else [
         ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
+        # A batch is all or nothing: a stop need not wait for it.
+        ActorChild(Address[object]("janitor", capacity=1), partial(Janitor, node), shutdown="brutal"),
         *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
     parts.root = Supervisor(
         f"engine {node.config.name}".replace("/", "_"),
         [
             *extra,
+            *_notifications(node),
+            Supervisor("commands", commands, intensity=10, period=10.0),
             Supervisor("work", work, strategy="rest_for_one", intensity=10, period=10.0),
             Supervisor("maintenance", maintenance, intensity=10, period=10.0),
             # Started last, so stopped first.
@@ -118,6 +131,15 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         period=60.0,
     )
     return parts
+
+
+def _notifications(node: Node) -> list[ChildSpec]:
+    """The notifier, if one is configured."""
+    if node.wakeups is None:
+        return []
+    lane, schema = node.lane("client"), node.owner.schema
+    child = notifier_child(node.wakeups, pool=node.pool, lane=lane, schema=schema)
+    return [Supervisor("notifications", [child], intensity=10, period=10.0)]
 
 
 def _make_parts(
@@ -136,6 +158,7 @@ def _make_parts(
     }
     node.queues = planners
     dispatchers: dict[str, Dispatcher] = {}
+    node.claims.on_request = partial(request_received, node, dispatchers)
     parts = Parts(commits, keys, None, wakes, planners, dispatchers)
     slots = sum(max_inflight_burst(limits) for limits in queues.values())
     if not slots:
@@ -160,7 +183,7 @@ def _make_parts(
             pool=pool,
             draining=node.draining,
             wake_feeder=partial(wakes[queue].cast, None),
-            on_contended=partial(_key_contended, node),
+            on_contended=partial(key_contended, node),
         )
         dispatcher.run_slice = tasks.run
     return parts
@@ -205,7 +228,28 @@ def _task_suspended(task: PoolTask) -> None:
     task_slice.dispatcher.on_suspended(task_slice, trio.current_time())
 
 
-def _key_contended(node: Node, claim: Claim) -> None:
+def request_received(node: Node, dispatchers: Mapping[str, Dispatcher], active: ActiveClaim) -> None:
+    """A command asks something of this claim. What it asks for is done from here, before users' observers and logs."""
+    claim, request = active.claim, active.request
+    assert request is not None
+    if active.cancel_requested and active.lost is None:
+        if active.between_steps:
+            dispatchers[claim.queue].give_back_between_steps(active)
+        elif not node.threads.runs(
+            claim
+        ):  # a thread cannot be cancelled: its outcome is `Done`, or overruled
+            node.claims.interrupt(active, "a command asks for it")
+    if node.telemetry.active:
+        node.telemetry.emit(
+            RequestReceived(
+                **facts(claim), kind=request.kind, by=request.by, reason=request.reason, at=request.at
+            )
+        )
+    logger.info("instance %d: %s requested by %s", claim.id, request.kind, request.by or "an unknown caller")
+
+
+def key_contended(node: Node, claim: Claim) -> None:
+    """A claimed row was released because its key is busy elsewhere."""
     logger.debug("instance %d: its key %r is busy elsewhere", claim.id, claim.partition_key)
     if node.telemetry.active:
         node.telemetry.emit(PartitionContended(**facts(claim), key=claim.partition_key or ""))

@@ -17,9 +17,9 @@ from durable_actors._postgres.driver.statement import Params
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commit import pair_params
 from durable_actors._store.insert import MAX_OCCUPANT_READS, Insertion, in_chunks, insert_call, tags_literal
-from durable_actors._store.rows import Claim, Committed, Status, Transition
+from durable_actors._store.rows import Claim, Committed, Transition
 from durable_actors._store.sql import statement
-from durable_actors.machine import ChildView, InsertPlan, Status as MachineStatus, decode_json
+from durable_actors.machine import ChildView, InsertPlan, Status, decode_json
 
 ROWS_PER_INSERT: Final = 5000
 """Rows per insert statement: bounds memory, and keeps each statement under a second."""
@@ -40,7 +40,13 @@ class Spawn:
 
 
 async def schedule_children(
-    conn: PgConn, schema: str, transition: Transition, spawn: Spawn, *, accept_late: bool
+    conn: PgConn,
+    schema: str,
+    transition: Transition,
+    spawn: Spawn,
+    *,
+    accept_late: bool,
+    node: str | None = None,
 ) -> Committed | None:
     """Insert the children and park the parent on their barrier, in one transaction; None if the claim is stale.
 
@@ -53,14 +59,15 @@ async def schedule_children(
         fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit), late]
         if not (await conn.run(statement("lock_parent", schema), fence)).rows:
             return None
-        inserted = 0
+        children: list[int] = []
         barrier = claim.visit + 1
         for chunk in in_chunks(spawn.plans, rows=ROWS_PER_INSERT):
             insertion = Insertion(chunk)
             while insertion.pending:
                 call = insert_call(insertion.pending, schema, parent_id=claim.id, barrier=barrier)
                 insertion.answered((await conn.run(*call)).rows)
-            inserted += sum(number is not None for number in insertion.ids())
+            children += [number for number in insertion.ids() if number is not None]
+        inserted = len(children)
         needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)
         result = await conn.run(
             statement("park_parent", schema),
@@ -72,6 +79,13 @@ async def schedule_children(
                 encode.number(needed),
                 b"t" if spawn.wake_on_failure else b"f",
                 encode.number(spawn.timeout),
+                claim.step.encode(),
+                encode.number(claim.attempt),
+                encode.text(node),
+                encode.number(claim.round),
+                encode.text(claim.lease_until),
+                transition.handled,
+                encode.text(claim.definition),
             ],
         )
         if transition.consumed:
@@ -79,8 +93,10 @@ async def schedule_children(
             await conn.run(statement("consume_signals", schema), pairs)
         keys = [] if claim.partition_key is None else [claim.partition_key]
         offered = await promote_siblings(conn, schema, keys) if keys else []
-    [[_, visit, status]] = result.rows
-    return Committed(int(visit or 0), cast("Status", (status or b"").decode()), offered=tuple(offered))
+    [[_, visit, status, *_]] = result.rows
+    return Committed(
+        int(visit or 0), cast("Status", (status or b"").decode()), offered=tuple(offered), children=children
+    )
 
 
 def child_uid(
@@ -128,6 +144,7 @@ async def start_child(
     *,
     uid: uuid.UUID,
     as_child: bool,
+    key: str | None = None,
     digest: bytes | None = None,
 ) -> Started | None:
     """Insert an instance from inside a step, or find the one that an earlier run inserted; None if the claim is stale.
@@ -135,7 +152,7 @@ async def start_child(
     With a `digest` of its arguments, an instance that was started with another digest is reported as a conflict. If the
     statement returns neither an id nor an occupant, the occupant was committed after its snapshot: it is repeated.
     """
-    params = _start_params(claim, plan, uid, as_child=as_child, digest=digest)
+    params = _start_params(claim, plan, uid, as_child=as_child, key=key, digest=digest)
     found: Started | None = None
     for attempt in range(MAX_OCCUPANT_READS):
         rows = (await conn.run(statement("start_child", schema), params)).rows
@@ -155,7 +172,7 @@ async def start_child(
 
 
 def _start_params(
-    claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: bool, digest: bytes | None
+    claim: Claim, plan: InsertPlan, uid: uuid.UUID, *, as_child: bool, key: str | None, digest: bytes | None
 ) -> Params:
     return [
         encode.number(claim.id),
@@ -177,16 +194,17 @@ def _start_params(
         encode.text(tags_literal(plan)),
         None if plan.labels is None else plan.labels.meta,
         encode.bytea(digest),
+        encode.text(key),
+        encode.number(plan.journal),
+        encode.text(plan.fingerprint),
     ]
 
 
-async def count_children(conn: PgConn, schema: str, parent: int, barrier: int) -> Counter[MachineStatus]:
+async def count_children(conn: PgConn, schema: str, parent: int, barrier: int) -> Counter[Status]:
     """Count a barrier's children by status."""
     params = [encode.number(parent), encode.number(barrier)]
     rows = (await conn.run(statement("count_children", schema, read_only=True), params)).rows
-    return Counter(
-        {cast("MachineStatus", (status or b"").decode()): int(count or 0) for status, count in rows}
-    )
+    return Counter({cast("Status", (status or b"").decode()): int(count or 0) for status, count in rows})
 
 
 async def read_children(
@@ -199,7 +217,7 @@ async def read_children(
         ChildView(
             int(number or 0),
             (fsm or b"").decode(),
-            cast("MachineStatus", (status or b"").decode()),
+            cast("Status", (status or b"").decode()),
             None
             if result is None
             else decode_json(result, what=f"result of child {(number or b'?').decode()}"),

@@ -12,13 +12,27 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
+from durable_actors._store.commands import Request, read_request
+from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, Seen
 from durable_actors._store.sql import statement
 
-OFFERED: Final = 0
-HELD: Final = 1
-SHELVED: Final = 2
-"""The values of `hold`: why a runnable row is not offered to the pick."""
+
+@attrs.frozen
+class Released:
+    """Claims that were released."""
+
+    runnable: frozenset[int]
+    """The instances that run again."""
+    cancelled: frozenset[int]
+    """Those that have ended with their claim: their node was asked to cancel them."""
+    offered: tuple[Promoted, ...]
+    """Siblings of their keys, and parents of cancelled ones, that are offered now."""
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """All of them."""
+        return self.runnable | self.cancelled
 
 
 @attrs.frozen
@@ -85,6 +99,8 @@ async def pick_instances(
             ],
         )
     rows = cast("list[tuple[Any, ...]]", result.rows)
+    if begin.by_id:
+        rows = [row[:-1] for row in rows]  # without what the journal's record returned
     picked = read_pick(rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
     if begin.by_id:
         picked.positions.clear()  # the rows before these were not read
@@ -127,29 +143,39 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
             inbox,
             children,
             round_,
+            journal,
         ) = row
-        claims.append(
-            Claim(
-                number,
-                claim,
-                queue,
-                priority,
-                fsm,
-                version,
-                step,
-                attempt,
-                crashes,
-                visit,
-                state.encode(),
-                key,
-                parent,
-                None if awaits is None else decode_text_array(awaits.encode()),
-                inbox,
-                children,
-                round_,
-                trusted_until,
-            )
+        found = Claim(
+            number,
+            claim,
+            queue,
+            priority,
+            fsm,
+            version,
+            step,
+            attempt,
+            crashes,
+            visit,
+            state.encode(),
+            key,
+            parent,
+            None if awaits is None else decode_text_array(awaits.encode()),
+            inbox,
+            children,
+            round_,
+            trusted_until,
         )
+        if journal == "1":  # most jobs
+            found.journal = 1
+        elif journal is not None:  # its level, its definition, and from every move on the end of its lease
+            level, _, rest = journal.partition(" ")
+            definition, _, lease = rest.partition(" ")
+            found.journal, found.fingerprint, found.lease_until = (
+                int(level),
+                definition or None,
+                lease or None,
+            )
+        claims.append(found)
     return PickResult(claims, seen, positions)
 
 
@@ -166,15 +192,16 @@ async def release_claims(
     attempts: int,
     interruptions: int = 0,
     hold: int = OFFERED,
-) -> tuple[set[int], list[Promoted]]:
-    """Release claims. Returns the ids that were released, and siblings of their keys that are offered now.
+) -> Released:
+    """Release claims. An instance whose node was asked to cancel it ends; the barrier of its parent counts that.
 
-    A claim whose id is missing was lost already, or its row is locked: then it ends with its lease.
+    A claim whose id is missing was lost already, or its row or its parent's is locked: then it ends with its lease.
     `interruptions` is 1 for runs that a drain ended; they do not count as attempts.
     `hold`: `HELD` if the key is busy elsewhere; the rows keep their position, and `promote_siblings` offers them again.
     `SHELVED` if this node's code does not have their step (any more); a node that has it finds them.
     """
     keys = sorted({claim.partition_key for claim in claims if claim.partition_key is not None})
+    children = [claim.id for claim in claims if claim.parent_id is not None]
     params = [
         encode.int_array([claim.id for claim in claims]),
         encode.text_array([claim.claim_id for claim in claims]),
@@ -185,9 +212,15 @@ async def release_claims(
     calls = [(statement("release_claims", schema), params)]
     if keys and hold != HELD:
         calls.append((statement("promote_siblings", schema), [encode.text_array(keys)]))
-    results = await conn.batch(calls)
-    promoted = read_promoted(results[1].rows) if len(results) > 1 else []
-    return {int(row[0] or 0) for row in results[0].rows}, promoted
+    if children:
+        calls.append((statement("join_parents", schema), [encode.int_array(children)]))
+    done, *riders = [result.rows for result in await conn.batch(calls)]
+    ended = frozenset(int(row[0] or 0) for row in done if row[3] == b"cancelled")
+    return Released(
+        frozenset(int(row[0] or 0) for row in done) - ended,
+        ended,
+        tuple(each for rows in riders for each in read_promoted(rows)),
+    )
 
 
 async def promote_siblings(conn: PgConn, schema: str, keys: Sequence[str]) -> list[Promoted]:
@@ -215,6 +248,8 @@ class ClaimRow:
     visit: int
     status: str
     state: bytes
+    request: Request | None = None
+    """What a command asks of the node that runs it."""
 
 
 async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int, ClaimRow]:
@@ -226,9 +261,17 @@ async def read_claims(conn: PgConn, schema: str, ids: Sequence[int]) -> dict[int
             int(row[2] or 0),
             (row[3] or b"").decode(),
             row[4] or b"",
+            None if row[5] is None else read_request(row[5]),
         )
         for row in result.rows
     }
+
+
+async def read_requests(conn: PgConn, schema: str, owner: str) -> dict[str, Request]:
+    """What commands ask of this node, by claim id. What is not a request is left out."""
+    rows = (await conn.run(statement("read_requests", schema, read_only=True), [owner.encode()])).rows
+    found = (((row[1] or b"").decode(), read_request(row[2] or b"null")) for row in rows)
+    return {claim_id: request for claim_id, request in found if request is not None}
 
 
 @attrs.frozen

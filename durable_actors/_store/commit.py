@@ -14,8 +14,10 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.claim import ClaimRow, read_promoted
-from durable_actors._store.rows import Committed, Promoted, Status, Transition
+from durable_actors._store.commands import Request
+from durable_actors._store.rows import Committed, Promoted, Transition
 from durable_actors._store.sql import statement
+from durable_actors.machine import Status
 
 _BY_ID: Final = attrgetter("claim.id")
 
@@ -31,12 +33,17 @@ class Flushed:
 
 
 async def commit_outcomes(
-    conn: PgConn, schema: str, transitions: Sequence[Transition], *, accept_late: bool
+    conn: PgConn,
+    schema: str,
+    transitions: Sequence[Transition],
+    *,
+    accept_late: bool,
+    node: str | None = None,
 ) -> Flushed:
     """Commit transitions of distinct instances, except those whose claim is no longer current.
 
-    One round trip and one transaction: usually one statement, plus the riders. After `CommitUnknown`, repeat the same
-    call, then see `was_committed`.
+    One round trip and one transaction: usually one statement, plus the riders. `node` is who ran the steps. After
+    `CommitUnknown`, repeat the same call, then see `was_committed`.
     """
     late = b"t" if accept_late else b"f"
     # In id order, like signals lock their targets: otherwise a flush and a batch of signals could deadlock.
@@ -49,7 +56,7 @@ async def commit_outcomes(
     if rich:
         calls.append((statement("commit_parks", schema, typed=True), [*_rich_params(rich), late]))
     writes = len(calls)
-    riders = _riders(schema, transitions, rich)
+    riders = _riders(schema, transitions, rich, node)
     results = (
         await conn.batch([*calls, *riders.values()]) if writes > 1 or riders else [await conn.run(*calls[0])]
     )
@@ -127,10 +134,13 @@ def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
 
 
 def _riders(
-    schema: str, transitions: Sequence[Transition], rich: Sequence[Transition]
+    schema: str, transitions: Sequence[Transition], rich: Sequence[Transition], node: str | None
 ) -> dict[str, tuple[Statement, Params]]:
     """Further statements of the same transaction, in the order in which they must run."""
     riders: dict[str, tuple[Statement, Params]] = {}
+    journaled = [each for each in transitions if each.claim.journal and each.journaled]
+    if journaled:  # before the recheck, which moves a row once more
+        riders["journal_outcomes"] = (statement("journal_outcomes", schema), _journal_params(journaled, node))
     consumed = [(each.claim.id, signal) for each in rich for signal in each.consumed]
     if consumed:
         riders["consume_signals"] = (statement("consume_signals", schema), pair_params(consumed))
@@ -145,7 +155,29 @@ def _riders(
     keys = sorted({each.claim.partition_key for each in transitions if each.claim.partition_key is not None})
     if keys:
         riders["promote_siblings"] = (statement("promote_siblings", schema), [encode.text_array(keys)])
+    gone = [each.claim.id for each in transitions if each.deletes]
+    if gone:  # the last one: the others read these rows
+        riders["delete_done"] = (statement("delete_done", schema), [encode.int_array(gone)])
     return riders
+
+
+def _journal_params(transitions: Sequence[Transition], node: str | None) -> Params:
+    claims = [each.claim for each in transitions]
+    return [
+        encode.int_array([claim.id for claim in claims]),
+        encode.uuid_array([claim.claim_id for claim in claims]),
+        encode.text_array(one_for_all([each.kind for each in transitions])),
+        encode.text_array(one_for_all([claim.step for claim in claims])),
+        encode.int_array(one_for_all([claim.visit for claim in claims])),
+        encode.int_array(one_for_all([claim.attempt for claim in claims])),
+        encode.float_array(none_for_all([each.seconds for each in transitions])),
+        encode.text(node),
+        encode.int_array(one_for_all([claim.round for claim in claims])),
+        encode.text_array(none_for_all([claim.lease_until for claim in claims])),
+        encode.bool_array(none_for_all([each.rekey or None for each in transitions])),
+        encode.json_array(none_for_all([each.handled for each in transitions])),
+        encode.text_array(none_for_all([claim.definition for claim in claims])),
+    ]
 
 
 def pair_params(pairs: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -169,3 +201,12 @@ def was_committed(transition: Transition, now: ClaimRow | None) -> Committed | N
     if now.visit > transition.claim.visit or now.status != "executing":
         return Committed(now.visit, cast("Status", now.status), now.state)
     return None
+
+
+def overruled_by(transition: Transition, now: ClaimRow | None) -> Request | None:
+    """The request to cancel because of which the fence has refused this outcome; None: it was stale. Pure."""
+    claim = transition.claim
+    if now is None or now.request is None or transition.outlasts_request:
+        return None
+    ours = now.status == "executing" and (now.claim_id, now.visit) == (claim.claim_id, claim.visit)
+    return now.request if ours and now.request.cancels else None

@@ -1,4 +1,4 @@
-"""Operations on one instance that take several statements, for every kind of connection. Sans-I/O.
+"""Operations on one instance that take several statements, for every kind of connection; all commands. Sans-I/O.
 
 See `foreign.Dialogue`; `run_dialogue` runs one on the engine's driver.
 """
@@ -9,18 +9,40 @@ import math
 import time
 from typing import Any, Final, TypeVar
 
+import attrs
 import psycopg
 
 from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Statement
+from durable_actors._store.claim import read_promoted
+from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.insert import key_as_given
+from durable_actors._store.observe import (
+    NodeView,
+    Observed,
+    nodes_call,
+    observe_call,
+    read_node,
+    read_observed,
+)
 from durable_actors._store.read import Ending, Instance, endings_of, read_instance
+from durable_actors._store.rows import Promoted
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
-from durable_actors.errors import ConfigError, Conflict, Duplicate, InstanceFailed, NoTarget
-from durable_actors.machine import decode_json
+from durable_actors._store.tree import Tree, check_limits, origins_call, origins_of, tree_call, tree_of
+from durable_actors._store.why import Explanation, explain_observed
+from durable_actors.errors import (
+    ConfigError,
+    Conflict,
+    Duplicate,
+    InstanceCancelled,
+    InstanceFailed,
+    NoTarget,
+)
+from durable_actors.machine import decode_json, decode_or_text
 
 T = TypeVar("T")
 
@@ -52,7 +74,10 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     key = key_bytes(target) if isinstance(target, str) else target
     rows = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
     if not rows:
-        raise NoTarget(f"no instance has or had the unique key {key_as_given(key)!r}")
+        raise NoTarget(
+            f"no instance has or had the unique key {key_as_given(key)!r}; "
+            "if its row was deleted by hand, `durable-actors verify` tells its id"
+        )
     return int(rows[0][0] or 0)
 
 
@@ -73,11 +98,78 @@ def check_id(target: object) -> int:
 def inspecting(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
     """Read an instance. Raises `NoTarget`."""
     number = yield from resolving(schema, target)
-    params = [encode.int_array([number]), b"t"]
-    rows = yield statement("read_instances", schema, read_only=True), params
+    rows = yield _read_instance(schema, number)
     if not rows:
-        raise NoTarget(f"there is no instance {number}")
-    return read_instance(rows[0])
+        raise (yield from _nobody(schema, number))
+    return (yield from _with_parent(schema, read_instance(rows[0])))
+
+
+def _with_parent(schema: str, instance: Instance) -> Dialogue[Instance]:
+    """The instance with all that is recorded of who started it: one more statement, for children only."""
+    if instance.parent_id is None:
+        return instance
+    rows = yield origins_call(schema, [instance.id])
+    return attrs.evolve(instance, parent_run=origins_of(rows).get(instance.id, instance.parent_run))
+
+
+def climbing(
+    schema: str, target: int | str | bytes, *, depth: int, children: int, limit: int
+) -> Dialogue[Tree]:
+    """Read the family of an instance: two statements, whatever its size. Raises `NoTarget`."""
+    check_limits(depth, children, limit)
+    number = yield from resolving(schema, target)
+    rows = yield tree_call(schema, number, depth=depth, children=children, limit=limit)
+    ids = [int(row[0] or 0) for row in rows if row[1] is not None]
+    origins = (yield origins_call(schema, ids)) if ids else []
+    return tree_of(number, rows, origins_of(origins))
+
+
+def _nobody(schema: str, number: int) -> Dialogue[NoTarget]:
+    """The error for an id without a row. It says whether there is a journal."""
+    params = [encode.number(number), b"0", b"1"]
+    rows = yield statement("read_records", schema, read_only=True), params
+    gone = rows and rows[0][2] is not None
+    hint = f": its row is gone, its journal is not; `durable-actors rebuild {number}`" if gone else ""
+    return NoTarget(f"there is no instance {number}{hint}")
+
+
+def undelivered(schema: str, name: str, target: int | str | bytes) -> Dialogue[NoTarget]:
+    """The error for a signal that found no live instance: it says whether there was one."""
+    try:
+        instance = yield from inspecting(schema, target)
+    except NoTarget as error:
+        return NoTarget(f"signal {name!r}: {error}")
+    return NoTarget(f"signal {name!r}: instance {instance.id} has ended: {instance.status}")
+
+
+def _read_instance(schema: str, number: int) -> tuple[Statement, Params]:
+    return statement("read_instances", schema, read_only=True), [encode.int_array([number]), b"t"]
+
+
+def observing(
+    schema: str, target: int | str | bytes, *, full: bool, parent: bool = False
+) -> Dialogue[tuple[dict[int, Observed], int, list[NodeView]]]:
+    """Read what explains an instance: the instance and its missing children, by id; its own id; the nodes.
+
+    Raises `NoTarget`. Two statements, which lock nothing. `parent`: also who started it, by
+    a third one if it is a child.
+    """
+    number = yield from resolving(schema, target)
+    rows = yield observe_call(schema, [number], full=full)
+    found = {each.instance.id: each for each in map(read_observed, rows)}
+    if number not in found:
+        raise (yield from _nobody(schema, number))
+    nodes = yield nodes_call(schema)
+    if parent:
+        whole = yield from _with_parent(schema, found[number].instance)
+        found[number] = attrs.evolve(found[number], instance=whole)
+    return found, number, [*map(read_node, nodes)]
+
+
+def explaining(schema: str, target: int | str | bytes) -> Dialogue[Explanation]:
+    """Explain an instance. Raises `NoTarget`."""
+    found, number, nodes = yield from observing(schema, target, full=True)
+    return explain_observed(found[number], nodes, found)
 
 
 def ending(schema: str, number: int) -> Dialogue[Ending | None]:
@@ -89,27 +181,139 @@ def ending(schema: str, number: int) -> Dialogue[Ending | None]:
     return finals.get(number)
 
 
-def retrying(schema: str, target: int | str | bytes) -> Dialogue[Instance]:
-    """Let a failed instance run again; return it as it was before.
+# -- commands
 
-    Raises `NoTarget`, `Conflict` if it is not failed, `Duplicate` if another instance occupies its unique key by now.
+
+@attrs.frozen
+class InstanceCommand:
+    """One command on an instance, and the statuses that allow it."""
+
+    sql: str
+    """Its statement: effect and receipt. Takes the id and `Command.params`, and returns the result, or nothing."""
+    name: str
+    """As in the receipts."""
+    allowed: frozenset[str]
+    otherwise: str
+    """Which instances allow it, for the error."""
+
+
+RETRY: Final = InstanceCommand(
+    "retry_instance",
+    "retry",
+    frozenset({"failed", "cancelled"}),
+    "only a failed or cancelled one can be retried",
+)
+
+
+CANCEL: Final = InstanceCommand(
+    "cancel_instance",
+    "cancel",
+    frozenset({"runnable", "executing", "awaiting_signal", "awaiting_children"}),
+    "only one that has not ended can be cancelled",
+)
+
+
+@attrs.frozen
+class CarriedOut:
+    """A command is carried out, now or by an earlier call with the same idempotency key."""
+
+    id: int
+    """The instance."""
+    result: Any
+    """What the call returns: what the first call returned."""
+    found: Instance | None
+    """The instance as it was before; None if an earlier call did it."""
+    more: tuple[bytes | None, ...] = ()
+    """What the statement returned beside the result."""
+    offered: tuple[Promoted, ...] = ()
+    """Other instances that are offered now."""
+
+
+def carrying_out(
+    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes
+) -> Dialogue[CarriedOut]:
+    """Carry out a command on an instance: done, already done (the same key), or `Conflict`.
+
+    `further`: the statement's parameters after those of every command. Raises `NoTarget`, `Conflict` if its state does
+    not allow it, `Duplicate` if it would need a unique key that another instance occupies. Nothing is written then.
     """
     number = yield from resolving(schema, target)
     while True:
-        instance = yield from inspecting(schema, number)
-        if instance.status != "failed":
-            raise Conflict(f"instance {number} is {instance.status}, and only a failed one can be retried")
+        # The receipt is read after the instance: who sees the effect of an earlier call also sees its receipt.
+        rows = yield _read_instance(schema, number)
+        earlier = yield from earlier_receipt(schema, kind.name, number, command)
+        if earlier is not None:
+            return CarriedOut(number, earlier.result, None)
+        if not rows:
+            raise NoTarget(f"there is no instance {number}")
+        instance = read_instance(rows[0])
+        if instance.status not in kind.allowed:
+            raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
         try:
-            rows = yield statement("retry_instance", schema), [encode.number(number)]
-        except psycopg.errors.UniqueViolation:
-            given = instance.unique_key or b""
-            key = given if isinstance(given, bytes) else key_bytes(given)
-            found = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
-            holder = int(found[0][0] or 0) if found else number
-            raise Duplicate(key_as_given(key), None if holder == number else holder) from None
-        if rows:
-            return instance
+            done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
+        except psycopg.errors.UniqueViolation as refused:
+            if refused.diag.constraint_name != "receipts_once":
+                duplicate = yield from _occupied(schema, instance)
+                raise duplicate from None
+            earlier = yield from earlier_receipt(schema, kind.name, number, command)
+            if earlier is None:
+                raise  # a snapshot that is older than the receipt does not show it
+            return CarriedOut(number, earlier.result, None)
+        if done:
+            return CarriedOut(number, decode_or_text(done[0][0] or b"null"), instance, tuple(done[0][1:]))
         # It was changed between the two statements: read it again.
+
+
+def cancelling(
+    schema: str, target: int | str | bytes, command: Command, *, force: bool
+) -> Dialogue[CarriedOut]:
+    """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
+
+    A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it.
+    """
+    done = yield from carrying_out(CANCEL, schema, target, command, b"t" if force else b"f")
+    if not done.more:
+        return done
+    key, parent, queue = done.more
+    offered: list[Promoted] = []
+    if parent is not None and queue is not None:
+        offered.append(Promoted(int(parent), queue.decode()))
+    if key is not None:
+        rows = yield statement("promote_siblings", schema), [encode.text_array([key.decode()])]
+        offered += read_promoted(rows)
+    return attrs.evolve(done, offered=tuple(offered))
+
+
+def earlier_receipt(schema: str, name: str, number: int, command: Command) -> Dialogue[Receipt | None]:
+    """The receipt of the same command with the same key, if there is one."""
+    if command.idempotency_key is None:
+        return None
+    params = [*map(encode.text, (name, INSTANCE, str(number), command.idempotency_key))]
+    rows = yield statement("find_receipt", schema, read_only=True), params
+    return read_receipt(rows[0]) if rows else None
+
+
+def _occupied(schema: str, instance: Instance) -> Dialogue[Duplicate]:
+    """The error for a unique key that another instance occupies."""
+    given = instance.unique_key or b""
+    key = given if isinstance(given, bytes) else key_bytes(given)
+    found = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
+    holder = int(found[0][0] or 0) if found else instance.id
+    return Duplicate(key_as_given(key), None if holder == instance.id else holder)
+
+
+def listing_receipts(
+    schema: str, target: int | str | bytes | None, *, command: str | None, before: int, limit: int
+) -> Dialogue[list[Receipt]]:
+    """The newest receipts with ids below `before`, of one instance or of all commands. Raises `NoTarget` for a key."""
+    page = [encode.number(before), encode.number(limit), encode.text(command)]
+    if target is None:
+        rows = yield statement("list_receipts", schema, read_only=True), page
+    else:
+        number = yield from resolving(schema, target)
+        of = [encode.text(INSTANCE), encode.text(str(number))]
+        rows = yield statement("list_receipts_of", schema, read_only=True), [*of, *page]
+    return [*map(read_receipt, rows)]
 
 
 class ResultPolling:
@@ -131,6 +335,8 @@ class ResultPolling:
 
 def value_of(final: Ending, type: Any) -> Any:  # noqa: A002 - as `result(type=...)`
     """What `result` returns or raises for an instance that has ended. Pure."""
+    if final.status == "cancelled":
+        raise InstanceCancelled(final.id, final.last_error or "no reason was given")
     if final.status == "failed":
         raise InstanceFailed(final.id, final.last_error or "no reason was stored")
     if final.result is None:

@@ -12,8 +12,10 @@ from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Duplicate
 from durable_actors.machine import (
+    OUTCOMES,
     InsertOptions,
     InsertPlan,
+    JournalLevel,
     MachineRef,
     OnDuplicate,
     current_registry,
@@ -32,7 +34,11 @@ MAX_BYTES = 256_000_000
 
 
 def plan_rows(
-    machine: MachineRef, rows: Iterable[InsertOptions], *, on_duplicate: OnDuplicate = "skip"
+    machine: MachineRef,
+    rows: Iterable[InsertOptions],
+    *,
+    on_duplicate: OnDuplicate = "skip",
+    journal: JournalLevel = "auto",
 ) -> list[InsertPlan]:
     """Check what to insert, before any SQL. Raises `ConfigError`, `StateError`, `UnknownMachine`.
 
@@ -46,7 +52,7 @@ def plan_rows(
             option="rows",
             value=rows,
         )
-    plans = [plan_insert(spec, options, on_duplicate=on_duplicate) for options in rows]
+    plans = [plan_insert(spec, options, on_duplicate=on_duplicate, journal=journal) for options in rows]
     if len(plans) > MAX_ROWS:
         raise ConfigError(
             f"insert_many takes at most {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"
@@ -82,7 +88,9 @@ def insert_call(
     plans: Sequence[InsertPlan], schema: str, *, parent_id: int | None = None, barrier: int | None = None
 ) -> tuple[Statement, Params]:
     """The statement that inserts these plans, and its parameters. Pure."""
-    if any(plan.unique_key is not None or plan.labels is not None for plan in plans):
+    if any(
+        plan.unique_key is not None or plan.labels is not None or plan.journal >= OUTCOMES for plan in plans
+    ):
         return statement("insert_instances", schema), insert_params(
             plans, parent_id=parent_id, barrier=barrier
         )
@@ -98,6 +106,7 @@ def insert_call(
         encode.float_array(none_for_all([plan.delay or None for plan in plans])),
         encode.number(parent_id),
         encode.number(barrier),
+        encode.int_array(one_for_all([plan.journal for plan in plans])),
     ]
     return statement("insert_plain", schema), params
 
@@ -126,6 +135,8 @@ def insert_params(
         encode.int_array([barrier] * len(plans)),
         encode.text_array([tags_literal(plan) for plan in plans]),
         encode.json_array([None if plan.labels is None else plan.labels.meta for plan in plans]),
+        encode.int_array([plan.journal for plan in plans]),
+        encode.text_array(none_for_all([plan.fingerprint for plan in plans])),
     ]
 
 
@@ -177,6 +188,15 @@ class Insertion:
             else:
                 self._occupants[place] = occupant
         self._places, self.pending = again, [self._plans[place] for place in again]
+
+    def new(self) -> list[tuple[InsertPlan, int]]:
+        """The rows that were inserted."""
+        numbered = enumerate(zip(self._plans, self._ids, strict=True))
+        return [
+            (plan, number)
+            for place, (plan, number) in numbered
+            if number is not None and place not in self._occupants
+        ]
 
     def ids(self) -> list[int | None]:
         """In input order: new ids; the existing id for "return", None for "skip". Raises `Duplicate` for "raise"."""

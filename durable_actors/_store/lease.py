@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
 import attrs
 
@@ -13,6 +14,10 @@ from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.claim import promote_siblings, read_promoted, release_claims
 from durable_actors._store.rows import Claim, OrphanedClaim, Promoted, Raised
 from durable_actors._store.sql import statement
+from durable_actors.machine import ENDED
+
+RUNNER: Final = "runner:"
+"""How the owner of a runner's claim begins (`claim_next`). It has no session lock: its lease tells whether it lives."""
 
 
 async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, lease_ttl: float) -> set[str]:
@@ -25,7 +30,11 @@ async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, le
             encode.number(lease_ttl),
         ],
     )
-    return {(row[0] or b"").decode() for row in result.rows}
+    renewed = {(row[0] or b"").decode(): row[1] for row in result.rows}
+    for claim in claims:
+        if claim.lease_until is not None and claim.claim_id in renewed:  # its record will say until when
+            claim.lease_until = (renewed[claim.claim_id] or b"").decode()
+    return set(renewed)
 
 
 @attrs.frozen
@@ -70,7 +79,7 @@ class Reaped:
     id: int
     queue: str
     status: str
-    """`runnable`, or `failed` if its step crashed too often."""
+    """`runnable`, `failed` if its step crashed too often, or `cancelled` if its node was asked to cancel it."""
     machine: str
     step: str
     fault: str | None
@@ -90,7 +99,7 @@ async def reap_claims(
     `dead` maps owners to their `latest_expiry` at the time when they were found dead: claims that were made or renewed
     since are not taken back, nor are those of an owner that has its session lock again.
 
-    Returns the reaped claims, and rows that are offered now: siblings of their keys, parents of failed children. It is
+    Returns the reaped claims, and rows that are offered now: siblings of their keys, parents of ended children. It is
     one transaction, so a barrier counts a child in the transaction that ends the child.
     """
     params = [
@@ -135,7 +144,7 @@ async def crash_claims(
 
 
 async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[Reaped], list[Promoted]]:
-    """Offer the rows that the end of these claims makes runnable: siblings of their keys, parents of failed ones."""
+    """Offer the rows that the end of these claims makes runnable: siblings of their keys, parents of ended ones."""
     reaped = [
         Reaped(
             id=int(row[0] or 0),
@@ -149,11 +158,27 @@ async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[
     ]
     keys = sorted({row[2].decode() for row in rows if row[2] is not None})
     offered = await promote_siblings(conn, schema, keys) if keys else []
-    ended = [each.id for each in reaped if each.status == "failed"]
+    ended = [each.id for each in reaped if each.status in ENDED]
     if ended:
         joined = await conn.run(statement("join_parents", schema), [encode.int_array(ended)])
         offered += read_promoted(joined.rows)
     return reaped, offered
+
+
+async def read_orphans(
+    conn: PgConn, schema: str, *, owner: str, queue: str, known: Sequence[str]
+) -> list[OrphanedClaim]:
+    """Read the owner's claims of a queue whose claim ids are not in `known`."""
+    params = [owner.encode(), queue.encode(), encode.text_array(known)]
+    return [
+        OrphanedClaim(
+            int(row[0] or 0),
+            (row[1] or b"").decode(),
+            None if row[2] is None else row[2].decode(),
+            None if row[3] is None else int(row[3]),
+        )
+        for row in (await conn.run(statement("read_orphans", schema, read_only=True), params)).rows
+    ]
 
 
 async def release_orphans(
@@ -165,15 +190,12 @@ async def release_orphans(
     released by claim id: the server may execute a statement after its connection was given up, when `known` is
     outdated.
     """
-    params = [owner.encode(), queue.encode(), encode.text_array(known)]
-    orphans = [
-        OrphanedClaim(int(row[0] or 0), (row[1] or b"").decode(), None if row[2] is None else row[2].decode())
-        for row in (await conn.run(statement("read_orphans", schema, read_only=True), params)).rows
-    ]
+    orphans = await read_orphans(conn, schema, owner=owner, queue=queue, known=known)
     if not orphans:
         return 0, []
-    released, siblings = await release_claims(conn, schema, orphans, attempts=0)
-    return len(released), [*(Promoted(number, queue) for number in sorted(released)), *siblings]
+    released = await release_claims(conn, schema, orphans, attempts=0)
+    again = [Promoted(number, queue) for number in sorted(released.runnable)]
+    return len(released.ids), [*again, *released.offered]
 
 
 async def sweep_keys(conn: PgConn, schema: str, *, after: str, limit: int) -> tuple[list[str], str | None]:

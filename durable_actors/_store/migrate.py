@@ -1,9 +1,10 @@
 """Bring a database's schema up to date: forward only, safe against other migrators, recorded.
 
 Statements   ensure_migrations.sql, read_migrations.sql, record_migration.sql and the files in `migrations/`.
-Lock         an advisory lock per schema, tried repeatedly. A migrator that waited inside `pg_advisory_lock` would hold
-a
-             snapshot, and `CREATE INDEX CONCURRENTLY` of the active migrator would wait for it.
+Lock         an advisory lock per schema, tried repeatedly. A migrator that waited inside `pg_advisory_lock` would have
+             a snapshot, and `CREATE INDEX CONCURRENTLY` of the active migrator would wait for it.
+Tables       locks of tables are waited for briefly and again (`LOCK_WAITS`): everybody waits behind who waits for one.
+Releases     a database that is newer than this package can be used if its migrations say so (`works_with`).
 Crash        a migration and its record are committed together. A migration that cannot run in a transaction is written
              so that running it again repairs what a crash left behind (e.g. it drops an invalid index first).
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -20,11 +21,13 @@ import psycopg
 import trio
 
 from durable_actors._option_checks import check_schema_name
+from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.starting import InRecovery
 from durable_actors._store.sql import Migration, in_schema, migrations, statement
-from durable_actors.errors import ConfigError, SchemaError
+from durable_actors._version import __version__
+from durable_actors.errors import ConfigError, SchemaError, StoreUnavailable
 
 logger: Final = logging.getLogger("durable_actors.migrate")
 
@@ -32,6 +35,17 @@ MIN_SERVER: Final = 140000
 """`server_version_num` of the oldest supported Postgres."""
 _LOCK_RETRY_INTERVAL: Final = 0.05
 """Seconds between two attempts to get the lock."""
+LOCK_WAITS: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds for which a migration waits for the lock of a table, attempt by attempt.
+
+Whoever needs the table meanwhile waits behind it, so it begins with short waits. The last one is longer than the long
+poll of an idle node (0.9 s), which shares the lock for as long, and than Postgres' `deadlock_timeout` (1 s), after
+which an autovacuum that is in the way is ended.
+"""
+_PAUSE_FACTOR: Final = 4
+"""The pause after an attempt that failed, in waits: everybody else goes on for so long."""
+_WORKS_WITH: Final = "works_with"
+"""The column of `migrations`, and the name of the migration that adds it."""
 
 
 @attrs.frozen
@@ -44,19 +58,32 @@ class SchemaVersion:
     """The newest migration recorded in the database; 0 if there is none."""
     latest: int
     """The newest migration of this package."""
+    works_with: int
+    """The oldest schema version whose package works with the database; 0 if that is not recorded."""
     pending: tuple[Migration, ...]
     """The migrations that `migrate` would apply, in order."""
 
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer release has migrated the database. This package works with it, and migrates nothing."""
+        return self.current > self.latest
+
 
 def plan(
-    applied: Sequence[int], shipped: Sequence[Migration], *, schema: str, target: int | None = None
+    applied: Mapping[int, int], shipped: Sequence[Migration], *, schema: str, target: int | None = None
 ) -> SchemaVersion:
-    """Decide what to apply. Raises `SchemaError` for a database that is newer than this package. Pure."""
+    """Decide what to apply. `applied` are the migrations of the database, each with its `works_with`. Pure.
+
+    Raises `SchemaError` for a database that is too new for this package.
+    """
     latest = shipped[-1].version if shipped else 0
     current = max(applied, default=0)
-    if current > latest:
+    oldest = max(applied.values(), default=0)
+    unknown = [said for version, said in applied.items() if version > latest]
+    if unknown and (0 in unknown or oldest > latest):
+        needed = f" and needs a package of version {oldest} or newer" if oldest > latest else ""
         raise SchemaError(
-            f'schema "{schema}" is at version {current}, this durable_actors knows {latest}: '
+            f'schema "{schema}" is at version {current}{needed}, this durable_actors ({__version__}) knows {latest}: '
             "a newer release has migrated it. Upgrade the package on this node."
         )
     if target is not None and not current <= target <= latest:
@@ -67,8 +94,8 @@ def plan(
             value=target,
         )
     wanted = latest if target is None else target
-    pending = tuple(m for m in shipped if m.version not in applied and m.version <= wanted)
-    return SchemaVersion(schema=schema, current=current, latest=latest, pending=pending)
+    pending = () if unknown else tuple(m for m in shipped if m.version not in applied and m.version <= wanted)
+    return SchemaVersion(schema=schema, current=current, latest=latest, works_with=oldest, pending=pending)
 
 
 async def migrate(
@@ -106,6 +133,7 @@ async def migrate_on(
     if not found.pending:
         return found
     await _lock(conn, schema)
+    await conn.run(_NO_TIMEOUTS, [])
     try:
         # One transaction: every schema of ours has the table by which `uninstall` recognises it.
         await conn.batch([(_ensure_schema(schema), ()), (statement("ensure_migrations", schema), ())])
@@ -125,14 +153,16 @@ async def migrate_on(
 
 
 async def schema_version(conn: PgConn, *, schema: str) -> SchemaVersion:
-    """Read the schema version, without changing anything. Raises `SchemaError` if it is newer than this package."""
+    """Read the schema version, without changing anything. Raises `SchemaError` if it is too new for this package."""
     await _require_server(conn)
     return plan(await _applied(conn, schema), migrations(), schema=schema)
 
 
 async def require_schema(conn: PgConn, *, schema: str) -> None:
-    """Raise `SchemaError` unless the schema has exactly the version that this package needs."""
+    """Raise `SchemaError` unless this package works with the schema. Logs a WARNING if the schema is newer."""
     found = await schema_version(conn, schema=schema)
+    if found.is_newer:
+        logger.warning("%s", newer_text(found))
     if found.pending:
         state = f"is at version {found.current}, and version {found.latest} is needed"
         command = "durable-actors migrate" + ("" if schema == "durable" else f" --schema {schema}")
@@ -140,6 +170,15 @@ async def require_schema(conn: PgConn, *, schema: str) -> None:
             f'schema "{schema}" {state if found.current else "does not exist in this database"}: '
             f"run `{command}`, or start a worker that may migrate (without --no-migrate, migrate=False)"
         )
+
+
+def newer_text(found: SchemaVersion) -> str:
+    """Say that a newer release has migrated the database, and that this package works with it. Pure."""
+    return (
+        f'schema "{found.schema}" is at version {found.current}, this durable_actors ({__version__}) knows '
+        f"{found.latest}: a newer release has migrated it. It works with packages from version {found.works_with} on; "
+        "upgrade this one soon"
+    )
 
 
 def migration_sql(schema: str = "durable") -> str:
@@ -151,10 +190,15 @@ def migration_parts(schema: str = "durable") -> list[str]:
     """The same in parts, each to be sent separately: outside of a transaction a part is one statement."""
     check_schema_name(schema)
     parts = [_ensure_schema(schema).sql + ";", statement("ensure_migrations", schema).sql.strip() + ";"]
+    recorded = False
     for migration in migrations():
+        recorded = recorded or migration.name == _WORKS_WITH
         body = in_schema(migration.sql, schema).strip()
-        record = in_schema("insert into durable.migrations (version, name)", schema)
-        record += f" values ({migration.version}, '{migration.name}');"
+        columns, values = "version, name", f"{migration.version}, '{migration.name}'"
+        if recorded:
+            columns, values = f"{columns}, {_WORKS_WITH}", f"{values}, {migration.works_with}"
+        record = in_schema(f"insert into durable.migrations ({columns})", schema)
+        record += f" values ({values});"
         if migration.transactional:
             parts.append(f"begin;\n\n{body}\n\n{record}\n\ncommit;")
         else:
@@ -198,30 +242,69 @@ async def _lock(conn: PgConn, schema: str) -> None:
 
 async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
     sql = in_schema(migration.sql, schema)
-    record = statement("record_migration", schema)
-    params = [str(migration.version).encode(), migration.name.encode()]
     try:
         if migration.transactional:
-            async with conn.transaction():
-                await conn.script(sql)
-                await conn.run(record, params)
-        else:
-            for single in _STATEMENT_END.split(
-                sql
-            ):  # several statements in one message would be one transaction
+            await _apply_locked(conn, schema, migration, sql, record=True)
+            return
+        for single in _STATEMENT_END.split(sql):  # several statements in one message would be one transaction
+            if _CONCURRENTLY.search(_COMMENT.sub("", single)):
+                # Nobody waits behind it, however long it waits for old transactions.
                 await conn.script(single)
-            await conn.run(record, params)
+            else:
+                await _apply_locked(conn, schema, migration, single)
+        await _record(conn, schema, migration)
     except psycopg.Error as exc:
-        exc.add_note(f'in migration {migration.version:04d}_{migration.name} of schema "{schema}"')
+        exc.add_note(f"in {_named(migration, schema)}")
         raise
 
 
-async def _applied(conn: PgConn, schema: str) -> list[int]:
-    """The recorded versions; empty if the table does not exist."""
+async def _apply_locked(
+    conn: PgConn, schema: str, migration: Migration, sql: str, *, record: bool = False
+) -> None:
+    """Run it in a transaction that does not wait long for a lock. Raises `StoreUnavailable` after the last attempt."""
+    for left, wait in zip(range(len(LOCK_WAITS) - 1, -1, -1), LOCK_WAITS, strict=True):
+        try:
+            async with conn.transaction():
+                await conn.script(f"set local lock_timeout = {round(wait * 1000)}")
+                await conn.script(sql)
+                if record:
+                    await _record(conn, schema, migration)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as exc:
+            holder = await _lock_holder(conn, schema)
+            logger.debug("%s: no lock within %g s: %s", _named(migration, schema), wait, holder)
+            if not left:
+                raise StoreUnavailable(f"{_named(migration, schema)} needs a table: {holder}") from exc
+        else:
+            return
+        await trio.sleep(wait * _PAUSE_FACTOR)
+
+
+async def _lock_holder(conn: PgConn, schema: str) -> str:
+    """Who has used a table of this schema for longest: most likely the one that the migration waits for."""
+    rows = (await conn.run(_LOCK_HOLDER, [schema.encode()])).rows
+    if not rows:
+        return "whoever used it is gone by now"
+    pid, name, state, seconds = rows[0]
+    what = ", ".join(part.decode() for part in (name, state) if part) or "of another role"
+    for_long = "" if seconds is None else f", for {float(seconds):.0f} s"
+    return f"process {(pid or b'?').decode()} ({what}) uses it{for_long}"
+
+
+async def _record(conn: PgConn, schema: str, migration: Migration) -> None:
+    params = [encode.number(migration.version), migration.name.encode(), encode.number(migration.works_with)]
+    await conn.run(statement("record_migration", schema), params)
+
+
+def _named(migration: Migration, schema: str) -> str:
+    return f'migration {migration.version:04d}_{migration.name} of schema "{schema}"'
+
+
+async def _applied(conn: PgConn, schema: str) -> dict[int, int]:
+    """The recorded versions, each with its `works_with`; empty if the table does not exist."""
     if not await _present(conn, schema):
-        return []
+        return {}
     rows = (await conn.run(statement("read_migrations", schema, read_only=True))).rows
-    return [int(row[0] or 0) for row in rows]
+    return {int(version or 0): int(oldest or 0) for version, oldest in rows}
 
 
 async def _present(conn: PgConn, schema: str) -> bool:
@@ -257,10 +340,28 @@ def _drop_schema(schema: str) -> str:
 
 _STATEMENT_END: Final = re.compile(r";[ ]*$", re.MULTILINE)
 """The end of a statement in a migration that runs outside of a transaction; such files contain no function bodies."""
+_COMMENT: Final = re.compile(r"--.*$", re.MULTILINE)
+_CONCURRENTLY: Final = re.compile(r"\bconcurrently\b", re.IGNORECASE)
 _TRY_LOCK: Final = Statement("try_migrate_lock", "select pg_try_advisory_lock(hashtextextended($1, 0))")
+_NO_TIMEOUTS: Final = Statement(
+    "no_timeouts",
+    "select set_config(s.name, '0', false) from pg_settings s"
+    " where s.name in ('statement_timeout', 'lock_timeout', 'transaction_timeout')",
+)
+"""A role or a database may limit its statements. To check a constraint or build an index takes long if the table is
+big, and lets everybody go on; what does not is limited by `LOCK_WAITS`."""
 _PRESENT: Final = Statement(
     "migrations_present",
     "select to_regclass(format('%I.migrations', $1::text)) is not null",
+    read_only=True,
+)
+_LOCK_HOLDER: Final = Statement(
+    "lock_holder",
+    "select l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - a.xact_start)"
+    "  from pg_catalog.pg_locks l join pg_catalog.pg_stat_activity a on a.pid = l.pid"
+    "  join pg_catalog.pg_class c on c.oid = l.relation join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
+    " where l.granted and n.nspname = $1::text and l.pid <> pg_backend_pid()"
+    " order by a.xact_start nulls last, l.pid limit 1",
     read_only=True,
 )
 _GONE: Final = Statement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.releases import Feature, LiveNode, ignoring
 from durable_actors._store.sql import statement
 
 
@@ -31,3 +32,17 @@ async def forget_nodes(conn: PgConn, schema: str, *, stopped: float, lost: float
     params = [schema.encode(), encode.number(stopped), encode.number(lost), encode.number(limit)]
     result = await conn.run(statement("forget_nodes", schema), params)
     return [(row[0] or b"").decode() for row in result.rows]
+
+
+async def read_live_nodes(conn: PgConn, schema: str) -> list[LiveNode]:
+    """Read which nodes are alive, and the version of each."""
+    result = await conn.run(statement("read_live_nodes", schema, read_only=True), [schema.encode()])
+    return [
+        LiveNode((incarnation or b"").decode(), None if version is None else version.decode())
+        for incarnation, version in result.rows
+    ]
+
+
+async def feature_warning(conn: PgConn, schema: str, feature: Feature) -> str | None:
+    """A warning that names the live nodes which ignore this feature, for the answer of a command; None: none does."""
+    return ignoring(feature, await read_live_nodes(conn, schema))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final, cast, get_args
+from typing import Any, Final, cast, get_args
 
 import attrs
 import msgspec
@@ -13,13 +13,14 @@ from durable_actors._option_checks import Duration, choice, count, duration, sho
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
-from durable_actors._postgres.driver.statement import Row, Statement
-from durable_actors._store.read import Instance, read_by_ids
-from durable_actors._store.rows import Status
+from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors._store.commands import Command, Request, read_request
+from durable_actors._store.lease import RUNNER
+from durable_actors._store.read import Instance, read_by_ids, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError
-from durable_actors.machine import MachineRef, current_registry
+from durable_actors.machine import MachineRef, Status, current_registry
 
 ROWS_PER_SCAN: Final = 10_000
 """Rows that one statement of a listing reads: about 10 ms of index and heap reads."""
@@ -154,6 +155,17 @@ async def _newest_first(
     return tuple(attrs.evolve(rows[number], traceback=None) for number in ids if number in rows)
 
 
+@attrs.frozen
+class Sibling:
+    """A due instance of the same partition key that goes first: the first one at its step."""
+
+    id: int
+    machine: str
+    """`name/version`."""
+    step: str
+    hold: int
+
+
 @attrs.frozen(kw_only=True)
 class InstanceDetails:
     """What an instance waits for: deadlines, signals, children, siblings of its key."""
@@ -173,20 +185,111 @@ class InstanceDetails:
     """Number of its children by status, of all barriers."""
     key_holder: tuple[int, str] | None
     """The executing sibling of its partition key: id and owner."""
-    first_of_key: int | None
-    """The due sibling that runs next, possibly itself."""
+    elders: tuple[Sibling, ...] = ()
+    """The due siblings that go first, on nodes that have their step; in order, the first one of each step."""
+    request: Request | None = None
+    """What a command asks of the node that runs it."""
+    requested_ago: float | None = None
+    """Seconds since then."""
+    rev: int = 1
+    offered: bool = True
+    """`durable.offered`: the pick may take it once it is due."""
+    due: bool = True
+    """`durable.due`."""
+    shelved_step: str | None = None
+    """The step under which the shelf has it; None for rows that an old release shelved."""
+    deadline: datetime | None = None
+    """The deadline of its await or barrier."""
+    journal: int = 0
+    """What the journal records of it: 0 nothing, … 4 everything."""
+    lost: tuple[str, ...] = ()
+    """Awaited signals that came after it parked and did not wake it: the engine loses none, SQL by hand may."""
+    barrier: tuple[int, int] | None = None
+    """How many children of its barrier have a row, and how many of those have not ended; None if that is not known."""
+    missing: tuple[int, ...] = ()
+    """The first children that it waits for."""
+    receipts: tuple[Mapping[str, Any], ...] = ()
+    """The last commands that were carried out on it, newest first."""
+    fingerprint: str | None = None
+    """The definition of its machine that it was started with; None if its outcomes are not recorded."""
+    definition: str | None = None
+    """Another definition that ran one of its last steps."""
+
+
+@attrs.frozen
+class Observed:
+    """An instance and what it waits for, of one snapshot."""
+
+    instance: Instance
+    details: InstanceDetails
+
+
+LEVELS: Final = 3
+"""How many levels of missing children `explain` reads, the first three of each parent."""
+
+
+def observe_call(
+    schema: str, ids: Sequence[int], *, full: bool, levels: int = LEVELS
+) -> tuple[Statement, Params]:
+    """The statement that reads these instances, and their missing children as many levels deep."""
+    params = [encode.int_array(ids), b"t" if full else b"f", encode.number(levels)]
+    return statement("observe_instances", schema, read_only=True), params
 
 
 async def observe_instance(conn: PgConn, schema: str, number: int) -> InstanceDetails | None:
     """Read the details of an instance; None if it does not exist."""
-    rows = (
-        await conn.run(statement("observe_instance", schema, read_only=True), [encode.number(number)])
-    ).rows
-    return _details(rows[0]) if rows else None
+    call, params = observe_call(schema, [number], full=False, levels=0)
+    rows = (await conn.run(call, params)).rows
+    return read_observed(rows[0]).details if rows else None
+
+
+def read_observed(row: Row) -> Observed:
+    """Read a row of observe_instances.sql. Pure."""
+    return Observed(read_instance(row[:_COLUMNS]), _details(row[_COLUMNS:]))
+
+
+_COLUMNS: Final = 28
+"""The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
+
+
+class _Parked(msgspec.Struct):
+    lost: tuple[str, ...]
+    rows: int
+    live: int
 
 
 def _details(row: Row) -> InstanceDetails:
-    eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, first = row
+    (
+        eligible,
+        lease,
+        deadline,
+        awaits,
+        step,
+        pending,
+        total,
+        unread,
+        children,
+        sibling,
+        owner,
+        elders,
+        asked,
+        now,
+        rev,
+        offered,
+        due,
+        shelved_step,
+        deadline_at,
+        journal,
+        parked,
+        missing,
+        receipts,
+        fingerprint,
+        definition,
+    ) = row
+    request = None if asked is None else read_request(asked)
+    signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
+    present, since = decode_instant(now), None if request is None else request.at
+    ahead = [] if elders is None else msgspec.json.decode(elders, type=list[tuple[int, str, int, str, int]])
     return InstanceDetails(
         eligible_in=float(eligible or 0),
         lease_left=None if lease is None else float(lease),
@@ -198,7 +301,21 @@ def _details(row: Row) -> InstanceDetails:
         unread={} if unread is None else msgspec.json.decode(unread, type=dict[str, int]),
         children={} if children is None else msgspec.json.decode(children, type=dict[str, int]),
         key_holder=None if sibling is None else (int(sibling), (owner or b"").decode()),
-        first_of_key=None if first is None else int(first),
+        elders=tuple(Sibling(each[0], f"{each[1]}/{each[2]}", each[3], each[4]) for each in ahead),
+        request=request,
+        requested_ago=None if since is None or present is None else (present - since).total_seconds(),
+        rev=int(rev or 0),
+        offered=offered == b"t",
+        due=due == b"t",
+        shelved_step=None if shelved_step is None else shelved_step.decode(),
+        deadline=decode_instant(deadline_at),
+        journal=int(journal or 0),
+        lost=() if signs is None else signs.lost,
+        barrier=None if signs is None else (signs.rows, signs.live),
+        missing=() if missing is None else msgspec.json.decode(missing, type=tuple[int, ...]),
+        receipts=() if receipts is None else msgspec.json.decode(receipts, type=tuple[dict[str, Any], ...]),
+        fingerprint=None if fingerprint is None else fingerprint.decode(),
+        definition=None if definition is None else definition.decode(),
     )
 
 
@@ -273,14 +390,21 @@ class NodeView:
 
     @property
     def state(self) -> str:
-        """`alive`, `stopped` (cleanly) or `lost` (killed, or disconnected from the server)."""
+        """`alive`, `stopped` (cleanly), `lost` (killed, or cut off from the server), `runner` (has no session)."""
+        if self.incarnation.startswith(RUNNER) and not self.alive:
+            return "runner"
         return "alive" if self.alive else "stopped" if self.stopped_at is not None else "lost"
+
+
+def nodes_call(schema: str) -> tuple[Statement, Params]:
+    """The statement that reads the nodes."""
+    return statement("read_nodes", schema, read_only=True), [schema.encode()]
 
 
 async def read_nodes(conn: PgConn, schema: str) -> list[NodeView]:
     """Read the nodes that work here or worked here in the last days, oldest first."""
-    rows = (await conn.run(statement("read_nodes", schema, read_only=True), [schema.encode()])).rows
-    return [_node_view(row) for row in rows]
+    rows = (await conn.run(*nodes_call(schema))).rows
+    return [*map(read_node, rows)]
 
 
 class _About(msgspec.Struct):
@@ -301,7 +425,8 @@ def _about(raw: bytes) -> _About:
         return _About()
 
 
-def _node_view(row: Row) -> NodeView:
+def read_node(row: Row) -> NodeView:
+    """Read a row of read_nodes.sql. Pure."""
     incarnation, node, started, seen, stopped, raw, alive, claims = row
     about = _About() if raw is None else _about(raw)
     return NodeView(
@@ -338,8 +463,19 @@ async def read_rates(conn: PgConn, schema: str) -> Rates:
 
 
 async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
-    """Let a failed instance run again in its step; False if it is not failed or does not exist.
+    """Let a failed or cancelled instance run again in its step; False if it has not ended so or does not exist.
 
     Raises psycopg's UniqueViolation if another instance occupies its unique key by now.
     """
-    return bool((await conn.run(statement("retry_instance", schema), [encode.number(number)])).rows)
+    params = [encode.number(number), *Command().params()]
+    return bool((await conn.run(statement("retry_instance", schema), params)).rows)
+
+
+async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False) -> str | None:
+    """Cancel an instance, or ask its node to: "cancelled" or "requested"; None if it has ended or does not exist.
+
+    Siblings of its key are not offered: see `dialogues.cancelling`.
+    """
+    params = [encode.number(number), *Command().params(), b"t" if force else b"f"]
+    rows = (await conn.run(statement("cancel_instance", schema), params)).rows
+    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None

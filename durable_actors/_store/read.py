@@ -13,9 +13,22 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.insert import key_as_given
-from durable_actors._store.rows import Status
 from durable_actors._store.sql import statement
-from durable_actors.machine import decode_or_text
+from durable_actors.machine import ENDED, Status, decode_or_text
+
+
+@attrs.frozen
+class ParentRun:
+    """Who started an instance."""
+
+    id: int
+    """The parent."""
+    machine: str | None = None
+    """Its machine; None in lists, and if its row is gone."""
+    step: str | None = None
+    """The step of the parent that started it, where that is recorded: in the child's journal or in the parent's."""
+    key: str | None = None
+    """Its key in `ctx.start_child`, where that is recorded; None for children of `ScheduleChildren`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +65,8 @@ class Instance:
     meta: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
     """From `insert(meta=...)`."""
     parent_id: int | None
+    parent_run: ParentRun | None = None
+    """Who started it, if it is a child; in lists only the id."""
     locked_by: str | None
     """The node and incarnation that runs it now."""
     eligible_at: datetime
@@ -98,6 +113,7 @@ def read_instance(row: Row) -> Instance:
         partition_key=None if row[13] is None else text(13),
         unique_key=None if row[14] is None else key_as_given(bytes.fromhex(text(14)[2:])),
         parent_id=None if row[15] is None else number(15),
+        parent_run=None if row[15] is None else ParentRun(number(15)),
         locked_by=None if row[16] is None else text(16),
         eligible_at=eligible,
         lease_expires_at=decode_instant(row[18]),
@@ -151,7 +167,7 @@ def endings_of(rows: Sequence[Row], ids: Sequence[int]) -> tuple[dict[int, Endin
     for row in rows:
         number, status = int(row[0] or 0), (row[1] or b"").decode()
         found.add(number)
-        if status in {"done", "failed"}:
+        if status in ENDED:
             error = None if row[3] is None else row[3].decode()
-            endings[number] = Ending(number, cast("Status", status), row[2], error)
+            endings[number] = Ending(number, status, row[2], error)
     return endings, set(ids) - found

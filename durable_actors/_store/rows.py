@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import attrs
 
-Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed"]
-"""The statuses of an instance, as the database spells them."""
+from durable_actors.machine import ENDED, FAILURES, OFF, OUTCOMES, Status
 
 
 # Not frozen: every step of the hot path makes one, and setting frozen slots costs attrs twice as much.
@@ -40,6 +40,14 @@ class Claim:
     """Number of committed outcomes of this visit; the same when a step is re-run after a crash."""
     trusted_until: float
     """End of the lease on Trio's clock, counted from before the statement that set it was sent."""
+    journal: int = OFF
+    """What is recorded of its history (`machine.OFF`, …)."""
+    lease_until: str | None = None
+    """End of its lease as the database has it, for the journal; None if that is not recorded."""
+    fingerprint: str | None = None
+    """The definition that it was started with; None if its outcomes are not recorded."""
+    definition: str | None = None
+    """The definition that runs its step, if it is another one: for the journal."""
 
     def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
         """Continue in the next step under the same claim. A signal may have arrived while the last step ran."""
@@ -59,6 +67,7 @@ class OrphanedClaim:
     id: int
     claim_id: str
     partition_key: str | None
+    parent_id: int | None = None
 
 
 @attrs.frozen
@@ -104,6 +113,12 @@ class Transition:
     """Ids of signals that this commit removes from the inbox."""
     kept: tuple[int, ...] = ()
     """Ids of awaited signals that the step saw at its beginning and keeps: they do not wake it again."""
+    seconds: float | None = None
+    """How long the step ran, for the journal."""
+    deletes: bool = False
+    """Delete the row in the transaction that ends it, if nobody can look for it: `Done` of a machine with `keep=0`."""
+    handled: bytes | None = None
+    """The error that `handle` made this outcome of, as JSON, if the row does not keep it: for the journal."""
 
     @property
     def plain(self) -> bool:
@@ -111,9 +126,31 @@ class Transition:
         return self.claim.plain and self.awaits is None and not self.consumed and self.raised is None
 
     @property
+    def kind(self) -> str:
+        """The name of the move that it is, and of its record."""
+        if self.status in ENDED:
+            return self.status
+        if self.status == "runnable":
+            return "next" if self.advance else "retry"
+        return "parked" if self.status == "awaiting_signal" else "spawned"
+
+    @property
+    def journaled(self) -> bool:
+        """Whether the journal records it."""
+        level = self.claim.journal
+        if level == FAILURES:
+            return self.status != "done" and self.kind in {"retry", "failed"}
+        return level >= OUTCOMES
+
+    @property
     def ends(self) -> bool:
         """Whether it ends the instance."""
-        return self.status in {"done", "failed"}
+        return self.status in ENDED
+
+    @property
+    def outlasts_request(self) -> bool:
+        """Whether it is committed even if its node was asked to cancel the instance."""
+        return self.status in {"done", "cancelled"}
 
 
 @attrs.define  # not frozen, for the same reason as `Claim`; tasks may share one, so it must not be changed
@@ -130,6 +167,8 @@ class Committed:
     """Whether a signal was ever sent to it; True if unknown."""
     offered: tuple[Promoted, ...] = ()
     """If it scheduled children: siblings of its key that became runnable. Otherwise see `commit.Flushed`."""
+    children: Sequence[int] = ()
+    """The children that it inserted. Of a commit of unknown fate they are not known."""
 
 
 @attrs.frozen

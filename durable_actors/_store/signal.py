@@ -210,7 +210,7 @@ async def read_signals(conn: PgConn, schema: str, number: int, *, after: int, li
     return [read_signal(row)[1] for row in rows]
 
 
-async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> int:
-    """Wake instances whose await or barrier deadline has passed; return how many."""
+async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> list[int]:
+    """Wake instances whose await or barrier deadline has passed; return their ids."""
     params = [queue.encode(), encode.number(limit)]
-    return len((await conn.run(statement("expire_awaits", schema), params)).rows)
+    return [int(row[0] or 0) for row in (await conn.run(statement("expire_awaits", schema), params)).rows]

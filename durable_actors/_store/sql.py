@@ -16,6 +16,7 @@ import attrs
 
 from durable_actors._option_checks import check_schema_name
 from durable_actors._postgres.driver.statement import Statement
+from durable_actors._store.releases import works_with
 
 _QUALIFIER: Final = re.compile(r"\bdurable\.(?=[a-z_])")
 _PACKAGE: Final = "durable_actors._store"
@@ -45,10 +46,16 @@ class Migration:
     """The text of the file, for schema `durable`."""
     transactional: bool
     """False if Postgres refuses it in a transaction; the file then contains `-- transaction: none`."""
+    works_with: int = 0
+    """The oldest schema version whose code works with the database after it.
+
+    The file says so in a line `-- works with: N`; without one, the rule of `releases.works_with` decides.
+    """
 
 
 _FILE: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _NOT_TRANSACTIONAL: Final = "-- transaction: none"
+_WORKS_WITH: Final = re.compile(r"^-- works with: (\d+)$", re.MULTILINE)
 
 
 @cache
@@ -61,10 +68,12 @@ def _read_migrations() -> Iterator[Migration]:
     for entry in files(_PACKAGE).joinpath("migrations").iterdir():
         match = _FILE.fullmatch(entry.name)
         if match:
-            sql = entry.read_text("utf-8")
+            version, sql = int(match[1]), entry.read_text("utf-8")
+            said = _WORKS_WITH.search(sql)
             yield Migration(
-                version=int(match[1]),
+                version=version,
                 name=match[2],
                 sql=sql,
                 transactional=_NOT_TRANSACTIONAL not in sql.splitlines(),
+                works_with=int(said[1]) if said else works_with(version),
             )

@@ -10,14 +10,20 @@ import click
 import psycopg
 
 from durable_actors._version import __version__
+from durable_actors.cli.audit import audit
+from durable_actors.cli.control import cancel
 from durable_actors.cli.demo import demo
+from durable_actors.cli.explain import why
+from durable_actors.cli.history import history, verify
 from durable_actors.cli.instances import list_, retry, show
 from durable_actors.cli.overview import nodes, queues
 from durable_actors.cli.pg import pg
+from durable_actors.cli.repair import accept, rebuild, recover
 from durable_actors.cli.schema import migrate, uninstall
 from durable_actors.cli.send import insert, signal
 from durable_actors.cli.serve import serve
 from durable_actors.cli.top import top
+from durable_actors.cli.tree import tree
 from durable_actors.errors import DurableError
 
 __all__ = ["cli", "main"]
@@ -64,7 +70,10 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
-for _verb in (serve, insert, signal, list_, show, retry, queues, nodes, top, migrate, uninstall, pg, demo):
+for _verb in (
+    serve, insert, signal, list_, show, why, history, tree, retry, cancel, audit, verify, rebuild, accept, recover,
+    queues, nodes, top, migrate, uninstall, pg, demo,
+):  # fmt: skip
     cli.add_command(_verb)
 
 

@@ -12,23 +12,29 @@ from typing import Final, cast
 import click
 import trio
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.embedded.server import open_embedded
 from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._store import migrate as migrating
+from durable_actors._store.dialogues import explaining, run_dialogue
+from durable_actors._store.journal import read_page
 from durable_actors._store.observe import Filter, count_statuses, list_instances, read_nodes
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._wording import counted
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts, Order, audit
 from durable_actors.cli.demo_workers import MACHINES, POLL_INTERVAL, Worker, open_workers, wait_alive
 from durable_actors.cli.options import Whole, bare_errors, import_modules, json_option
-from durable_actors.cli.output import plain, print_json
+from durable_actors.cli.output import plain, print_json, table
+from durable_actors.cli.timeline import timeline
 from durable_actors.client import open_client
 from durable_actors.config import EMBEDDED, Config
 from durable_actors.errors import DurableError
+from durable_actors.machine import InsertOptions
 
 ORDERS_TIMEOUT: Final = 60.0
 """Seconds after which the demo stops waiting for the orders; they take 6 to 10."""
@@ -131,6 +137,8 @@ class Demo:
         self.dsn: Final = dsn
         self.began: Final = began
         self.recovered: list[int] = []
+        self.watched: Instance | None = None
+        """An order that the killed worker was running."""
         self.recovery_seconds = 0.0
 
     def tick(self, text: str, mark: str = "[green]✓[/]") -> None:
@@ -157,12 +165,27 @@ class Demo:
             self.tick(f"worker-2 received SIGTERM, drained and ended with exit code {code}")
             accounts = await self._audit(placed)
         self._report(accounts)
+        await self._tell()
         return accounts
+
+    async def _tell(self) -> None:
+        """Print the history of an order that the killed worker was running."""
+        if self.watched is None:
+            return
+        page = await read_page(self.conn, SCHEMA, self.watched.id, after=0, limit=1000)
+        self.console.print(
+            f"\nWhat happened to order {_number(self.watched)}? `durable-actors history` says:"
+        )
+        rows = [
+            (line.offset, line.kind, Text(line.text, style=line.style)) for line in timeline(page.decoded())
+        ]
+        self.console.print(table(("", "", ""), rows))
 
     async def _place(self, count: int) -> list[Order]:
         placed = [Order(number, 100 + number * 7) for number in range(1, count + 1)]
         async with open_client(self.dsn, schema=SCHEMA, name="demo") as client:
-            await client.insert_many("demo:order", [{"state": order} for order in placed])
+            rows: list[InsertOptions] = [{"state": order, "journal": "claims"} for order in placed]
+            await client.insert_many("demo:order", rows)
         self.tick(f"{count} orders placed, in one statement")
         return placed
 
@@ -215,6 +238,10 @@ class Demo:
         self.recovered = sorted(map(_number, held))
         numbers = ", ".join(map(str, self.recovered)) or "none"
         self.tick(f"[bold]kill -9 worker-1[/]: it was working on orders {numbers}", mark="[red]✗[/]")
+        if held:
+            self.watched = held[0]
+            why = await run_dialogue(self.conn, explaining(SCHEMA, held[0].id))
+            self.tick(f"why does order {_number(held[0])} wait? {escape(why.summary)}", mark=" ")
         return held
 
     async def _orders_of(self, owner: str) -> list[Instance]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, cast, get_args
+from typing import Any, Final, cast, get_args
 
 import attrs
 import click
@@ -11,22 +11,30 @@ import trio
 from rich.text import Text
 
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.dialogues import inspecting, resolving, retrying, run_dialogue
+from durable_actors._store.commands import Command, Receipt, plan_command
+from durable_actors._store.dialogues import (
+    RETRY,
+    carrying_out,
+    inspecting,
+    listing_receipts,
+    observing,
+    resolving,
+    run_dialogue,
+)
 from durable_actors._store.observe import (
     NEWEST,
     Filter,
     InstanceDetails,
     Listing,
-    NodeView,
+    Observed,
     list_instances,
-    observe_instance,
-    read_nodes,
 )
 from durable_actors._store.read import Instance
-from durable_actors._store.rows import Status
-from durable_actors._wording import counted
+from durable_actors._store.why import Explanation, explain_observed, runs
+from durable_actors._wording import counted, seconds
 from durable_actors.cli.options import (
     Whole,
+    command_options,
     database_options,
     duration,
     json_option,
@@ -41,14 +49,15 @@ from durable_actors.cli.output import (
     one_line,
     plain,
     print_json,
-    seconds,
     shown_key,
+    started_by,
     table,
 )
-from durable_actors.cli.why import runs, why
 from durable_actors.errors import Conflict, Duplicate, NoTarget
+from durable_actors.machine import Status
 
 _ids = Whole(1, NEWEST)
+_SHOWN_RECEIPTS: Final = 5
 
 
 @click.command("list")
@@ -178,31 +187,37 @@ def show(*, target: str, as_key: bool, dsn: str | None, schema: str, as_json: bo
     """Show everything about one instance, by id or unique key, and why it is waiting."""
     address = read_target(target, as_key=as_key)
 
-    async def run() -> tuple[Instance, InstanceDetails, list[NodeView]]:
+    async def run() -> tuple[Observed, Explanation, list[Receipt]]:
         async with open_store(dsn, schema) as conn:
-            instance = await _find(conn, schema, address)
-            around = await observe_instance(conn, schema, instance.id)
-            if around is None:
-                raise NoTarget(f"instance {instance.id} was deleted in the meantime")
-            return instance, around, await read_nodes(conn, schema)
+            found, number, nodes = await run_dialogue(
+                conn, observing(schema, _address(address), full=True, parent=True)
+            )
+            newest = listing_receipts(schema, number, command=None, before=NEWEST, limit=_SHOWN_RECEIPTS)
+            receipts = await run_dialogue(conn, newest)
+            return found[number], explain_observed(found[number], nodes, found), receipts
 
-    instance, around, nodes = trio.run(run)
-    reason = why(instance, around, nodes)
+    observed, explanation, receipts = trio.run(run)
+    instance, around = observed.instance, observed.details
     if as_json:
-        print_json({**plain(instance), **plain(around), "why": reason})
+        shown = {**plain(instance), **plain(around), "receipts": receipts}
+        print_json({**shown, "why": explanation.summary, "explanation": explanation})
         return
     console = make_console()
-    for name, value in _facts(instance, around):
+    for name, value in [*_facts(instance, around), *_commands(around, receipts)]:
         console.print(Text(f"{name:<10} ", style="bold").append_text(value), soft_wrap=True)
     for line in (instance.traceback or "").splitlines():
         console.print(Text("  ").append(one_line(line, limit=500)), soft_wrap=True)
-    console.print(Text(f"{'why':<10} ", style="bold").append(one_line(reason, limit=1000)), soft_wrap=True)
+    console.print(
+        Text(f"{'why':<10} ", style="bold").append(one_line(explanation.summary, limit=1000)), soft_wrap=True
+    )
 
 
 async def _find(conn: PgConn, schema: str, address: int | str) -> Instance:
-    return await run_dialogue(
-        conn, inspecting(schema, address if isinstance(address, int) else key_bytes(address))
-    )
+    return await run_dialogue(conn, inspecting(schema, _address(address)))
+
+
+def _address(address: int | str) -> int | bytes:
+    return address if isinstance(address, int) else key_bytes(address)
 
 
 def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]]:
@@ -223,7 +238,7 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
         ("partition", instance.partition_key),
         ("tags", ", ".join(instance.tags) or None),
         ("meta", one_line(instance.meta, limit=2000) if instance.meta else None),
-        ("parent", instance.parent_id),
+        ("parent", None if instance.parent_run is None else started_by(instance.parent_run)),
         ("inserted", f"{instance.inserted_at.isoformat()} ({ago(instance.inserted_at)})"),
         ("updated", f"{instance.updated_at.isoformat()} ({ago(instance.updated_at)})"),
         ("finished", None if instance.finished_at is None else instance.finished_at.isoformat()),
@@ -232,6 +247,12 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
         ("inbox", inbox or None),
         ("children", counts or None),
         ("state", one_line(instance.state, limit=2000)),
+        (
+            "definition",
+            f"{around.definition} ran one of its last steps; it was started with {around.fingerprint}"
+            if around.definition
+            else None,
+        ),
         ("result", None if instance.result is None else one_line(instance.result, limit=2000)),
         ("error", None if instance.last_error is None else one_line(instance.last_error, limit=2000)),
     ]
@@ -241,6 +262,22 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
     return [
         (name, each if isinstance(each, Text) else Text(one_line(each, limit=2000))) for name, each in shown
     ]
+
+
+def _commands(around: InstanceDetails, receipts: list[Receipt]) -> list[tuple[str, Text]]:
+    """Return the lines of `show` about commands: the newest receipts, and a request that is pending."""
+    lines = [
+        ("command", f"{each.command}{_said(each.by, ago(each.at), each.reason)}")
+        for each in reversed(receipts)
+    ]
+    if (request := around.request) is not None:
+        since = "" if around.requested_ago is None else f"{seconds(around.requested_ago)} ago"
+        lines.append(("request", f"{request.kind} requested{_said(request.by, since, request.reason)}"))
+    return [(name, Text(one_line(line, limit=2000))) for name, line in lines]
+
+
+def _said(by: str | None, since: str, reason: str | None) -> str:
+    return f"{f' by {by}' if by else ''}{f' {since}' if since else ''}{f': {reason}' if reason else ''}"
 
 
 @attrs.frozen
@@ -254,13 +291,13 @@ class Retried:
     """Why it was not retried."""
 
 
-@click.command(short_help="Run failed instances again.")
+@click.command(short_help="Run failed or cancelled instances again.")
 @click.argument("targets", nargs=-1, metavar="[TARGET]...")
 @click.option("--key", "as_key", is_flag=True, help="TARGETs are unique keys even if they are numbers.")
 @click.option(
     "--status",
-    type=click.Choice(["failed"]),
-    help="All failed instances; can be combined with other filters.",
+    type=click.Choice(["failed", "cancelled"]),
+    help="All failed or all cancelled instances; can be combined with other filters.",
 )
 @click.option("--machine", metavar="NAME", help="All failed instances of this machine.")
 @click.option("--queue", metavar="NAME", help="All failed instances in this queue.")
@@ -269,6 +306,7 @@ class Retried:
 @click.option("--tag", metavar="TAG", help="All failed instances with this tag.")
 @click.option("--parent", type=_ids, metavar="ID", help="All failed children of this instance.")
 @click.option("--dry-run", is_flag=True, help="Print which instances would run again, and change nothing.")
+@command_options
 @database_options
 @json_option
 def retry(
@@ -283,22 +321,32 @@ def retry(
     tag: str | None,
     parent: int | None,
     dry_run: bool,
+    by: str | None,
+    reason: str | None,
+    idempotency_key: str | None,
     dsn: str | None,
     schema: str,
     as_json: bool,
 ) -> None:
-    """Run failed instances again, from the step in which they failed, with attempts starting at 0.
+    """Run failed or cancelled instances again, from the step in which they ended, with attempts starting at 0.
 
-    TARGETs are ids or unique keys. Without a TARGET, all failed instances that match the filters run again. State, step
-    and idempotency key are unchanged. For each instance that cannot be retried, the reason is printed and the exit code
-    is 1; the others run again.
+    TARGETs are ids or unique keys. Without a TARGET, all failed instances that match the filters run again. State and
+    step are unchanged. For each instance that cannot be retried, the reason is printed and the exit code is 1; the
+    others run again. Each leaves a receipt: see audit.
     """
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key)
     narrowing = (status, machine, queue, step, error, tag, parent)
     filtered = any(each is not None for each in narrowing)
     if bool(targets) == filtered:
         raise click.UsageError("give either TARGETs (ids or unique keys) or filters such as --status failed")
     where = Filter(
-        status="failed", machine=machine, queue=queue, step=step, error=error, tag=tag, parent=parent
+        status=cast("Status", status or "failed"),
+        machine=machine,
+        queue=queue,
+        step=step,
+        error=error,
+        tag=tag,
+        parent=parent,
     )
 
     async def run() -> list[Retried]:
@@ -306,14 +354,15 @@ def retry(
             addresses: list[int | str] = [read_target(each, as_key=as_key) for each in targets]
             if filtered:
                 addresses = [*await _ids_of(conn, schema, where)]
-            act = _look if dry_run else _retry
-            return [await act(conn, schema, each) for each in dict.fromkeys(addresses)]
+            if dry_run:
+                return [await _look(conn, schema, each) for each in dict.fromkeys(addresses)]
+            return [await _retry(conn, schema, each, command) for each in dict.fromkeys(addresses)]
 
     found = trio.run(run)
     if as_json:
         print_json(found)
     elif not found:
-        click.echo("no failed instance matches the filters")
+        click.echo(f"no {where.status} instance matches the filters")
     _report(found, as_json=as_json, dry_run=dry_run)
     if not all(each.reason is None for each in found):
         sys.exit(1)
@@ -338,12 +387,12 @@ async def _ids_of(conn: PgConn, schema: str, where: Filter) -> list[int]:
     return found[::-1]
 
 
-async def _retry(conn: PgConn, schema: str, address: int | str) -> Retried:
-    target = address if isinstance(address, int) else key_bytes(address)
+async def _retry(conn: PgConn, schema: str, address: int | str, command: Command) -> Retried:
+    target = _address(address)
     number = address if isinstance(address, int) else None
     try:
         number = await run_dialogue(conn, resolving(schema, target))
-        await run_dialogue(conn, retrying(schema, number))
+        await run_dialogue(conn, carrying_out(RETRY, schema, number, command))
     except (NoTarget, Conflict) as exc:
         return Retried(number, retried=False, reason=str(exc))
     except Duplicate as exc:
@@ -359,5 +408,5 @@ async def _look(conn: PgConn, schema: str, address: int | str) -> Retried:
     return Retried(
         found.id,
         retried=False,
-        reason=None if found.status == "failed" else f"instance {found.id} is {found.status}",
+        reason=None if found.status in RETRY.allowed else f"instance {found.id} is {found.status}",
     )

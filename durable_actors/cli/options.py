@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib
 import logging
 import os
@@ -81,6 +82,32 @@ def database_options(function: _F) -> _F:
 def json_option(function: _F) -> _F:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def command_options(function: _F) -> _F:
+    """Add what every command says about itself: `--by`, `--reason`, `--idempotency-key`."""
+    function = click.option(
+        "--idempotency-key",
+        metavar="KEY",
+        help="With the same key, the command is carried out only once on each target.",
+    )(function)
+    return by_options(function)
+
+
+def by_options(function: _F) -> _F:
+    """Add who and why: `--by`, `--reason`."""
+    function = click.option("--reason", metavar="TEXT", help="Why, for the receipt.")(function)
+    return click.option(
+        "--by", metavar="NAME", default=_user, help="Who gives the command, for the receipt. Default: you."
+    )(function)
+
+
+def _user() -> str | None:
+    """The user of the operating system; None for one without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None
 
 
 def make_config(dsn: str | None, schema: str) -> Config:

@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from durable_actors._store.read import ParentRun
+from durable_actors._wording import seconds
+
 PIPE_WIDTH = 240
 """Columns when the output is not a terminal, so that nothing is cut off."""
 
@@ -59,21 +62,19 @@ def shown_key(key: str | bytes | None) -> str | None:
         return "\\x" + key.hex()
 
 
+def started_by(parent: ParentRun) -> str:
+    """Say who started an instance, as far as it is known."""
+    machine = "" if parent.machine is None else f" of {one_line(parent.machine)}"
+    step = "" if parent.step is None else f", step {one_line(parent.step)}"
+    key = "" if parent.key is None else f", key {one_line(parent.key)}"
+    return f"{parent.id}{machine}{step}{key}"
+
+
 def one_line(value: object, *, limit: int = 80) -> str:
     """Format a value for a table cell: printable, on one line, cut at `limit`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = "".join(c if c.isprintable() else "\\n" if c == "\n" else f"\\x{ord(c):02x}" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def seconds(value: float | None) -> str:
-    """Format a duration: 0.4 s, 12 s, 5 min, 3 h, 2 d."""
-    if value is None:
-        return ""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if abs(value) >= 2 * size:
-            return f"{value / size:.0f} {unit}"
-    return f"{value:.1f} s" if abs(value) < 10 else f"{value:.0f} s"
 
 
 def ago(instant: datetime | None) -> str:
@@ -85,7 +86,7 @@ def ago(instant: datetime | None) -> str:
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> Table:
     """Return a table without a frame; the columns in `right` are right-aligned."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headers))
     for header in headers:
         made.add_column(header, justify="right" if header in right else "left", no_wrap=True)
     for row in rows:
@@ -99,6 +100,7 @@ STYLES = {
     "executing": "cyan",
     "done": "green",
     "failed": "red",
+    "cancelled": "dim",
     "awaiting_signal": "yellow",
     "awaiting_children": "yellow",
     "alive": "green",

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from durable_actors._store.claim import read_queue
 from durable_actors._store.observe import NodeView, QueueWork, count_statuses, read_nodes, read_queues
+from durable_actors._store.releases import LiveNode, older_nodes
+from durable_actors._wording import seconds
 from durable_actors.cli.options import database_options, json_option, open_store
 from durable_actors.cli.output import (
     ago,
@@ -20,7 +22,6 @@ from durable_actors.cli.output import (
     one_line,
     plain,
     print_json,
-    seconds,
     table,
 )
 from durable_actors.machine import parse_step_address
@@ -44,6 +45,7 @@ class QueueView:
     """None if it was not counted."""
     done: int | None
     failed: int | None
+    cancelled: int | None
     nodes: int
     """The number of live nodes that serve it."""
     slots: int
@@ -86,6 +88,7 @@ def make_views(
                 awaiting=awaiting,
                 done=None if statuses is None else statuses.get("done", 0),
                 failed=None if statuses is None else statuses.get("failed", 0),
+                cancelled=None if statuses is None else statuses.get("cancelled", 0),
                 nodes=sum(name in node.queues for node in live),
                 slots=sum(node.queues.get(name, 0) for node in live),
                 unknown=None
@@ -115,7 +118,7 @@ def queue_table(views: Sequence[QueueView]) -> Table:
     """Return the table of queues; numbers that were not counted have no column."""
     counted = any(each.awaiting is not None for each in views)
     numbers = ["due", "oldest", "scheduled", "held", "shelved", "executing"]
-    numbers += ["awaiting", "done", "failed"] if counted else []
+    numbers += ["awaiting", "done", "failed", "cancelled"] if counted else []
     numbers += ["nodes", "slots"]
     rows = [
         (
@@ -126,7 +129,7 @@ def queue_table(views: Sequence[QueueView]) -> Table:
             each.held,
             each.shelved,
             each.executing,
-            *((each.awaiting, each.done, each.failed) if counted else ()),
+            *((each.awaiting, each.done, each.failed, each.cancelled) if counted else ()),
             each.nodes,
             each.slots,
         )
@@ -137,15 +140,15 @@ def queue_table(views: Sequence[QueueView]) -> Table:
 
 @click.command(short_help="Show waiting and running work per queue.")
 @click.option(
-    "--quick", is_flag=True, help="Omit awaiting, done and failed, which need a scan of the whole table."
+    "--quick", is_flag=True, help="Omit awaiting and ended instances, which need a scan of the whole table."
 )
 @database_options
 @json_option
 def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
     """Show waiting and running work per queue, and the live nodes that serve it.
 
-    Counting awaiting, done and failed instances READS THE WHOLE TABLE. With --quick they are omitted, and only waiting
-    and running rows are read.
+    Counting awaiting and ended (done, failed, cancelled) instances READS THE WHOLE TABLE. With --quick they are
+    omitted, and only waiting and running rows are read.
     """
 
     async def run() -> list[QueueView]:
@@ -183,13 +186,16 @@ def node_table(nodes: Sequence[NodeView]) -> Table:
             each.claims,
             one_line(", ".join(f"{name}={slots}" for name, slots in each.queues.items())),
             each.pid,
+            one_line(each.version or ""),
             ago(each.started_at),
             ago(each.seen_at),
         )
         for each in nodes
     ]
     return table(
-        ("node", "state", "claims", "queues", "pid", "started", "seen"), rows, right=("claims", "pid")
+        ("node", "state", "claims", "queues", "pid", "version", "started", "seen"),
+        rows,
+        right=("claims", "pid"),
     )
 
 
@@ -200,9 +206,10 @@ def node_table(nodes: Sequence[NodeView]) -> Table:
 @database_options
 @json_option
 def nodes(*, everyone: bool, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Show the nodes: whether each is alive (holds its session lock), its claims and its queues.
+    """Show the nodes: whether each is alive (holds its session lock), its claims, its queues and its version.
 
-    Without --all, it shows live nodes, and dead nodes that still hold claims.
+    Without --all, it shows live nodes, and dead nodes that still hold claims. If a live node runs an older release, it
+    says what that node ignores.
     """
 
     async def run() -> list[NodeView]:
@@ -210,10 +217,19 @@ def nodes(*, everyone: bool, dsn: str | None, schema: str, as_json: bool) -> Non
             return await read_nodes(conn, schema)
 
     found = [each for each in trio.run(run) if everyone or each.alive or each.claims]
+    live = {each.incarnation: LiveNode(each.incarnation, each.version) for each in found if each.alive}
     if as_json:
-        print_json([{**plain(each), "state": each.state} for each in found])
+        ignored = {name: node.ignored for name, node in live.items()}
+        print_json(
+            [
+                {**plain(each), "state": each.state, "ignores": ignored.get(each.incarnation, [])}
+                for each in found
+            ]
+        )
     elif found:
         make_console().print(node_table(found))
+        for line in older_nodes(live.values()):
+            click.echo(one_line(line, limit=500), err=True)
     else:
         click.echo(
             "no node is alive" if everyone else "no node is alive (--all shows stopped and lost nodes)"

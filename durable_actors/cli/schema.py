@@ -60,8 +60,16 @@ def migrate(
     found = trio.run(run)
     pending = [f"{m.version:04d}_{m.name}" for m in found.pending]
     if as_json:
-        facts = {"schema": found.schema, "version": found.current, "latest": found.latest, "pending": pending}
+        facts = {
+            "schema": found.schema,
+            "version": found.current,
+            "latest": found.latest,
+            "works_with": found.works_with,
+            "pending": pending,
+        }
         click.echo(json.dumps(facts))
+    elif found.is_newer:
+        click.echo(migrating.newer_text(found))
     elif pending and check:
         click.echo(f"schema {found.schema} is at version {found.current}; pending: {', '.join(pending)}")
     else:

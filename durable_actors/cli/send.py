@@ -8,7 +8,9 @@ from typing import Any
 import click
 import trio
 
+from durable_actors._journal_level import LEVELS
 from durable_actors.cli.options import (
+    bare_errors,
     database_options,
     duration,
     import_modules,
@@ -19,7 +21,7 @@ from durable_actors.cli.options import (
 )
 from durable_actors.cli.output import print_json
 from durable_actors.client import open_client
-from durable_actors.errors import Duplicate, NoTarget, UnknownMachine
+from durable_actors.errors import Duplicate, UnknownMachine
 from durable_actors.machine import InsertOptions, MachineSpec, current_registry
 
 
@@ -46,6 +48,11 @@ from durable_actors.machine import InsertOptions, MachineSpec, current_registry
 @click.option("--at", metavar="INSTANT", help="Run at this instant: 2030-01-31T08:00+01:00.")
 @click.option("--tag", "tags", multiple=True, metavar="TEXT", help="A text to filter by. Can be repeated.")
 @click.option("--meta", metavar="JSON", help="A JSON object for people and tools.")
+@click.option(
+    "--journal",
+    type=click.Choice(LEVELS),
+    help="What is recorded of it. Default: what the machine says, else auto.",
+)
 @click.option(
     "--on-duplicate",
     type=click.Choice(["raise", "return", "skip"]),
@@ -113,7 +120,7 @@ def _find(machine: str, modules: tuple[str, ...], *, verbose: bool) -> MachineSp
 
 def _options(given: dict[str, Any]) -> InsertOptions:
     options: InsertOptions = {"priority": given["priority"]}
-    for name in ("step", "queue", "unique_key", "partition_key"):
+    for name in ("step", "queue", "unique_key", "partition_key", "journal"):
         if given[name] is not None:
             options[name] = given[name]
     if given["tags"]:
@@ -167,14 +174,12 @@ def signal(
             [outcome] = await client.signal_many(
                 [{"target": address, "name": name, "payload": value, "dedup_key": dedup_key}]
             )
+            if outcome == "no_target":
+                raise await client.undelivered(name, address)
             return outcome
 
-    outcome = trio.run(main)
-    if outcome == "no_target":
-        what = (
-            f"instance {address}" if isinstance(address, int) else f"the instance with unique key {address!r}"
-        )
-        raise NoTarget(f"signal {name!r}: {what} does not exist or has ended; nothing was sent")
+    with bare_errors():
+        outcome = trio.run(main)
     if as_json:
         print_json({"target": address, "outcome": outcome})
     else:

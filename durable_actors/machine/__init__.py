@@ -20,11 +20,20 @@ Layout, in reading order::
 The first group of names below is public as `durable_actors.X`; the second is for the engine and the client.
 """
 
+from durable_actors._journal_level import (
+    CLAIMS,
+    FAILURES,
+    FULL,
+    OFF,
+    OUTCOMES,
+    JournalLevel,
+    check_journal,
+)
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._codec import StateCodec, canonical_json, decode_json, decode_or_text, encode_json
 from durable_actors.machine._context import MOST_CHILDREN, ChildView, Context, ContextPort, Signal
-from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, RowOptions, Status
+from durable_actors.machine._insert_options import ENDED, InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._insert_plan import InsertPlan, plan_insert
 from durable_actors.machine._job import Job, job
 from durable_actors.machine._machine import Machine
@@ -59,8 +68,14 @@ from durable_actors.machine._step import BoundStep, Step, step
 from durable_actors.machine._step_ref import StepRef
 
 __all__ = [
+    "CLAIMS",
+    "ENDED",
+    "FAILURES",
+    "FULL",
     "KEEP",
     "MOST_CHILDREN",
+    "OFF",
+    "OUTCOMES",
     "Await",
     "BoundStep",
     "Cancel",
@@ -75,6 +90,7 @@ __all__ = [
     "InsertOptions",
     "InsertPlan",
     "Job",
+    "JournalLevel",
     "Keep",
     "Machine",
     "MachineRef",
@@ -95,6 +111,7 @@ __all__ = [
     "StepSpec",
     "Stop",
     "canonical_json",
+    "check_journal",
     "current_registry",
     "decode_json",
     "decode_or_text",

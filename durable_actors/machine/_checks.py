@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from math import inf, isfinite
+from typing import Literal
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import DurableError
@@ -47,6 +48,21 @@ def seconds(value: object, *, what: str, error: type[DurableError], positive: bo
         raise error(f"{what} must be a finite number of seconds, {floor}; it is {shown(value)}")
     if result > MAX_DURATION:
         raise error(f"{what} must be at most {MAX_DURATION:.0f} seconds (100 years); it is {shown(value)}")
+    return result
+
+
+Keep = Duration | None | Literal["default"]
+"""How long ended instances of a machine are kept: a duration after their end, None for ever, "default" what the
+engine's `Retention` says. 0: an instance that is done is deleted by its own commit."""
+
+
+def keep_seconds(value: object, *, what: str, error: type[DurableError]) -> float | Literal["default"] | None:
+    """Return `keep=` with its duration in seconds: 0, or at least a second."""
+    if value is None or (isinstance(value, str) and value == "default"):
+        return None if value is None else "default"
+    result = seconds(value, what=what, error=error)
+    if 0 < result < 1:
+        raise error(f"{what} must be 0 or at least a second; it is {shown(value)}")
     return result
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import attrs
 
+from durable_actors._journal_level import JournalLevel, check_journal
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
-from durable_actors.machine._checks import MAX_NAME, SEPARATOR, Duration, text, whole
+from durable_actors.machine._checks import MAX_NAME, SEPARATOR, Duration, Keep, keep_seconds, text, whole
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._declared_state import declared_state
 from durable_actors.machine._job_form import job_call, job_form
@@ -38,7 +39,9 @@ class ClassKeywords:
     initial: str | StepRef[Any] | None = None
     state: Any = None
     run_ahead: bool | None = None
+    journal: JournalLevel | None = None
     max_attempts: int | None = None
+    keep: Keep = "default"
     base_initial: str | StepRef[Any] | None = None
     base_state: Any = None
 
@@ -54,7 +57,9 @@ class ClassKeywords:
                 filled,
                 queue=_first(filled.queue, base.queue),
                 run_ahead=_first(filled.run_ahead, base.run_ahead),
+                journal=_first(filled.journal, base.journal),
                 max_attempts=_first(filled.max_attempts, base.max_attempts),
+                keep=base.keep if filled.keep == "default" else filled.keep,
                 base_initial=_first(filled.base_initial, base.initial),
                 base_state=_first(filled.base_state, base.state),
             )
@@ -121,6 +126,8 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
         max_attempts=parts.max_attempts,
         backoff=parts.backoff,
         run_ahead=_check_flag(True if given.run_ahead is None else given.run_ahead, subject),
+        journal=optional_journal(given.journal, subject),
+        keep=keep_seconds(given.keep, what=f"{subject}: keep=", error=DefinitionError),
         definition=cls,
         identity=identity_of(cls),
         lineage=frozenset(identity_of(each) for each in cls.__mro__),
@@ -164,6 +171,11 @@ def check_backoff(function: object, subject: str) -> None:
             f"{subject}: backoff= must be a plain function of the attempt (0, 1, 2, …) that returns seconds; "
             f"it is {shown(function)}"
         )
+
+
+def optional_journal(level: object, subject: str) -> JournalLevel | None:
+    """Check how much of the history is recorded; None: not given."""
+    return None if level is None else check_journal(level, what=f"{subject}: journal=", error=DefinitionError)
 
 
 def _parent(cls: type[Any]) -> MachineSpec | None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
+from durable_actors._journal_level import JournalLevel
 from durable_actors._option_checks import shown
 from durable_actors.errors import DurableError
 from durable_actors.machine._checks import Duration
 from durable_actors.machine._step_ref import StepRef
 
-Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed"]
+Status = Literal[
+    "runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled"
+]
 """The statuses of an instance, as the database spells them."""
+
+ENDED: Final[frozenset[Status]] = frozenset({"done", "failed", "cancelled"})
+"""The statuses of an instance that has ended."""
 
 
 OnDuplicate = Literal["raise", "return", "skip"]
@@ -38,7 +44,7 @@ class RowOptions(TypedDict, total=False):
     unique_key: str | bytes | None
     """At most one instance occupies a unique key at a time; see `unique_scope`."""
     unique_scope: Iterable[Status]
-    """The statuses in which an instance occupies its unique key. Default: all but done and failed."""
+    """The statuses in which an instance occupies its unique key. Default: all but done, failed and cancelled."""
     eligible_at: datetime | None
     """Do not run before this instant (with a time zone). Takes precedence over `schedule_at` and `schedule_in`."""
     schedule_at: datetime | None
@@ -49,6 +55,8 @@ class RowOptions(TypedDict, total=False):
     """Texts to filter by: up to 50, of up to 255 characters each. Equal ones are stored once."""
     meta: Mapping[str, Any] | None
     """A JSON object for people and tools, up to 64 kB. Steps do not see it."""
+    journal: JournalLevel
+    """How much of its history is recorded. Default: the machine's `journal`, else the engine's, else "auto"."""
 
 
 class InsertOptions(RowOptions, total=False):

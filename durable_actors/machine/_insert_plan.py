@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeGuard, get_args
 
 import attrs
 
+from durable_actors._journal_level import OFF, OUTCOMES, JournalLevel, check_journal, journal_level
 from durable_actors._option_checks import shown
 from durable_actors.errors import ConfigError
 from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, text, whole
@@ -42,6 +43,10 @@ class InsertPlan:
     on_duplicate: OnDuplicate
     labels: Labels | None = None
     """Tags and meta; None if there are none."""
+    journal: int = OFF
+    """What is recorded of its history (`_journal_level`)."""
+    fingerprint: str | None = None
+    """The definition that it is started with, if its outcomes are recorded."""
 
     @property
     def plain(self) -> bool:
@@ -51,17 +56,22 @@ class InsertPlan:
 
 
 def plan_insert(
-    spec: MachineSpec, options: InsertOptions, *, on_duplicate: OnDuplicate = "raise"
+    spec: MachineSpec,
+    options: InsertOptions,
+    *,
+    on_duplicate: OnDuplicate = "raise",
+    journal: JournalLevel = "auto",
 ) -> InsertPlan:
     """Return the row for these options; raise `ConfigError` for an invalid option, `StateError` for an invalid state.
 
-    `on_duplicate` is the default of the calling function.
+    `on_duplicate` and `journal` are the defaults of the calling function, and of its engine.
     """
     check_option_names(options, error=ConfigError)
     if len(options) == 1 and ("args" in options or "state" in options):
         # The fast path: checking all the options that are not given would double the cost of a row.
         state = options["args"] if "args" in options else options["state"]
         document = spec.codec.encode(state, step=spec.initial)
+        level = spec.journal_level(journal)
         return InsertPlan(
             spec.name,
             spec.version,
@@ -75,41 +85,64 @@ def plan_insert(
             None,
             0.0,
             on_duplicate,
+            None,
+            level,
+            spec.fingerprint if level >= OUTCOMES else None,
         )
     step = _step(spec, options.get("step"))
     unique_key = _unique_key(options.get("unique_key"))
     partition_key = options.get("partition_key")
     if partition_key is not None:
         key_text(partition_key, what="partition_key", error=ConfigError)
-    on_duplicate = options.get("on_duplicate", on_duplicate)
+    state = options["args"] if "args" in options else options.get("state", {})
+    scope = closed_scope(options["unique_scope"]) if "unique_scope" in options else LIVE
+    instant = _instant(options)
+    level = _journal(spec, options, journal)
+    return InsertPlan(
+        machine=spec.name,
+        version=spec.version,
+        step=step,
+        queue=_queue(spec, options),
+        state=spec.codec.encode(state, step=step),
+        priority=_priority(options),
+        partition_key=partition_key,
+        unique_key=unique_key,
+        unique_scope=() if unique_key is None else scope,
+        eligible_at=instant,
+        delay=0.0 if instant is not None else _delay(options),
+        on_duplicate=_on_duplicate(options, on_duplicate),
+        labels=labels_of(options.get("tags"), options.get("meta")),
+        journal=level,
+        fingerprint=spec.fingerprint if level >= OUTCOMES else None,
+    )
+
+
+def _queue(spec: MachineSpec, options: InsertOptions) -> str:
+    if "queue" not in options:
+        return spec.queue
+    return text(options["queue"], what="queue", error=ConfigError, maximum=MAX_NAME)
+
+
+def _priority(options: InsertOptions) -> int:
+    given = options.get("priority", 0)
+    return whole(given, what="priority", error=ConfigError, minimum=-32768, maximum=32767)
+
+
+def _on_duplicate(options: InsertOptions, default: OnDuplicate) -> OnDuplicate:
+    on_duplicate = options.get("on_duplicate", default)
     if on_duplicate not in ON_DUPLICATE:  # not a set: a list would be unhashable
         raise ConfigError(
             f'on_duplicate must be "raise", "return" or "skip"; it is {shown(on_duplicate)}',
             option="on_duplicate",
             value=on_duplicate,
         )
-    state = options["args"] if "args" in options else options.get("state", {})
-    scope = closed_scope(options["unique_scope"]) if "unique_scope" in options else LIVE
-    instant = _instant(options)
-    queue = spec.queue
-    if "queue" in options:
-        queue = text(options["queue"], what="queue", error=ConfigError, maximum=MAX_NAME)
-    priority = options.get("priority", 0)
-    return InsertPlan(
-        machine=spec.name,
-        version=spec.version,
-        step=step,
-        queue=queue,
-        state=spec.codec.encode(state, step=step),
-        priority=whole(priority, what="priority", error=ConfigError, minimum=-32768, maximum=32767),
-        partition_key=partition_key,
-        unique_key=unique_key,
-        unique_scope=() if unique_key is None else scope,
-        eligible_at=instant,
-        delay=0.0 if instant is not None else _delay(options),
-        on_duplicate=on_duplicate,
-        labels=labels_of(options.get("tags"), options.get("meta")),
-    )
+    return on_duplicate
+
+
+def _journal(spec: MachineSpec, options: InsertOptions, default: JournalLevel) -> int:
+    if "journal" in options:
+        return journal_level(check_journal(options["journal"]), spec.kind)
+    return spec.journal_level(default)
 
 
 def closed_scope(scope: object) -> tuple[Status, ...]:
@@ -117,7 +150,7 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
 
     The scope must be closed: if a row could leave it and enter it again (parked, then runnable), its key might be
     occupied by then, and the pick or the reaper would fail. So the scope is empty, or contains all live statuses and
-    optionally done and failed. `awaiting_children` is added to the other live statuses.
+    optionally done, failed and cancelled. `awaiting_children` is added to the other live statuses.
     """
     if not _is_collection(scope):
         raise ConfigError(
@@ -189,8 +222,16 @@ def _instant(options: InsertOptions) -> datetime | None:
                 option=name,
                 value=instant,
             )
-        return instant
+        return _in_utc(instant) if instant.year in {1, 9999} else instant
     return None
+
+
+def _in_utc(instant: datetime) -> datetime:
+    """An instant at either end of the calendar. In UTC its year may be 0 or 10000, which no datetime has."""
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC) if instant.year == 1 else datetime.max.replace(tzinfo=UTC)
 
 
 def _has_zone(instant: datetime) -> bool:

@@ -10,8 +10,9 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import attrs
 
+from durable_actors._journal_level import JournalLevel
 from durable_actors.errors import DefinitionError
-from durable_actors.machine._checks import Duration, seconds
+from durable_actors.machine._checks import Duration, Keep, keep_seconds, seconds
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._definition import (
     DEFAULT_MAX_ATTEMPTS,
@@ -21,6 +22,7 @@ from durable_actors.machine._definition import (
     check_queue,
     check_version,
     default_name,
+    optional_journal,
 )
 from durable_actors.machine._job_form import job_call, job_form
 from durable_actors.machine._outcome import Stop
@@ -58,6 +60,8 @@ class JobDecorator:
     name: str | None
     version: int
     timeout: Duration | None
+    journal: JournalLevel | None
+    keep: Keep
 
     def __call__(self, func: Callable[P, R], /) -> Job[P, R]:
         """Turn the function into a job and register it."""
@@ -96,6 +100,8 @@ class JobDecorator:
             max_attempts=check_max_attempts(self.max_attempts, subject),
             backoff=self.backoff,
             run_ahead=True,
+            journal=optional_journal(self.journal, subject),
+            keep=keep_seconds(self.keep, what=f"{subject}: keep=", error=DefinitionError),
             definition=job,
             identity=identity,
             lineage=frozenset({identity}),
@@ -115,6 +121,8 @@ def job(
     name: str | None = None,
     version: int = 1,
     timeout: Duration | None = None,
+    journal: JournalLevel | None = None,
+    keep: Keep = "default",
 ) -> JobDecorator: ...
 def job(
     func: Callable[P, R] | None = None,
@@ -126,15 +134,19 @@ def job(
     name: str | None = None,
     version: int = 1,
     timeout: Duration | None = None,
+    journal: JournalLevel | None = None,
+    keep: Keep = "default",
 ) -> Job[P, R] | JobDecorator:
     """Turn a function into a durable job. Use it as `@job` or with options.
 
     The function takes its arguments as one value (typed by the annotation of the first parameter) and optionally
     the context. Its return value is the result. If it raises an exception or returns `Error`, it runs again after
     `backoff(attempt)` seconds (default: `min(2 ** attempt, 300)` with jitter), up to `max_attempts` executions in
-    all. `Cancel`, raised or returned, fails the job at once; `Retry(delay=...)` sets the delay.
+    all. `Cancel`, raised or returned, fails the job at once; `Retry(delay=...)` sets the delay. `journal` is how much
+    of its history is recorded; default: what the engine says. `keep` is how long it is kept after its end (None: for
+    ever; 0: it is deleted when it is done); default: what the engine's `Retention` says.
     """
-    decorator = JobDecorator(queue, max_attempts, backoff, name, version, timeout)
+    decorator = JobDecorator(queue, max_attempts, backoff, name, version, timeout, journal, keep)
     return decorator if func is None else decorator.define(func, _names_of_caller(2))
 
 

@@ -6,6 +6,8 @@ import abc
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from durable_actors._journal_level import JournalLevel
+from durable_actors.machine._checks import Keep
 from durable_actors.machine._context import Context
 from durable_actors.machine._definition import ClassKeywords, define
 from durable_actors.machine._outcome import Outcome, Stop
@@ -38,7 +40,9 @@ class Machine(Generic[StateT]):
                 return da.Done({"order": ctx.state.order})
 
     Class keywords: `name` (default `module:QualName`), `version` (1), `queue` ("default"), `initial`
-    ("start"), `state` (instead of the brackets), `run_ahead` (True). Without a state type, a nested class
+    ("start"), `state` (instead of the brackets), `run_ahead` (True), `journal` (how much of the history is
+    recorded; default: what the engine says), `keep` (how long an ended instance is kept; None: for ever; 0: `Done`
+    deletes it; default: what the engine's `Retention` says). Without a state type, a nested class
     `State` is used if there is one, otherwise the state is a dict. A class with a method `perform(self, args)` or
     `perform(self, args, ctx)` instead of steps is a job with up to `max_attempts` (20) executions; an optional
     method `backoff(self, attempt)` returns the delay between them.
@@ -60,12 +64,14 @@ class Machine(Generic[StateT]):
         initial: str | StepRef[Any] | None = None,
         state: Any = None,
         run_ahead: bool | None = None,
+        journal: JournalLevel | None = None,
         max_attempts: int | None = None,
+        keep: Keep = "default",
     ) -> None:
         """Define the machine and register it; raise `DefinitionError` if the definition is invalid."""
         super().__init_subclass__()
         cls.__durable__ = None
-        own = ClassKeywords(name, version, queue, initial, state, run_ahead, max_attempts)
+        own = ClassKeywords(name, version, queue, initial, state, run_ahead, journal, max_attempts, keep)
         # A decorator that creates the class again (attrs, a dataclass with slots) drops the keywords.
         own = cls.__dict__.get("__durable_keywords__", own)
         bases = (each.__durable_keywords__ for each in cls.__mro__[1:] if issubclass(each, Machine))

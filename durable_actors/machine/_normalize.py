@@ -16,7 +16,7 @@ from durable_actors.errors import InvalidOutcome
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import seconds
 from durable_actors.machine._outcome import (
-    OUTCOMES,
+    OUTCOME_TYPES,
     Await,
     Cancel,
     Done,
@@ -49,7 +49,7 @@ def normalize_outcome(
     """
     if spec.kind == "job":
         return _job_outcome(value, spec, attempt=attempt, random=random)
-    if not isinstance(value, OUTCOMES):
+    if not isinstance(value, OUTCOME_TYPES):
         raise InvalidOutcome(f"{_where(spec, step, source)} returned {_mistake(value)}")
     match value:
         case Next(step=target) | ScheduleChildren(then=target) | Await(then=target):
@@ -151,7 +151,7 @@ def _mistake(value: object) -> str:  # noqa: PLR0911 - one line per mistake
 
 
 def _is_outcome_class(value: object) -> TypeGuard[type[Any]]:
-    return isinstance(value, type) and issubclass(value, (*OUTCOMES, Error, Cancel))
+    return isinstance(value, type) and issubclass(value, (*OUTCOME_TYPES, Error, Cancel))
 
 
 def _find_cancel(error: object) -> Cancel | None:

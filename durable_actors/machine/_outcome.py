@@ -312,7 +312,7 @@ class Stop:
 Outcome = Next | Retry | Await | ScheduleChildren | Done | Stop
 """What a step and `handle` return."""
 
-OUTCOMES: Final = (Next, Retry, Await, ScheduleChildren, Done, Stop)
+OUTCOME_TYPES: Final = (Next, Retry, Await, ScheduleChildren, Done, Stop)
 
 
 @attrs.frozen

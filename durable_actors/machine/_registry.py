@@ -12,10 +12,14 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from threading import Lock
 from types import MappingProxyType
+from typing import Final
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError, UnknownMachine
 from durable_actors.machine._spec import MachineRef, MachineSpec, spec_of
+
+MAX_REPORTS: Final = 100
+"""Things that are logged once, at most: rows written by hand could fill the log otherwise."""
 
 
 class Registry:
@@ -26,6 +30,7 @@ class Registry:
         self._lock = Lock()  # several threads may import modules at the same time
         self.generation: int = 0
         """Increases with every change, so that readers can detect one."""
+        self._reported: set[tuple[object, ...]] = set()
 
     def register(self, spec: MachineSpec) -> None:
         """Add a definition. A reload of the same source replaces it; another definition raises `DefinitionError`."""
@@ -50,6 +55,14 @@ class Registry:
             kept = {k: v for k, v in self._specs.items() if k[0] != name or number not in {None, k[1]}}
             self._specs = kept
             self.generation += 1
+
+    def is_news(self, found: tuple[object, ...]) -> bool:
+        """Whether this is asked for the first time: what it stands for is to be logged once per process."""
+        with self._lock:
+            if found in self._reported or len(self._reported) >= MAX_REPORTS:
+                return False
+            self._reported.add(found)
+            return True
 
     def get(self, name: str, version: int) -> MachineSpec | None:
         """Return the machine of a row, or None."""

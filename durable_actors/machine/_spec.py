@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib.machinery import ModuleSpec
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import attrs
 
+from durable_actors._journal_level import JournalLevel, journal_level
 from durable_actors.machine._checks import SEPARATOR, Duration
 from durable_actors.machine._codec import StateCodec
+from durable_actors.machine._fingerprint import fingerprint
 
 Kind = Literal["machine", "job"]
 Identity = tuple[str, str]
@@ -75,11 +78,33 @@ class MachineSpec:
     """The job's own function from attempt to delay; None for the default."""
     run_ahead: bool
     """Whether the next step may run on the same claim after a committed `Next`."""
+    journal: JournalLevel | None
+    """How much of the history of its instances is recorded; None: what the engine says."""
+    keep: float | Literal["default"] | None
+    """Seconds for which its ended instances are kept; None: for ever; "default": what the engine's `Retention` says."""
     definition: Any = attrs.field(repr=False)
     """The class, or the `Job`."""
     identity: Identity
     lineage: frozenset[Identity] = attrs.field(repr=False)
     """The identities of all its base classes, whose step references it accepts."""
+
+    def journal_level(self, default: JournalLevel) -> int:
+        """The level that its rows store; `default` is the engine's."""
+        return journal_level(default if self.journal is None else self.journal, self.kind)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of its structure: names, steps and the form of the state, not the code. Raises `DefinitionError`."""
+        self.codec.prepare()
+        timeouts = {step.name: step.timeout for step in self.steps.values()}
+        return fingerprint(
+            self.name,
+            self.version,
+            kind=self.kind,
+            initial=self.initial,
+            steps=timeouts,
+            state_type=self.codec.type,
+        )
 
     @property
     def key(self) -> tuple[str, int]:

@@ -102,10 +102,10 @@ class DatabaseServer:
         finally:
             self.drop(dsn)
 
-    def template(self, prepare: Prepare, *, kind: str = "") -> str:
+    def template(self, prepare: Prepare, *, kind: str = "", base: str = "template0") -> str:
         """Name of the run's template database. The first worker that asks for it fills it with `prepare`.
 
-        `kind` names another template, e.g. one with data that takes seconds to insert.
+        `kind` names another template, e.g. one with data that takes seconds to insert; it begins as a copy of `base`.
         """
         suffix = f"_{self._run}_template{kind}"
         with self._exclusive(f"durable template {self._run} {kind}"):
@@ -115,7 +115,7 @@ class DatabaseServer:
             if row is not None:
                 return str(row[0])
             name = f"{PREFIX}{int(time.time()):x}{suffix}"
-            unfinished = self.create()
+            unfinished = self.create(template=base)
             try:
                 prepare(unfinished)
             except BaseException:

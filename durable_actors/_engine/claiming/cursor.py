@@ -26,7 +26,7 @@ LOOK_MAX: Final = 0.1
 MAX_EXTRAS: Final = 10_000
 """Rows to remember by id, at most. A full scan finds the others."""
 
-_HEAD: Final = ("-infinity", -(2**63))
+HEAD: Final = ("-infinity", -(2**63))
 """Before every row, also rows that were inserted by hand with an id below 1."""
 
 
@@ -66,7 +66,7 @@ class PickCursor:
             self._positions.clear()
         self._full = not self._positions
         priorities = sorted(self._priorities)
-        places = [self._positions.get(priority, _HEAD) for priority in priorities]
+        places = [self._positions.get(priority, HEAD) for priority in priorities]
         extras = [number for number, at in self._extras.items() if at <= now][:limit]
         self._looked = extras
         self._take(extras)
@@ -107,7 +107,7 @@ class PickCursor:
         """Take in the result of a pick that took so many seconds."""
         self._taken = {}
         for priority, position in picked.positions.items():
-            self._positions[priority] = max(self._positions.get(priority, _HEAD), position, key=_sortable)
+            self._positions[priority] = max(self._positions.get(priority, HEAD), position, key=_sortable)
         if picked.claims:
             self._keyed = picked.claims[-1].partition_key is not None
         left = {row.id for row in picked.seen if row.postponed}

@@ -38,7 +38,7 @@ from durable_actors._store.lease import release_orphans
 from durable_actors._store.rows import PickResult
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
-from durable_actors.otp import Actor, ExitReason
+from durable_actors.otp import Actor, ExitReason, PoolClosed
 from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueueSaturated
 
 MAX_REFRESH_LATENCY: Final = 1.0
@@ -82,37 +82,42 @@ class Feeder(Actor[object]):
 
     async def run(self) -> None:
         """Refill whenever there is demand; sleep when there is none, or no work."""
-        planner, dispatcher = self._planner, self._dispatcher
-        while not self._node.draining.value:
-            await self._take_keys_and_start()
-            now = trio.current_time()
-            wanted = dispatcher.demand(now)
-            self._report_saturation(wanted)
-            self._node.catalog.refresh()
-            planner.begin(
-                now,
-                wanted=wanted,
-                one_by_id=planner.queue_empty and dispatcher.can_claim_one_by_id,
-                known=self._node.catalog.names,
-            )
-            sleep = await self._round()
-            until = min(sleep.until, dispatcher.wake_at)
-            if until <= trio.current_time() and not self.mailbox.stopping:
-                # Started claims take their turn while this task holds no connection. After one checkpoint this task may
-                # still be the first of its turn. Being cancelled in a receive would cost ten times that.
-                await trio.lowlevel.checkpoint()
-                await trio.lowlevel.checkpoint()
-                planner.woke(by="timer")
-                continue
-            if sleep.has_room:
-                self._idle.rest(trio.current_time())
-            else:
-                self._idle.busy()
-            with trio.move_on_at(until) as scope:
+        try:
+            planner, dispatcher = self._planner, self._dispatcher
+            while not self._node.draining.value:
+                await self._take_keys_and_start()
+                now = trio.current_time()
+                wanted = dispatcher.demand(now)
+                self._report_saturation(wanted)
+                self._node.catalog.refresh()
+                planner.begin(
+                    now,
+                    wanted=wanted,
+                    one_by_id=planner.queue_empty and dispatcher.can_claim_one_by_id,
+                    known=self._node.catalog.names,
+                )
+                sleep = await self._round()
+                until = min(sleep.until, dispatcher.wake_at)
+                if until <= trio.current_time() and not self.mailbox.stopping:
+                    # Started claims take their turn while this task holds no connection. After one checkpoint this
+                    # task may still be the first of its turn. Being cancelled in a receive would cost ten times that.
+                    await trio.lowlevel.checkpoint()
+                    await trio.lowlevel.checkpoint()
+                    planner.woke(by="timer")
+                    continue
+                if sleep.has_room:
+                    self._idle.rest(trio.current_time())
+                else:
+                    self._idle.busy()
+                with trio.move_on_at(until) as scope:
+                    await self.mailbox.receive()
+                planner.woke(by="timer" if scope.cancelled_caught else "message")
+            while True:  # the gate is closed: nothing more to do until this actor is asked to stop
                 await self.mailbox.receive()
-            planner.woke(by="timer" if scope.cancelled_caught else "message")
-        while True:  # the gate is closed: nothing more to do until this actor is asked to stop
-            await self.mailbox.receive()
+        except PoolClosed:
+            # If the whole tree is cancelled, the step pool may end before this task feels it: that is no failure.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            raise
 
     async def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002 - the protocol's
         """Release buffered claims at once, attempt unchanged: none of their steps has begun."""
@@ -181,7 +186,7 @@ class Feeder(Actor[object]):
             self._unstarted = True
             self._idle.claimed()
         if node.telemetry.active:
-            node.telemetry.emit(_pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
+            node.telemetry.emit(pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
 
     def _start_picked(self) -> None:
         """Start the claims of a pick before the statistics are read, which at rest takes half as long as the pick."""
@@ -216,10 +221,11 @@ class Feeder(Actor[object]):
 
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed."""
-        count = await expire_awaits(conn, self._node.owner.schema, self._queue, limit=MAX_PICK)
-        self._planner.expired(count, trio.current_time())
-        if count and self._node.telemetry.active:
-            self._node.telemetry.emit(AwaitTimedOut(count=count))
+        node = self._node
+        woken = await expire_awaits(conn, node.owner.schema, self._queue, limit=MAX_PICK)
+        self._planner.expired(len(woken), trio.current_time())
+        if woken:
+            waits_ended(node, woken)
 
     async def _release_orphans(self, conn: PgConn) -> None:
         """After a pick of unknown fate: release what it claimed now rather than when its lease ends."""
@@ -252,7 +258,16 @@ class Feeder(Actor[object]):
         self._saturated = full
 
 
-def _pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -> PickedEvent:
+def waits_ended(node: Node, woken: list[int]) -> None:
+    """The deadlines of these instances have passed, and they are runnable."""
+    if node.telemetry.active:
+        node.telemetry.emit(AwaitTimedOut(count=len(woken)))
+    if node.wakeups is not None:
+        node.wakeups.add(woken)
+
+
+def pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -> PickedEvent:
+    """The event of one pick."""
     return PickedEvent(
         queue=queue,
         wanted=wanted,

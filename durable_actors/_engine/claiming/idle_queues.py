@@ -4,6 +4,8 @@ A queue is idle while its feeder has room for more rows than it found. Feeders r
 A queue stays idle while its feeder is awake for a moment because a step ended; otherwise it would miss the next
 statement. If the long poll sees a due row that the feeder cannot claim (a transaction has locked it, or its key is
 busy), the next statement would see it again at once: such a queue is watched again after a pause that doubles.
+
+Feeders also report that they have claimed rows: while they do, the long poll sends short statements.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def _nothing() -> None:
 class IdleQueue:
     """One queue, between its feeder and the long poll."""
 
-    __slots__ = ("_asked", "_hit", "_idle", "_misses", "_on_change", "every", "name", "not_before", "watched")
+    __slots__ = (
+        "_asked", "_claimed", "_hit", "_idle", "_misses", "_on_change", "every", "name", "not_before", "watched",
+    )  # fmt: skip
 
     def __init__(self, name: str, every: float, on_change: Callable[[], object]) -> None:
         self.name: Final = name
@@ -34,6 +38,7 @@ class IdleQueue:
         self._on_change = on_change
         self._asked = False
         self._idle = False
+        self._claimed = False  # since the long poll has asked
         self._hit = False
         self._misses = 0
         self.not_before = -math.inf
@@ -60,6 +65,7 @@ class IdleQueue:
 
     def claimed(self) -> None:
         """The feeder has claimed rows."""
+        self._claimed = True
         self._hit = False
         self._misses = 0
         self.not_before = -math.inf
@@ -73,6 +79,11 @@ class IdleQueue:
     def wants_later(self, now: float) -> float:
         """When to watch it again, if it stays idle."""
         return self.not_before if self._idle and self.every > 0 and now < self.not_before else math.inf
+
+    def take_claimed(self) -> bool:
+        """Whether its feeder has claimed rows since the last call."""
+        claimed, self._claimed = self._claimed, False
+        return claimed
 
     def heard(self) -> None:
         """The long poll has read its state: the next change is reported again."""
@@ -115,6 +126,10 @@ class IdleQueues:
         for queue in self.queues.values():
             queue.heard()
         return [queue for queue in self.queues.values() if queue.wants(now)]
+
+    def take_claimed(self) -> bool:
+        """Whether some feeder has claimed rows since the last call."""
+        return sum([queue.take_claimed() for queue in self.queues.values()]) > 0
 
     def new(self, now: float) -> bool:
         """Whether some queue should be watched and is not."""

@@ -343,6 +343,9 @@ class ClaimPlanner:
         if self._by_id or not short:
             self.queue_empty = False  # until the next refresh
         self._refresh_wanted = self.stats.wanted(now, short=short) and not self._refreshed
+        if self._due_at <= self._began and not (self._by_id or self._refreshed or self._refresh_wanted):
+            # This pick has looked for it, and no refresh says whether it is still there: the last one was slow.
+            self._due_at = self._next_pick_of(0.0, now)
 
     def refresh_begins(self) -> None:
         """The statistics are being read."""

@@ -7,18 +7,19 @@ children, which it commits itself, and `interrupted` or `crashed` for a run with
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.failures import log_failure
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.transition import failure
-from durable_actors._engine.committing.verdicts import Refused, Verdict
+from durable_actors._engine.committing.verdicts import Overruled, Refused, Verdict
 from durable_actors._engine.node import Node, logger
 from durable_actors._store.children import Spawn
-from durable_actors._store.rows import Claim, Committed, Raised
-from durable_actors.machine import error_type, reason_text, shown_error, traceback_text
+from durable_actors._store.read import Ending
+from durable_actors._store.rows import Claim, Committed, Raised, Transition
+from durable_actors.machine import ENDED, Status, error_type, reason_text, shown_error, traceback_text
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
 
 
@@ -63,6 +64,8 @@ class Completion:
                 if self._try_otherwise(pending, verdict, now):
                     return
                 self.interrupted(active, now)
+            elif isinstance(verdict, Overruled):
+                self.overruled(active, verdict, now)
             elif verdict is None:
                 self.interrupted(active, now)
             else:
@@ -99,27 +102,45 @@ class Completion:
         status = verdict.status
         if status == "executing":  # it runs ahead
             pass
-        elif status in {"done", "failed"}:
-            node.on_final(claim.id)
+        elif status in ENDED:
+            self._ended(pending.transition, status)
         elif status == "runnable":
             if not pending.transition.delay:
                 node.notify(claim.queue, instance_id=claim.id)
+            if node.wakeups is not None:
+                node.wakeups.add((claim.id,))
         elif pending.transition.timeout is not None:
             node.expect_deadline(claim.queue)
         if spawn is not None:
-            self.spawned(claim, spawn)
+            self.spawned(claim, spawn, verdict.children)
         if node.telemetry.active:
             node.telemetry.emit(StepCommitted(**facts(claim), status=verdict.status))
             if now > claim.trusted_until:
                 node.telemetry.emit(OutcomeLate(**facts(claim)))
 
-    def spawned(self, claim: Claim, spawn: Spawn) -> None:
-        """Children may have been inserted, and their parent parked. The hints are harmless if they were not."""
+    def _ended(self, after: Transition, status: Status) -> None:
+        if after.deletes:  # its row may be gone
+            self._node.on_final(after.claim.id, Ending(after.claim.id, status, after.result, None))
+        else:
+            self._node.on_final(after.claim.id)
+
+    def spawned(self, claim: Claim, spawn: Spawn, children: Sequence[int] = ()) -> None:
+        """Children may have been inserted, and their parent parked. The hints are harmless if they were not.
+
+        `children`: those that were, as far as that is known.
+        """
         node = self._node
         if spawn.timeout is not None:
             node.expect_deadline(claim.queue)
         for queue, priority in {(plan.queue, plan.priority) for plan in spawn.plans}:
             node.notify(queue, priority=priority)
+        if node.wakeups is not None:
+            node.wakeups.add(children)
+
+    def overruled(self, active: ActiveClaim, verdict: Overruled, now: float) -> None:
+        """A request to cancel came before the outcome: the claim is released, which ends the instance."""
+        self._node.claims.request(active.claim.claim_id, verdict.request)
+        self.interrupted(active, now)
 
     def _not_committed(self, claim: Claim, verdict: Verdict) -> None:
         if isinstance(verdict, Refused):
@@ -137,10 +158,16 @@ class Completion:
     # -- after a run without an outcome
 
     def interrupted(self, active: ActiveClaim, now: float) -> None:
-        """A run was cancelled or an outcome withdrawn. The row is released, fenced, unless the claim is lost."""
+        """A run was cancelled or an outcome withdrawn. The row is released, fenced, unless the claim is lost.
+
+        If a command has asked for that, the release ends the instance.
+        """
         node, claim = self._node, active.claim
         if node.threads.is_left(claim):
             self._owners[claim.queue].abandon(active)
+            return
+        if active.cancel_requested and active.lost is None:
+            self._commits.release(claim, attempts=0)
             return
         reason = active.lost or active.interrupted
         if reason is None and now >= claim.trusted_until:

@@ -19,8 +19,7 @@ import attrs
 
 from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.node import Node, logger
-from durable_actors._store.rows import Status
-from durable_actors.machine import Cancel, exhausted, reason_text, shown_error
+from durable_actors.machine import Cancel, Status, exhausted, reason_text, shown_error
 from durable_actors.telemetry import current_step
 
 SHOWN: int = 300

@@ -3,7 +3,8 @@
 Owns       nothing: the queue (`Commits`) outlives it.
 Receives   a wake-up: an outcome or a release was queued.
 Sends      verdicts to `Completion`; hints to the feeders about siblings that a freed key offers.
-Writes     commit_outcomes.sql (+ promote_siblings.sql), release_claims.sql, crash_claims.sql, on the commit lane.
+Writes     commit_outcomes.sql, commit_parks.sql and their riders, release_claims.sql, crash_claims.sql.
+           All on the commit lane.
 If it dies queued outcomes stay in the queue for its next incarnation.
 Never      waits for a group to grow: it commits what is queued, and repeats. Groups form while a commit is under way.
 
@@ -19,6 +20,8 @@ of one outcome is refused alone, not for its data      sets it aside; retries it
 fails because Postgres is unavailable                  retries until it works, or the claim is known to be lost
 has an unknown fate                                    repeats it; if that touches no row, reads the row, which shows
                                                        whether the first attempt was committed
+touches no row of an outcome that is not `Done`        reads the row, which shows whether a request to cancel
+                                                       overrules it: the claim is released, which ends the instance
 =====================================================  ===============================================================
 """
 
@@ -31,16 +34,16 @@ import psycopg
 import trio
 
 from durable_actors._engine.committing.queue import MAX_BATCH, Commits, PendingCommit, Release
-from durable_actors._engine.committing.verdicts import STALE, Refused, blames_data
+from durable_actors._engine.committing.verdicts import STALE, Overruled, Refused, Verdict, blames_data
 from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.failures import RETRYABLE
-from durable_actors._store.claim import ClaimRow, probe_locks, read_claims, release_claims
-from durable_actors._store.commit import commit_outcomes, was_committed
+from durable_actors._store.claim import ClaimRow, Released, probe_locks, read_claims, release_claims
+from durable_actors._store.commit import commit_outcomes, overruled_by, was_committed
 from durable_actors._store.lease import crash_claims
-from durable_actors._store.rows import Claim, Committed, Promoted
+from durable_actors._store.rows import Claim, Promoted
 from durable_actors._wording import counted
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason
@@ -149,8 +152,8 @@ class Flusher(Actor[object]):
         """Commit the group. Afterwards each outcome has a verdict, is set aside, or goes back into the queue."""
         while batch := self._queue.unanswered(batch, trio.current_time()):
             try:
-                committed = await self._commit(batch)
-                await self._resolve(batch, committed)
+                verdicts = await self._commit(batch)
+                await self._resolve(batch, verdicts)
             except psycopg.errors.LockNotAvailable as exc:
                 ready = await self._set_locked_aside(batch)
                 if len(ready) == len(batch) and not await self._refused(batch, exc):
@@ -168,7 +171,7 @@ class Flusher(Actor[object]):
                 self._tries, self._most, self._lone_refusals = 0, min(self._most * 2, MAX_BATCH), 0
                 now = trio.current_time()
                 for entry in batch:
-                    self._queue.answer(entry, committed.get(entry.transition.claim.id, STALE), now)
+                    self._queue.answer(entry, verdicts.get(entry.transition.claim.id, STALE), now)
                 return
 
     async def _refused(self, batch: list[PendingCommit], error: psycopg.Error) -> bool:
@@ -208,7 +211,7 @@ class Flusher(Actor[object]):
             self._try_later(entry)
         return bool(beside)
 
-    async def _commit(self, batch: list[PendingCommit], role: str = "commit") -> dict[int, Committed]:
+    async def _commit(self, batch: list[PendingCommit], role: str = "commit") -> dict[int, Verdict]:
         node = self._node
         # The client lane has no time limit of its own.
         within = None if role == "commit" else answer_patience(node.owner.lease_ttl)
@@ -218,29 +221,38 @@ class Flusher(Actor[object]):
                 node.owner.schema,
                 [entry.transition for entry in batch],
                 accept_late=node.config.late_commit == "accept",
+                node=node.owner.name,
             )
         if flushed.offered:
             node.offer(flushed.offered)
-        return flushed.committed
+        return {**flushed.committed}
 
-    async def _resolve(self, batch: list[PendingCommit], committed: dict[int, Committed]) -> None:
-        """After a commit of unknown fate was repeated: read the rows that it did not touch, and judge by them."""
+    async def _resolve(self, batch: list[PendingCommit], verdicts: dict[int, Verdict]) -> None:
+        """Read the rows that a commit did not touch, and judge by them.
+
+        It was of unknown fate and then repeated, or the claim is no longer ours, or a request to cancel overrules it.
+        """
         node = self._node
+        if len(verdicts) == len(batch):
+            return
         missing = [
-            entry.transition
+            (entry.transition, entry.unknown)
             for entry in batch
-            if entry.unknown and entry.transition.claim.id not in committed
+            if entry.transition.claim.id not in verdicts
+            and (entry.unknown or not entry.transition.outlasts_request)
         ]
         if not missing:
             return
         for entry in batch:
             entry.unknown = True  # if the read fails, the whole batch is tried again
         async with node.pool.acquire(node.lane("commit")) as conn:
-            rows = await read_claims(conn, node.owner.schema, [each.claim.id for each in missing])
-        for each in missing:
-            found = was_committed(each, rows.get(each.claim.id))
-            if found is not None:
-                committed[each.claim.id] = found
+            rows = await read_claims(conn, node.owner.schema, [each.claim.id for each, _ in missing])
+        for each, unknown in missing:
+            row = rows.get(each.claim.id)
+            if unknown and (found := was_committed(each, row)) is not None:
+                verdicts[each.claim.id] = found
+            elif (request := overruled_by(each, row)) is not None:
+                verdicts[each.claim.id] = Overruled(request)
 
     # -- set aside
 
@@ -331,8 +343,8 @@ class Flusher(Actor[object]):
 
     async def _try_once(self, entry: PendingCommit) -> None:
         try:
-            committed = await self._commit([entry], "client")
-            await self._resolve([entry], committed)
+            verdicts = await self._commit([entry], "client")
+            await self._resolve([entry], verdicts)
         except StoreUnavailable as exc:
             entry.unknown = entry.unknown or isinstance(exc, CommitUnknown)
             await trio.sleep(self._outage.failed(exc))
@@ -348,7 +360,7 @@ class Flusher(Actor[object]):
             self._outage.ok()
             if entry.writes_beside:
                 self._apart_until = 0.0
-            self._queue.answer(entry, committed.get(entry.transition.claim.id, STALE), trio.current_time())
+            self._queue.answer(entry, verdicts.get(entry.transition.claim.id, STALE), trio.current_time())
 
     async def _probe(self, entries: list[PendingCommit], role: str) -> set[int] | None:
         """Which of the rows that these outcomes write are not locked; None: unknown."""
@@ -380,8 +392,8 @@ class Flusher(Actor[object]):
             how, claims = queue.take_releases(self._most_released)
             try:
                 async with node.pool.acquire(node.lane("commit")) as conn:
-                    released, promoted = await self._give_back(conn, how, claims)
-                    missing = [claim for claim in claims if claim.id not in released]
+                    released = await self._give_back(conn, how, claims)
+                    missing = [claim for claim in claims if claim.id not in released.ids]
                     rows = dict[int, ClaimRow]()
                     if missing:
                         rows = await read_claims(conn, node.owner.schema, [claim.id for claim in missing])
@@ -403,18 +415,24 @@ class Flusher(Actor[object]):
                 self._outage.ok()
                 self._most_released = min(self._most_released * 2, MAX_BATCH)
                 logger.debug("released %d claims", len(claims))
-                node.offer(promoted)
-                if not how.hold:
-                    for claim in claims:
-                        node.notify(claim.queue, instance_id=claim.id)
+                node.offer([*released.offered])
+                self._tell_released(how, claims, released)
                 again = [claim for claim in missing if _is_ours(claim, rows)]
                 queue.releasing.difference_update([claim.claim_id for claim in claims])
                 queue.releasing.update([claim.claim_id for claim in again])
                 await self._release_again(how, again)
 
-    async def _give_back(
-        self, conn: PgConn, how: Release, claims: list[Claim]
-    ) -> tuple[set[int], list[Promoted]]:
+    def _tell_released(self, how: Release, claims: list[Claim], released: Released) -> None:
+        """Hint at rows that run again, and tell who waits for those that were cancelled."""
+        node = self._node
+        if not how.hold:
+            node.offer([Promoted(each.id, each.queue) for each in claims if each.id in released.runnable])
+        for claim in claims:
+            if claim.id in released.cancelled:
+                logger.info("instance %d was cancelled: %s, step %s", claim.id, claim.fsm, claim.step)
+                node.on_final(claim.id)
+
+    async def _give_back(self, conn: PgConn, how: Release, claims: list[Claim]) -> Released:
         node = self._node
         if how.crash is None:
             return await release_claims(
@@ -435,7 +453,8 @@ class Flusher(Actor[object]):
                     "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
                 )
                 node.on_final(each.id)
-        return {each.id for each in crashed}, promoted
+        cancelled = frozenset(each.id for each in crashed if each.status == "cancelled")
+        return Released(frozenset(each.id for each in crashed) - cancelled, cancelled, tuple(promoted))
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
         """Try again to release claims that are still ours: their rows were locked (a pick, a caller), or refused."""

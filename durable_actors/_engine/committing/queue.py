@@ -15,7 +15,7 @@ import attrs
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.verdicts import Verdict
 from durable_actors._store.children import Spawn
-from durable_actors._store.claim import OFFERED
+from durable_actors._store.holds import OFFERED
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors.otp import Address
 
@@ -97,7 +97,7 @@ class PendingCommit:
 
     @property
     def writes_beside(self) -> bool:
-        """Whether its commit may write or lock anything but its own row: signals, a parent."""
+        """Whether its commit may wait for a lock on more than its own row: signals, a parent. Records wait for none."""
         transition = self.transition
         return not transition.plain or (transition.ends and transition.claim.parent_id is not None)
 

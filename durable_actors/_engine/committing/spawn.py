@@ -8,14 +8,14 @@ import psycopg
 import trio
 
 from durable_actors._engine.committing.flusher import LOCK_PAUSE
-from durable_actors._engine.committing.verdicts import STALE, Refused, Verdict, blames_data
+from durable_actors._engine.committing.verdicts import STALE, Overruled, Refused, Verdict, blames_data
 from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.node import Node
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.failures import RETRYABLE
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
-from durable_actors._store.commit import was_committed
+from durable_actors._store.commit import overruled_by, was_committed
 from durable_actors._store.rows import Transition
 from durable_actors.errors import CommitUnknown, Duplicate
 
@@ -47,12 +47,15 @@ async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outag
         try:
             async with node.pool.acquire(node.lane("client"), within=patience) as conn:
                 done = await schedule_children(
-                    conn, node.owner.schema, transition, spawn, accept_late=accept_late
+                    conn, node.owner.schema, transition, spawn, accept_late=accept_late, node=node.owner.name
                 )
-                if done is None and unknown:
-                    # The claim is gone: the row shows whether the first attempt was committed.
-                    states = await read_claims(conn, node.owner.schema, [transition.claim.id])
-                    done = was_committed(transition, states.get(transition.claim.id))
+                asked = None
+                if done is None:
+                    # The row shows whether the first attempt was committed, or a request to cancel it overrules this.
+                    rows = await read_claims(conn, node.owner.schema, [transition.claim.id])
+                    row = rows.get(transition.claim.id)
+                    done = was_committed(transition, row) if unknown else None
+                    asked = overruled_by(transition, row)
         except TRANSIENT_ERRORS as exc:
             if isinstance(exc, psycopg.Error) and blames_data(exc):
                 return Refused(exc)
@@ -66,6 +69,6 @@ async def _spawn(node: Node, transition: Transition, spawn: Spawn, outage: Outag
         else:
             outage.ok()
             if done is None:
-                return STALE
+                return STALE if asked is None else Overruled(asked)
             node.offer(list(done.offered))
             return done

@@ -10,9 +10,11 @@ from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors.errors import DurableError
 from durable_actors.machine import (
     KEEP,
+    OUTCOMES,
     Await,
     Done,
     InsertPlan,
+    JournalLevel,
     MachineSpec,
     Next,
     Outcome,
@@ -53,8 +55,7 @@ def transition(
         case Next():
             return _enter(claim, spec, outcome, handed=handed, keep_claim=keep_claim)
         case Done():
-            result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
-            return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result)
+            return _end(claim, spec, outcome)
         case Retry():
             return Transition(
                 claim,
@@ -92,6 +93,12 @@ def transition(
             )
         case _:
             assert_never(outcome)
+
+
+def _end(claim: Claim, spec: MachineSpec, outcome: Done) -> Transition:
+    result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
+    gone = spec.keep == 0 and claim.parent_id is None  # its parent reads the row of a child
+    return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result, deletes=gone)
 
 
 def _enter(
@@ -149,18 +156,19 @@ def _park(
     )
 
 
-def plan_children(outcome: ScheduleChildren) -> Spawn:
+def plan_children(outcome: ScheduleChildren, *, journal: JournalLevel = "auto") -> Spawn:
     """What to insert for a `ScheduleChildren`. Raises `ConfigError` or `StateError` for invalid options of a child."""
-    return spawn_of(outcome, plan_some(outcome, 0, len(outcome.children)))
+    return spawn_of(outcome, plan_some(outcome, 0, len(outcome.children), journal=journal))
 
 
-def plan_some(outcome: ScheduleChildren, first: int, last: int) -> list[InsertPlan]:
+def plan_some(outcome: ScheduleChildren, first: int, last: int, *, journal: JournalLevel) -> list[InsertPlan]:
     """What to insert for some of the children."""
     registry = current_registry()
     plans: list[InsertPlan] = []
     for index, child in enumerate(outcome.children[first:last], first):
         try:
-            plans.append(plan_insert(registry.find(child.machine), child.options, on_duplicate="skip"))
+            spec = registry.find(child.machine)
+            plans.append(plan_insert(spec, child.options, on_duplicate="skip", journal=journal))
         except DurableError as exc:
             exc.add_note(f"in child {index} of ScheduleChildren")
             raise
@@ -191,8 +199,25 @@ def failure(claim: Claim, error: BaseException) -> Transition:
     )
 
 
+def cancellation(claim: Claim, reason: str | None) -> Transition:
+    """The transition to `cancelled`: an end without a result. Like a failure it keeps the inbox, for a retry."""
+    return Transition(claim, "cancelled", claim.step, attempt=claim.attempt, last_error=reason)
+
+
 def _raised(error: BaseException) -> Raised:
     return Raised(error_type(error), traceback_text(error))
+
+
+def keep_handled(after: Transition, error: BaseException) -> None:
+    """Keep the error that `handle` made this outcome of, for the journal, if the row does not keep it."""
+    if after.last_error is None and after.claim.journal >= OUTCOMES:
+        after.handled = _handled(error)
+
+
+def _handled(error: BaseException) -> bytes:
+    raised = _raised(error)
+    told = {"type": raised.type, "text": reason_text(error), "traceback": raised.traceback}
+    return encode_json({key: value for key, value in told.items() if value is not None}, what="an error")
 
 
 def _result(spec: MachineSpec, result: object, step: str) -> bytes:

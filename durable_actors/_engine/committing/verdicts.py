@@ -1,4 +1,4 @@
-"""The verdict on an outcome: committed, stale, or refused; and what a refusal blames. Pure."""
+"""The verdict on an outcome: committed, stale, overruled or refused; and what a refusal blames. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 import attrs
 import psycopg
 
+from durable_actors._store.commands import Request
 from durable_actors._store.rows import Committed
 from durable_actors.errors import Duplicate
 
@@ -22,13 +23,20 @@ class Stale:
 
 
 @attrs.frozen
+class Overruled:
+    """The fence refused the transition: the claim is ours, but its node was asked to cancel the instance."""
+
+    request: Request
+
+
+@attrs.frozen
 class Refused:
     """Postgres refused the data of this transition; nothing was written."""
 
     error: psycopg.Error | Duplicate
 
 
-Verdict = Committed | Stale | Refused
+Verdict = Committed | Stale | Overruled | Refused
 
 STALE: Final = Stale()
 

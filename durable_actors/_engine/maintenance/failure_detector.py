@@ -10,7 +10,7 @@ not expired only if all of this holds:
 * The owner's leases did not move in between: a node that claims or renews is alive, even if it lost its lock (its
   route to the server for session locks may be cut). A node with claims renews some of them every `dead_after` / 3
   seconds (`heartbeat.pulse_interval`), so this is evidence even if heartbeats are further apart than `dead_after`.
-* The owner is another node.
+* The owner is another node, and not a runner (`claim_next`): that has no session, and renews when it likes.
 
 In every other case the lease decides. `dead_after` should be the same on all nodes: a node with a smaller value than
 the node that it observes may look twice between two signs of life.
@@ -23,7 +23,7 @@ from typing import Final
 
 import attrs
 
-from durable_actors._store.lease import OwnerState
+from durable_actors._store.lease import RUNNER, OwnerState
 
 EXPIRY_MARGIN: Final = 0.01
 """Seconds to wait after a lease's end, so that it has ended on the server, too."""
@@ -81,7 +81,7 @@ def judge_owners(
     dead: list[str] = []
     looks: list[float] = []
     for each in owners:
-        if each.alive or each.owner == me:
+        if each.alive or each.owner == me or each.owner.startswith(RUNNER):
             continue
         suspect = known.get(each.owner)
         if suspect is None or each.latest_expiry > suspect.latest_expiry:

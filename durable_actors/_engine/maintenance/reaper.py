@@ -2,7 +2,7 @@
 
 Owns       what it has seen of other nodes' locks (`failure_detector`); after a restart it begins anew.
 Receives   nothing.
-Sends      hints to the feeders here about rows that are on offer again; `on_final` for quarantined instances.
+Sends      hints to the feeders here about rows that are on offer again; `on_final` for instances that it ends.
 Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql, in a task of its
            own: it may fail, and delays nothing, because `nodes` is for people only.
 Reads      read_owners.sql, sweep_keys.sql.
@@ -16,6 +16,8 @@ come from one session.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import trio
@@ -23,6 +25,7 @@ import trio
 from durable_actors._engine.maintenance.failure_detector import SuspectLog, judge_owners, wait_for_next
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
 from durable_actors._store.node import forget_nodes
@@ -114,37 +117,10 @@ class Reaper(Actor[object]):
         count = 0
         while True:
             async with node.pool.acquire(node.lane("claim")) as conn:
-                reaped, promoted = await reap_claims(
-                    conn, node.owner.schema, limit=BATCH, dead=dead, max_crashes=node.config.max_crashes
-                )
-            node.offer(promoted)
-            self._report(reaped, tuple(dead))
-            count += len(reaped)
-            if len(reaped) < BATCH:
+                found = await reap_some(node, conn, limit=BATCH, dead=dead)
+            count += found
+            if found < BATCH:
                 return count
-
-    def _report(self, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
-        if not reaped:
-            return
-        node = self._node
-        failed = 0
-        for each in reaped:
-            if each.status == "failed":
-                failed += 1
-                node.on_final(each.id)
-                logger.error(
-                    "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
-                )
-            else:
-                node.notify(each.queue, instance_id=each.id)
-        logger.warning(
-            "reaped %s whose lease had expired%s%s",
-            counted(len(reaped), "claim"),
-            f", or whose node is gone: {', '.join(dead)}" if dead else "",
-            f"; {failed} of them failed" if failed else "",
-        )
-        if node.telemetry.active:
-            node.telemetry.emit(ClaimsReaped(count=len(reaped), failed=failed, dead_nodes=dead))
 
     async def _forget(self) -> None:
         """Delete the rows of nodes that are long gone; a failed attempt is repeated after an hour.
@@ -170,6 +146,52 @@ class Reaper(Actor[object]):
         after: str | None = ""
         while after is not None:
             async with node.pool.acquire(node.lane("claim")) as conn:
-                stuck, after = await sweep_keys(conn, node.owner.schema, after=after, limit=SWEEP)
-                promoted = await promote_siblings(conn, node.owner.schema, stuck) if stuck else []
-            node.offer(promoted)
+                _, after = await sweep_some(node, conn, after=after, limit=SWEEP)
+
+
+# Used by `execute_next`, too.
+
+
+async def reap_some(
+    node: Node, conn: PgConn, *, limit: int, dead: Mapping[str, float] = MappingProxyType({})
+) -> int:
+    """Reap up to `limit` expired claims, and those of dead nodes; log them, and return how many."""
+    reaped, promoted = await reap_claims(
+        conn, node.owner.schema, limit=limit, dead=dead, max_crashes=node.config.max_crashes
+    )
+    node.offer(promoted)
+    if reaped:
+        _report(node, reaped, tuple(dead))
+    return len(reaped)
+
+
+async def sweep_some(node: Node, conn: PgConn, *, after: str, limit: int) -> tuple[int, str | None]:
+    """Offer the stuck rows of up to `limit` keys; return how many there were, and where to continue (None: the end)."""
+    stuck, last = await sweep_keys(conn, node.owner.schema, after=after, limit=limit)
+    promoted = await promote_siblings(conn, node.owner.schema, stuck) if stuck else []
+    node.offer(promoted)
+    return len(promoted), last
+
+
+def _report(node: Node, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
+    failed = 0
+    for each in reaped:
+        if each.status == "cancelled":
+            node.on_final(each.id)
+            logger.info("instance %d was cancelled: %s, step %s", each.id, each.machine, each.step)
+        elif each.status == "failed":
+            failed += 1
+            node.on_final(each.id)
+            logger.error("instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault)
+        else:
+            node.notify(each.queue, instance_id=each.id)
+    if node.wakeups is not None:
+        node.wakeups.add(each.id for each in reaped)
+    logger.warning(
+        "reaped %s whose lease had expired%s%s",
+        counted(len(reaped), "claim"),
+        f", or whose node is gone: {', '.join(dead)}" if dead else "",
+        f"; {failed} of them failed" if failed else "",
+    )
+    if node.telemetry.active:
+        node.telemetry.emit(ClaimsReaped(count=len(reaped), failed=failed, dead_nodes=dead))

@@ -20,6 +20,7 @@ import trio
 
 from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.committing.verdicts import blames_data
+from durable_actors._engine.wakeups import Wakeups
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.lock_retry import retry_while_locked
 from durable_actors._postgres.pool.pool import ConnectionPool
@@ -46,10 +47,12 @@ from durable_actors.errors import (
     StoreUnavailable,
 )
 from durable_actors.machine import (
+    ENDED,
     ChildView,
     Context,
     InsertOptions,
     InsertPlan,
+    JournalLevel,
     MachineRef,
     RowOptions,
     Signal,
@@ -62,7 +65,6 @@ T = TypeVar("T")
 
 logger: Final = logging.getLogger("durable_actors.engine")
 
-TERMINAL: Final = frozenset({"done", "failed"})
 LOOK_AGAIN: Final = 0.25
 """Seconds between attempts while Postgres is unavailable."""
 
@@ -78,10 +80,12 @@ class EnginePort:
         claims: ActiveClaims,
         *,
         patience: float | None = None,
+        journal: JournalLevel = "auto",
     ) -> None:
         self._pool = pool
         self._lane = lane
         self._patience = patience
+        self._journal: JournalLevel = journal
         self._schema = schema
         self._claims = claims
         self.home: Final = HomeRun(anywhere=True)
@@ -89,11 +93,13 @@ class EnginePort:
         self._calls: WeakKeyDictionary[Context[Any], dict[str, int]] = WeakKeyDictionary()
         self.notify: Callable[..., None] = _no_notify
         """Called for each instance that was started or woken (`Node.notify`)."""
+        self.wakeups: Wakeups | None = None
+        """As of `Node`."""
 
     @at_home
     async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
         """Insert an instance; committed at once, not with the step's outcome. A re-run finds the same one."""
-        plan = plan_insert(current_registry().find(machine), options)
+        plan = plan_insert(current_registry().find(machine), options, journal=self._journal)
         started = await self._start(ctx, plan, self._ordinal(ctx, "insert " + plan.machine), kind="insert")
         if started.id is not None or plan.on_duplicate == "skip":
             return started.id
@@ -115,7 +121,7 @@ class EnginePort:
                 option="on_duplicate",
             )
         spec = current_registry().find(machine)
-        plan = plan_insert(spec, cast("InsertOptions", options))
+        plan = plan_insert(spec, cast("InsertOptions", options), journal=self._journal)
         initial = None if plan.step == spec.initial else plan.step
         given: object = options["args"] if "args" in options else options.get("state", {})
         stored: object = spec.codec.decode(plan.state, step=plan.step)
@@ -155,7 +161,7 @@ class EnginePort:
 
         sent = await self._retry_while_unavailable(ctx, send)
         if sent is not None and sent[0].outcome == "no_target" and unknown:
-            if await self._status(ctx, delivery) in TERMINAL:
+            if await self._status(ctx, delivery) in ENDED:
                 return  # an earlier attempt of this call may have delivered the signal that ended the target
             sent = await self._retry_while_unavailable(ctx, send)  # the target was inserted just now
         self._tell_sent(ctx, sent, f"signal {name!r}: {target!r} does not exist or has ended")
@@ -168,6 +174,8 @@ class EnginePort:
             raise NoTarget(missing)
         if sent.woken and sent.queue is not None:
             self.notify(sent.queue, instance_id=sent.target, by_signal=True)
+            if self.wakeups is not None and sent.target is not None:
+                self.wakeups.add((sent.target,))
 
     async def _status(self, ctx: Context[Any], delivery: Delivery) -> str | None:
         """The target's status; None if it does not exist."""
@@ -227,13 +235,15 @@ class EnginePort:
         started = await self._retry_while_unavailable(
             ctx,
             lambda conn: start_child(
-                conn, self._schema, claim, plan, uid=uid, as_child=kind == "child", digest=digest
+                conn, self._schema, claim, plan, uid=uid, as_child=kind == "child", key=key, digest=digest
             ),
         )
         if started is None:
             raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was started")
         if started.new and not plan.delay and plan.eligible_at is None:
             self.notify(plan.queue, instance_id=started.id, priority=plan.priority)
+        if started.new and self.wakeups is not None and started.id is not None:
+            self.wakeups.add((started.id,))
         return started
 
     @at_home

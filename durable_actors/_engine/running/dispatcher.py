@@ -1,8 +1,8 @@
 """Dispatcher: owns the claims of one queue, from the pick to the end. Sans-I/O; time is an argument.
 
 Made before the queue's feeder, and valid across its restarts. The feeder adds claims and asks for the demand; step
-tasks say when they wait, end a step, or exit; `Completion` says what became of an outcome. Whatever happens to a claim
-is a call of `_move`, and every count follows from it.
+tasks say when a step has ended, the pool when a task waits or exits; `Completion` says what became of an outcome.
+Whatever happens to a claim is a call of `_move`, and every count follows from it.
 
 Which claim starts when: picked rows wait for a slot in the buffer; instances between two steps have kept theirs, and go
 first. A task that runs a step without waiting takes the next claim itself (`follow`), without a turn of the scheduler
@@ -24,7 +24,7 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.limits import QueueLimits, demand, max_inflight
 from durable_actors._engine.running.prefetch import AdaptivePrefetch
-from durable_actors._store.claim import HELD, OFFERED
+from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim
 from durable_actors.otp import PoolClosed, PoolFull, PoolTask
 
@@ -226,7 +226,7 @@ class Dispatcher:
         if len(self._suspended) >= self._limits.concurrency:
             self._doubt_inboxes()
         if waiting and claims:
-            self._buffer = deque(sorted(self._buffer, key=_urgency))
+            self._buffer = deque(sorted(self._buffer, key=lambda active: active.claim.priority))
 
     def start(self, now: float) -> None:
         """Start the most urgent claim, unless a running task is about to."""
@@ -247,6 +247,13 @@ class Dispatcher:
             self._buffer.remove(active)
             self._give_back(active, hold=HELD)
             self._on_contended(active.claim)
+
+    def give_back_between_steps(self, active: ActiveClaim) -> None:
+        """A command asks to cancel it before its next step: release it. One whose key is being taken: after that."""
+        if active.claim.partition_key is None or self._keys.owns(active.claim):
+            (self._buffer if active.state is BUFFERED else self._ready).remove(active)
+            self._give_back(active)
+            self._wake()
 
     def _note_if_all_ran(self, now: float) -> None:
         if not self._buffer and not self._eager:  # a step that waited was noted already
@@ -332,7 +339,7 @@ class Dispatcher:
         if not self._feeder_woken:
             self._feeder_woken = self._wake_feeder()
 
-    # -- called by step tasks
+    # -- called by step tasks, and for them by the pool (`tree.py::_task_suspended`, `_task_exited`)
 
     def follow(self, task_slice: TaskSlice, now: float) -> bool:
         """A step has ended without waiting: run the next claim in its task. False: the task ends."""
@@ -375,11 +382,8 @@ class Dispatcher:
             self._start_if_none_eager(now)
 
     def may_continue(self, active: ActiveClaim, now: float) -> bool:
-        """Whether this instance may keep its slot for its next step.
-
-        Asked when the step has an outcome: a drain, or more urgent claims, may have come while it ran.
-        """
-        if self._draining.value or active.interrupted is not None:
+        """Whether it may keep its slot for its next step: a drain, or more urgent claims, may have come meanwhile."""
+        if self._draining.value or active.interrupted is not None or not self._limits.run_ahead:
             return False
         if active.steps >= RUN_AHEAD_STEPS or now >= active.run_ahead_until:
             return False
@@ -451,10 +455,10 @@ class Dispatcher:
     def recover(self, pending: PendingCommit, now: float) -> bool:
         """Start a task that runs `handle`, for Postgres refused this outcome. False: the row is to be released.
 
-        The claim or its key is lost, or no task starts now: a drain, or the step pool restarts.
+        The claim or its key is lost, it is to be cancelled, or no task starts now: a drain, or the step pool restarts.
         """
         active = pending.active
-        if active.lost is not None or not self._keys.holds(active.claim):
+        if active.lost is not None or active.cancel_requested or not self._keys.holds(active.claim):
             return False
         # Suspended from the beginning: this task is not expected to start the next claim.
         task_slice = TaskSlice(self, active, now, suspended=True)
@@ -493,8 +497,4 @@ class Dispatcher:
 
 
 def _may_run(active: ActiveClaim, now: float) -> bool:
-    return active.lost is None and active.claim.trusted_until > now
-
-
-def _urgency(active: ActiveClaim) -> int:
-    return active.claim.priority
+    return active.lost is None and not active.cancel_requested and active.claim.trusted_until > now

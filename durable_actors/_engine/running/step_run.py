@@ -26,7 +26,13 @@ import trio
 
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.queue import PendingCommit
-from durable_actors._engine.committing.transition import failure, plan_some, spawn_of, transition
+from durable_actors._engine.committing.transition import (
+    failure,
+    keep_handled,
+    plan_some,
+    spawn_of,
+    transition,
+)
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._engine.running.step_inputs import NO_INPUTS
@@ -37,6 +43,7 @@ from durable_actors.machine import (
     Context,
     Error,
     InsertPlan,
+    JournalLevel,
     MachineSpec,
     Next,
     Outcome,
@@ -103,7 +110,7 @@ class StepRun:
             if not isinstance(outcome, ScheduleChildren):
                 return pending
             await self.tidy()  # a scope that user code has left open could cancel this
-            return await _with_children(pending, outcome)
+            return await _with_children(pending, outcome, self._node.config.journal)
         except BaseException as exc:  # noqa: BLE001 - user code may raise anything
             return await self.recover(await self._judge(exc), ctx)
 
@@ -137,7 +144,7 @@ class StepRun:
             if not isinstance(outcome, ScheduleChildren):
                 return pending
             await self.tidy()  # a scope that user code has left open could cancel this
-            return await _with_children(pending, outcome)
+            return await _with_children(pending, outcome, self._node.config.journal)
         except BaseException as exc:  # noqa: BLE001 - a handle that raises: failed, by contract
             raised = await self._judge(exc)
             raised.__context__ = error
@@ -171,6 +178,8 @@ class StepRun:
             keep_claim=keep_claim,
             error=error,
         )
+        if error is not None:
+            keep_handled(after, error)
         return PendingCommit(active, self, after, type(outcome).__name__, error)
 
     async def _outcome_of(self, error: Exception, ctx: Context[Any]) -> Outcome:
@@ -245,11 +254,13 @@ class StepRun:
         return ctx
 
 
-async def _with_children(pending: PendingCommit, outcome: ScheduleChildren) -> PendingCommit:
+async def _with_children(
+    pending: PendingCommit, outcome: ScheduleChildren, journal: JournalLevel
+) -> PendingCommit:
     """Plan the children in parts: a hundred thousand take 0.4 s, and heartbeats and other steps must run between."""
     plans: list[InsertPlan] = []
     for first in range(0, len(outcome.children), PLAN_AT_ONCE):
-        plans += plan_some(outcome, first, first + PLAN_AT_ONCE)
+        plans += plan_some(outcome, first, first + PLAN_AT_ONCE, journal=journal)
         await trio.lowlevel.checkpoint()
     pending.spawn = spawn_of(outcome, plans)
     return pending

@@ -169,11 +169,15 @@ class ConnectionPool:
             generation=sum(gate.generation for gate in self._gates.values()),
         )
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close every connection. Tasks that use or wait for one get `StoreUnavailable`. Safe to repeat."""
         self._closed = True
         for state in self._lanes.values():
             state.close()
+
+    async def aclose(self) -> None:
+        """`close`, and a checkpoint."""
+        self.close()
         await trio.lowlevel.checkpoint()
 
     async def obtain(self, state: LaneState) -> PooledConnection:

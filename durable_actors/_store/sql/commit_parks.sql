@@ -7,9 +7,11 @@
 --          $20 accept late commits boolean
 -- returns  id, visit, status, null, inbox. The inbox of an instance that is done is dropped. One that failed keeps its inbox, its
 --          dedup keys and its awaits: a retry gets the same signals again
+-- moves    next · retry · parked · done · failed · cancelled
 -- locks    the rows
 -- index    gen_durable_pkey
 -- keeps    I1, I3, I4, I8
+-- fence    as there
 update durable.gen_durable g
    set status = o.status::durable.durable_status,
        step = o.step,
@@ -20,21 +22,21 @@ update durable.gen_durable g
        rev = least(g.rev, 9223372036854775806) + 1,
        crashes = case when o.advance > 0 then 0 else g.crashes end,
        round = case when o.advance > 0 then 0 else least(g.round, 2147483646) + 1 end,
-       eligible_at = now() + make_interval(secs => o.delay),
+       eligible_at = durable.now() + make_interval(secs => o.delay),
        last_error = o.last_error,
        error_type = o.error_type,
        traceback = o.traceback,
        partition_key = case when o.rekey then o.new_key else g.partition_key end,
        locked_by = null,
        lease_expires_at = null,
-       finished_at = case when o.status in ('done', 'failed') then now() end,
-       awaits = case when o.keeps or o.status = 'failed' then g.awaits else o.awaits::text[] end,
+       finished_at = case when o.status in ('done', 'failed', 'cancelled') then durable.now() end,
+       awaits = case when o.keeps or o.status in ('failed', 'cancelled') then g.awaits else o.awaits::text[] end,
        await_step = o.await_step,
-       await_deadline = case when o.timeout is not null then now() + make_interval(secs => o.timeout) end,
+       await_deadline = case when o.timeout is not null then durable.now() + make_interval(secs => o.timeout) end,
        children_total = case when o.advance > 0 then 0 else g.children_total end,  -- the barrier is the visit's
        children_pending = 0,
        wake_on_failure = false,
-       updated_at = now()
+       updated_at = durable.now()
   from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::int[],
               $10::float8[], $11::text[], $12::boolean[], $13::text[], $14::text[], $15::boolean[], $16::text[], $17::float8[],
               $18::text[], $19::text[])
@@ -42,5 +44,6 @@ update durable.gen_durable g
          await_step, timeout, error_type, traceback)
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
    and ($20::boolean or g.lease_expires_at > clock_timestamp())
+   and (g.request is null or o.status in ('done', 'cancelled') or not durable.asked_to_cancel(g.request))
 returning g.id, g.visit, g.status, null, g.inbox,
           case when g.inbox and o.status = 'done' then durable.drop_inbox(g.id) end

@@ -11,7 +11,7 @@ with ours as materialized (
       join durable.gen_durable g on g.id = p.target
      where g.xmin = pg_current_xact_id()::xid
 ), marked as (
-    update durable.signals s set consumed_at = now()
+    update durable.signals s set consumed_at = durable.now()
       from ours o
      where s.id = o.signal and s.target_id = o.target and s.consumed_at is null and s.dedup_key is not null
 )

@@ -1,15 +1,18 @@
 -- crash_claims: release claims whose step ended without an outcome (SystemExit and the like); each counts as a crash.
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 what was raised text[] · $4 max crashes int or null · $5 its class text ·
 --          $6 its traceback text
--- returns  id, queue, partition_key, status (runnable, or failed when the step crashed too often), fsm, step, why it failed
--- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; for a row that fails also its parent, whose barrier join_parents counts
+-- returns  id, queue, partition_key, status (runnable, failed when the step crashed too often, or
+--          cancelled if that was requested), fsm, step, why it failed
+-- moves    cancelled · crashed · unfit
+-- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; for a row that ends also its parent, whose barrier join_parents counts
 --          next. Never waits. A claim whose row is locked stays ours, and the caller tries it again.
 -- index    gen_durable_pkey
 -- keeps    I4 a stale write changes nothing. Counters stop at their ends, as in release_claims.
 -- backoff  and quarantine: as in reap_claims; tests/store/test_crashes.py compares the two
 with mine as materialized (
-    select y.id, y.parent_id, y.barrier, u.error,
-           case when octet_length(y.partition_key) > 2000
+    select y.id, y.parent_id, y.barrier, y.claim_id as claim, y.locked_by as owner, u.error, octet_length(y.partition_key) > 2000 as wide,
+           durable.asked_to_cancel(y.request) as asked,
+           case when durable.asked_to_cancel(y.request) then null when octet_length(y.partition_key) > 2000
                 then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
                 when y.crashes >= $4::int - 1
                 then format('quarantined: step %s ended %s without an outcome (the last time: %s)', left(y.step, 255),
@@ -19,22 +22,35 @@ with mine as materialized (
      order by y.id for no key update of y skip locked
 ), parents as materialized (
     select p.id from durable.gen_durable p
-     where p.id = any (array(select m.parent_id from mine m where m.fault is not null and m.barrier is not null))
+     where p.id = any (array(select m.parent_id from mine m where (m.fault is not null or m.asked) and m.barrier is not null))
        and p.status::text = 'awaiting_children'
      order by p.id for no key update skip locked
 )
 update durable.gen_durable g
-   set status = (case when m.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = case when m.fault is null then least(g.attempt, 2147483646) + 1 else g.attempt end, crashes = least(g.crashes, 2147483646) + 1,
+   set status = (case when m.asked then 'cancelled' when m.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
+       hold = 0, attempt = case when m.fault is null and not m.asked then least(g.attempt, 2147483646) + 1 else g.attempt end,
+       crashes = case when m.asked then g.crashes else least(g.crashes, 2147483646) + 1 end,
        rev = least(g.rev, 9223372036854775806) + 1,
-       eligible_at = now() + make_interval(secs => case when g.crashes = 0 then 0 else least(2 ^ least(g.crashes - 1, 9), 300) end),
-       last_error = coalesce(m.fault, format('crash %s: %s', least(g.crashes, 2147483646) + 1, m.error)),
-       error_type = $5::text, traceback = $6::text,
-       finished_at = case when m.fault is not null then now() end,
-       locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = now()
+       eligible_at = case when m.asked then g.eligible_at else durable.now() + make_interval(
+                         secs => case when g.crashes = 0 then 0 else least(2 ^ least(g.crashes - 1, 9), 300) end) end,
+       last_error = case when m.asked then g.request ->> 'reason'
+                         else coalesce(m.fault, format('crash %s: %s', least(g.crashes, 2147483646) + 1, m.error)) end,
+       error_type = case when not m.asked then $5::text end, traceback = case when not m.asked then $6::text end,
+       finished_at = case when m.fault is not null or m.asked then durable.now() end,
+       children_pending = case when m.asked then 0 else g.children_pending end, wake_on_failure = g.wake_on_failure and not m.asked,
+       locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = durable.now()
   from mine m
  where g.id = m.id
-   and (m.fault is null or m.barrier is null or m.parent_id = any (array(select p.id from parents p))
+   and ((m.fault is null and not m.asked) or m.barrier is null or m.parent_id = any (array(select p.id from parents p))
         or not exists (select 1 from durable.gen_durable p
                         where p.id = m.parent_id and p.visit = m.barrier and p.status::text = 'awaiting_children'))
-returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when m.fault is not null then g.last_error end
+returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when m.fault is not null then g.last_error end,
+          case when m.asked then case when g.journal >= 2 then durable.note_cancelled(
+                   g.id, g.rev, g.step, g.visit, g.attempt, g.round, g.request) end
+               when g.journal >= 1 then durable.note(
+              g.id, g.rev, case when m.wide then 'unfit' else 'crashed' end, g.step, null, g.visit, case when m.fault is null then g.attempt - 1 else g.attempt end, g.round,
+              m.claim, m.owner,
+              failure => jsonb_strip_nulls(jsonb_build_object('type', g.error_type, 'text', g.last_error, 'traceback', g.traceback)),
+              further => case when m.wide then jsonb_build_object('eligible_at', g.eligible_at, 'crashes', g.crashes)
+                              else jsonb_build_object('to_attempt', g.attempt, 'eligible_at', g.eligible_at, 'failed', m.fault is not null)
+                                   || case when g.journal < 3 then '{"folded": {}}'::jsonb else '{}' end end) end

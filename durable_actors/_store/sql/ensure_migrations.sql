@@ -5,5 +5,5 @@
 create table if not exists durable.migrations (
     version    int primary key,
     name       text not null,
-    applied_at timestamptz not null default now()
+    applied_at timestamptz not null default pg_catalog.now()
 )

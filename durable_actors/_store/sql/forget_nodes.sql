@@ -15,7 +15,7 @@ with locks as materialized (
 delete from durable.nodes n
  where n.incarnation = any (array(
     select o.incarnation from durable.nodes o
-     where (o.stopped_at < now() - make_interval(secs => $2::float8) or o.seen_at < now() - make_interval(secs => $3::float8))
+     where (o.stopped_at < pg_catalog.now() - make_interval(secs => $2::float8) or o.seen_at < pg_catalog.now() - make_interval(secs => $3::float8))
        and not exists (
            select 1 from durable.gen_durable g where g.status = 'executing' and g.locked_by = o.incarnation)
        and hashtextextended($1::text || chr(2) || o.incarnation, 0) not in (select l.hash from locks l)

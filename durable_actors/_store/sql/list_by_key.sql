@@ -14,5 +14,5 @@ select g.id
    and ($7::text is null or g.step = $7::text)
    and ($8::text is null or strpos(g.last_error, $8::text) > 0)
    and ($9::text[] is null or g.tags @> $9::text[])
-   and ($10::float8 is null or g.updated_at < now() - make_interval(secs => $10::float8))
+   and ($10::float8 is null or g.updated_at < durable.now() - make_interval(secs => $10::float8))
  order by g.id desc limit $3::int

@@ -19,5 +19,5 @@ select t.id
    and ($7::text is null or t.step = $7::text)
    and ($8::text is null or strpos(t.last_error, $8::text) > 0)
    and ($9::text[] is null or t.tags @> $9::text[])
-   and ($10::float8 is null or t.updated_at < now() - make_interval(secs => $10::float8))
+   and ($10::float8 is null or t.updated_at < durable.now() - make_interval(secs => $10::float8))
  order by t.id desc limit $3::int

@@ -20,6 +20,6 @@ select f.id, w.looked, w.lowest
        and ($7::text is null or y.step = $7::text)
        and ($8::text is null or strpos(y.last_error, $8::text) > 0)
        and ($9::text[] is null or y.tags @> $9::text[])
-       and ($10::float8 is null or y.updated_at < now() - make_interval(secs => $10::float8))
+       and ($10::float8 is null or y.updated_at < durable.now() - make_interval(secs => $10::float8))
      order by y.id desc limit $3::int) f on true
  order by f.id desc

@@ -3,6 +3,7 @@
 --          $6 token hash bytea
 -- returns  per claimed row what pick_instances returns, in no order. A missing row is no longer offered, has a
 --          key after all, or its machine or step is unknown here: pick_instances handles those
+-- moves    claimed
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the rows
 -- index    gen_durable_pkey
 -- keeps    I2 one live claim per instance
@@ -12,16 +13,20 @@
 with mine as materialized (
     select g.id, set_config('synchronous_commit', 'off', true)
       from durable.gen_durable g
-     where g.id = any ($2::bigint[]) and g.status = 'runnable' and g.hold = 0 and g.queue = $1::text
-       and g.eligible_at <= now() and g.partition_key is null
+     where g.id = any ($2::bigint[]) and durable.offered(g.status, g.hold) and g.queue = $1::text
+       and durable.due(g.eligible_at) and g.partition_key is null
        and g.fsm || chr(31) || g.fsm_version || chr(31) || g.step = any ($5::text[])
        for no key update skip locked
 )
 update durable.gen_durable g
-   set status = 'executing', locked_by = $3::text,
+   set status = 'executing', locked_by = $3::text, rev = least(g.rev, 9223372036854775806) + 1,
        claim_id = ((select left(replace(gen_random_uuid()::text, '-', ''), 16)) || encode(int8send(g.id), 'hex'))::uuid,
        claim_token_hash = $6::bytea,
-       lease_expires_at = now() + make_interval(secs => $4::float8), updated_at = now()
+       lease_expires_at = pg_catalog.now() + make_interval(secs => $4::float8), updated_at = durable.now()
  where g.id = any (array(select m.id from mine m))
 returning g.id, g.priority, g.eligible_at, 'c', g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
-          g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total, g.round
+          g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total, g.round,
+          case when g.journal > 0 then g.journal || case when g.journal < 2 then '' else ' ' || coalesce(encode(g.fingerprint, 'hex'), '') end
+                  || case when g.journal < 3 then '' else ' ' || g.lease_expires_at end end,
+          case when g.journal >= 3 then durable.note(g.id, g.rev, 'claimed', g.step, null, g.visit, g.attempt, g.round, g.claim_id,
+                  g.locked_by, further => jsonb_build_object('lease_until', g.lease_expires_at, 'token_hash', g.claim_token_hash)) end

@@ -3,6 +3,6 @@
 -- returns  id, status, result, last_error
 -- locks    none
 -- index    gen_durable_pkey
-select g.id, g.status, case when g.status = 'done' then g.result end, case when g.status = 'failed' then g.last_error end
+select g.id, g.status, case when g.status = 'done' then g.result end, case when g.status in ('failed', 'cancelled') then g.last_error end
   from durable.gen_durable g
  where g.id = any ($1::bigint[])

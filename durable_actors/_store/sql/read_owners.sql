@@ -9,7 +9,7 @@
 with owners as materialized (
     select g.locked_by, count(*) as claims, max(g.lease_expires_at) as latest,
            -- A lease longer than any engine asks for was written by hand, and is over: reap_claims takes it.
-           min(case when g.lease_expires_at > now() + interval '11 years' then '-infinity' else g.lease_expires_at end) as soonest
+           min(case when g.lease_expires_at > pg_catalog.now() + interval '11 years' then '-infinity' else g.lease_expires_at end) as soonest
       from durable.gen_durable g
      where g.status = 'executing'
      group by g.locked_by
@@ -19,7 +19,7 @@ with owners as materialized (
      where l.locktype = 'advisory' and l.objsubid = 1 and l.granted
        and l.database = (select d.oid from pg_database d where d.datname = current_database())
 )
-select o.locked_by, o.claims, (extract(epoch from o.soonest) - extract(epoch from now()))::float8, extract(epoch from o.latest)::float8,
+select o.locked_by, o.claims, (extract(epoch from o.soonest) - extract(epoch from pg_catalog.now()))::float8, extract(epoch from o.latest)::float8,
        hashtextextended($1::text || chr(2) || o.locked_by, 0) in (select l.hash from locks l),
-       extract(epoch from now() - pg_postmaster_start_time())::float8, pg_backend_pid()
+       extract(epoch from pg_catalog.now() - pg_postmaster_start_time())::float8, pg_backend_pid()
   from owners o

@@ -8,10 +8,10 @@
 -- hostile  epochs are subtracted, not instants: before Postgres 17 an infinite one refuses that, and one row would stop its queue
 with recursive p(priority) as (
     (select g.priority from durable.gen_durable g
-      where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text order by g.priority limit 1)
+      where durable.offered(g.status, g.hold) and g.queue = $1::text order by g.priority limit 1)
     union all
     select (select g.priority from durable.gen_durable g
-             where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority > p.priority
+             where durable.offered(g.status, g.hold) and g.queue = $1::text and g.priority > p.priority
              order by g.priority limit 1)
       from p where p.priority is not null
 ), m(fsm, version, step) as (
@@ -25,17 +25,17 @@ with recursive p(priority) as (
            and (g.fsm, g.fsm_version, coalesce(g.shelved_step, '')) > (m.fsm, m.version, m.step)
          order by g.fsm, g.fsm_version, coalesce(g.shelved_step, '') limit 1) n
 )
-select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from now()))::float8, null::text, null::float8
+select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from durable.now()))::float8, null::text, null::float8
   from p left join lateral (
     select g.eligible_at from durable.gen_durable g
-     where g.status = 'runnable' and g.hold = 0 and g.queue = $1::text and g.priority = p.priority
-       and g.eligible_at > now() - make_interval(secs => $2::float8)
+     where durable.offered(g.status, g.hold) and g.queue = $1::text and g.priority = p.priority
+       and g.eligible_at > durable.now() - make_interval(secs => $2::float8)
      order by g.eligible_at limit 1) f on true
  where p.priority is not null
 union all
 select null, null, m.fsm || chr(31) || m.version || chr(31) || m.step, null::float8 from m
 union all
-select null, null, null, (extract(epoch from d.await_deadline) - extract(epoch from now()))::float8
+select null, null, null, (extract(epoch from d.await_deadline) - extract(epoch from durable.now()))::float8
   from (select g.await_deadline from durable.gen_durable g
          where g.queue = $1::text and g.status in ('awaiting_signal', 'awaiting_children') and g.await_deadline is not null
          order by g.await_deadline limit 1) d

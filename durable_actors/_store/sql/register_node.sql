@@ -3,4 +3,4 @@
 -- returns  nothing
 -- locks    its own row
 insert into durable.nodes (incarnation, node, about) values ($1::text, $2::text, $3::jsonb)
-on conflict (incarnation) do update set seen_at = now(), stopped_at = null, about = excluded.about
+on conflict (incarnation) do update set seen_at = pg_catalog.now(), stopped_at = null, about = excluded.about

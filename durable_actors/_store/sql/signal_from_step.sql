@@ -2,6 +2,7 @@
 -- params   $1 target bigint[] (null: by key) · $2 unique key bytea[] · $3 name text[] · $4 payload text[] · $5 dedup key text[]
 --          $6 sender bigint · $7 claim uuid · $8 visit bigint
 -- returns  as send_signals; nothing when the claim is stale
+-- moves    woken · signalled
 -- locks    the targets, in id order. Not the sender: two instances that signal each other would wait for each other. The claim was
 --          current when the statement began, which is when the signal counts as sent.
 -- index    gen_durable_pkey, gen_durable_unique, signals_dedup

@@ -2,4 +2,4 @@
 -- params   $1 incarnation text
 -- returns  nothing
 -- locks    its own row
-update durable.nodes set seen_at = now(), stopped_at = now() where incarnation = $1::text
+update durable.nodes set seen_at = pg_catalog.now(), stopped_at = pg_catalog.now() where incarnation = $1::text

@@ -21,8 +21,9 @@ union all
 select k.key,
        not exists (select 1 from durable.gen_durable y where y.partition_key = k.key and y.status = 'executing')
        -- Not "no row is offered": that would read all 50,000 held rows of a busy key. One that is offered behind the first
-       -- makes this an extra promotion, which is safe. Shelved rows have given up their place.
+       -- makes this an extra promotion, which is safe. Shelved, paused and waiting rows have given up their place.
        and coalesce((select y.hold from durable.gen_durable y
-                      where y.partition_key = k.key and y.status = 'runnable' and y.eligible_at <= now() and y.hold <> 2
+                      where y.partition_key = k.key and y.status = 'runnable' and durable.due(y.eligible_at) and y.hold <> 2
+                        and durable.keeps_place(y.hold)
                       order by y.priority, y.eligible_at, y.id limit 1) = 1, false)
   from (select key from k limit $2::int) k where k.key is not null

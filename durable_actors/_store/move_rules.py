@@ -1,0 +1,110 @@
+"""What tells moves apart that lead from and to the same statuses: predicates over a row before and after. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from durable_actors._store.holds import HELD, OFFERED, SHELVED
+
+Row = Mapping[str, Any]
+"""Columns of a row by name, all or some. Those that are missing are not compared."""
+
+MAX_KEY: Final = 2000
+MAX_NAMES: Final = 2600
+"""Bytes that the indexes of runnable rows hold: of a partition key; of queue, machine and step together."""
+
+
+def is_claimed(old: Row, new: Row) -> bool:
+    return new["claim_id"] not in {None, old["claim_id"]} and old["hold"] in {OFFERED, SHELVED}
+
+
+def same_claim(old: Row, new: Row) -> bool:
+    return bool(new["claim_id"] == old["claim_id"])
+
+
+def same_visit(old: Row, new: Row) -> bool:
+    return same_claim(old, new) and bool(new["visit"] == old["visit"])
+
+
+def next_visit(old: Row, new: Row) -> bool:
+    return same_claim(old, new) and bool(new["visit"] == old["visit"] + 1)
+
+
+def same_or_next_visit(old: Row, new: Row) -> bool:
+    return same_visit(old, new) or next_visit(old, new)
+
+
+def given_back(old: Row, new: Row) -> bool:
+    return new["claim_id"] is None and new["attempt"] - old["attempt"] in {0, 1}
+
+
+def is_cancelled(old: Row, new: Row) -> bool:
+    """By the commit of its owner, which keeps the claim's id; or by others, who clear it and count nothing."""
+    return same_claim(old, new) or (new["claim_id"] is None and new["attempt"] == old["attempt"])
+
+
+def is_crashed(old: Row, new: Row) -> bool:
+    """`crash_claims` knows which exception was raised, and says so."""
+    if new["status"] == "failed":
+        return given_back(old, new) and "without an outcome (the last time: " in (new["last_error"] or "")
+    return given_back(old, new) and (new["last_error"] or "").startswith(f"crash {new['crashes']}: ")
+
+
+def is_reaped(old: Row, new: Row) -> bool:
+    return given_back(old, new) and not is_crashed(old, new) and not is_unfit(old, new)
+
+
+def is_unfit(_old: Row, new: Row) -> bool:
+    if new["status"] != "failed":
+        return False
+    names = f"{new['queue']}{new['fsm']}{new['step']}"
+    return len((new["partition_key"] or "").encode()) > MAX_KEY or len(names.encode()) > MAX_NAMES
+
+
+def enters_awaited(old: Row, new: Row) -> bool:
+    return bool(new["step"] == (old["await_step"] or old["step"]))
+
+
+def is_expired(old: Row, new: Row) -> bool:
+    return (
+        enters_awaited(old, new)
+        and old["await_deadline"] is not None
+        and bool(old["await_deadline"] <= new["eligible_at"])
+    )
+
+
+def counts_down(old: Row, new: Row) -> bool:
+    return bool(new["children_pending"] < old["children_pending"])
+
+
+def is_joined(old: Row, new: Row) -> bool:
+    return enters_awaited(old, new) and bool(new["children_pending"] <= old["children_pending"])
+
+
+def counts_up(old: Row, new: Row) -> bool:
+    return bool(new["children_pending"] > old["children_pending"])
+
+
+def is_offered(old: Row, new: Row) -> bool:
+    return bool(new["hold"] == OFFERED != old["hold"])
+
+
+def is_held(old: Row, new: Row) -> bool:
+    return bool(new["hold"] == HELD != old["hold"])
+
+
+def is_shelved(_old: Row, new: Row) -> bool:
+    return bool(new["hold"] == SHELVED)
+
+
+def is_revived(_old: Row, new: Row) -> bool:
+    return bool(new["attempt"] == new["crashes"] == new["hold"] == 0)
+
+
+def is_wakeup(old: Row, new: Row) -> bool:
+    return bool(new["status"] == old["status"])
+
+
+def is_signalled(old: Row, new: Row) -> bool:
+    return bool(new["inbox"] and not old["inbox"])

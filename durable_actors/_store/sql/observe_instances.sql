@@ -1,0 +1,77 @@
+-- observe_instances: instances, and what each waits for: signals, children, siblings of its key, deadlines. For operators and explain.
+-- params   $1 id bigint[] · $2 bool: with state, result and errors; they are null otherwise · $3 levels int: of those that wait for
+--          children also the first three that have not ended, and theirs, so many levels deep
+-- returns  read.Instance (as read_instances) and observe.InstanceDetails: seconds until it is eligible, until its lease ends, until its
+--          deadline · awaits text[] · await_step · children pending, total · {name: unread signals} of the first 10,000 ·
+--          {status: children} of all barriers · id and owner of the running sibling of its key · the due siblings of its key that go first:
+--          of each step the first one, among the first 10,000 · request jsonb · the present time · rev · offered, due (the pick's own
+--          predicates) · shelved_step · await_deadline · journal · of one that is parked: awaited signals that came after it parked, and how
+--          many children its barrier has, and has alive · ids of the first three children that it waits for · the last five receipts ·
+--          the definition that it was started with · another one that ran a step, among its last 20 records
+-- locks    none
+-- index    gen_durable_pkey, signals_unread, signals_inbox, gen_durable_parent, gen_durable_key_executing, gen_durable_key, receipts_target,
+--          journal_pkey
+-- cost     linear in the inbox and the siblings (both bounded), and in the children
+with recursive wanted(id, level) as (
+    select u.id, 0 from unnest($1::bigint[]) u(id)
+    union all
+    select c.id, w.level + 1
+      from wanted w
+      join durable.gen_durable p on p.id = w.id and p.status::text = 'awaiting_children'
+     cross join lateral (
+        select y.id from durable.gen_durable y
+         where y.parent_id = p.id and y.barrier = p.visit and y.finished_at is null order by y.id limit 3) c
+     where w.level < $3::int
+)
+select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.attempt, g.crashes, g.visit,
+       case when $2::bool then g.state end, case when $2::bool then g.result end, case when $2::bool then g.last_error end,
+       g.partition_key, g.unique_key, g.parent_id, g.locked_by, g.eligible_at, g.lease_expires_at,
+       g.inserted_at, g.updated_at, g.finished_at, g.hold,
+       g.interruptions, case when $2::bool then g.error_type end, case when $2::bool then g.traceback end, g.tags,
+       case when $2::bool then g.meta end,
+       (extract(epoch from g.eligible_at) - extract(epoch from durable.now()))::float8,
+       (extract(epoch from g.lease_expires_at) - extract(epoch from pg_catalog.now()))::float8,
+       (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,
+       g.awaits, g.await_step, g.children_pending, g.children_total,
+       (select jsonb_object_agg(n.name, n.unread) from (
+           select s.name, count(*) as unread from (
+               select i.name from durable.signals i where i.target_id = g.id and i.consumed_at is null
+                order by i.id limit 10000) s
+            group by s.name) n),
+       (select jsonb_object_agg(c.status, c.children) from (
+           select y.status::text, count(*) as children from durable.gen_durable y where y.parent_id = g.id
+            group by y.status) c),
+       x.id, x.locked_by,
+       (select jsonb_agg(jsonb_build_array(e.id, e.fsm, e.fsm_version, e.step, e.hold) order by e.priority, e.eligible_at, e.id) from (
+           select distinct on (s.fsm, s.fsm_version, s.step) s.* from (
+               select y.id, y.priority, y.eligible_at, y.fsm, y.fsm_version, y.step, y.hold from durable.gen_durable y
+                where y.partition_key = g.partition_key and y.status = 'runnable' and durable.due(y.eligible_at)
+                  and durable.keeps_place(y.hold) and (y.priority, y.eligible_at, y.id) < (g.priority, g.eligible_at, g.id)
+                order by y.priority, y.eligible_at, y.id limit 10000) s
+            order by s.fsm, s.fsm_version, s.step, s.priority, s.eligible_at, s.id) e
+         where g.status = 'runnable'),
+       g.request, durable.now(), g.rev, durable.offered(g.status, g.hold), durable.due(g.eligible_at), g.shelved_step, g.await_deadline, g.journal,
+       case when g.status in ('awaiting_signal', 'awaiting_children') then jsonb_build_object(
+           'lost', (select coalesce(jsonb_agg(distinct s.name), '[]') from durable.signals s
+                     where g.status = 'awaiting_signal' and s.target_id = g.id and s.name = any (g.awaits) and s.consumed_at is null
+                       and s.inserted_at >= g.eligible_at),
+           'rows', (select count(*) from durable.gen_durable y where y.parent_id = g.id and y.barrier = g.visit),
+           'live', (select count(*) from durable.gen_durable y
+                     where y.parent_id = g.id and y.barrier = g.visit and y.finished_at is null)) end,
+       (select jsonb_agg(m.id order by m.id) from (
+           select y.id from durable.gen_durable y
+            where g.status = 'awaiting_children' and y.parent_id = g.id and y.barrier = g.visit and y.finished_at is null
+            order by y.id limit 3) m),
+       (select jsonb_agg(jsonb_build_object('id', r.id, 'at', r.at, 'command', r.command, 'by', r.by, 'reason', r.reason) order by r.id desc)
+          from (select c.id, c.at, c.command, c.by, c.reason from durable.receipts c
+                 where c.scope = 'instance' and c.target = g.id::text order by c.id desc limit 5) r),
+       encode(g.fingerprint, 'hex'),
+       (select e.data ->> 'definition' from (
+           select j.rev, j.data from durable.journal j where g.fingerprint is not null and j.instance_id = g.id order by j.rev desc limit 20) e
+         where e.data ? 'definition' order by e.rev desc limit 1)
+  from durable.gen_durable g
+  left join lateral (
+      select y.id, y.locked_by from durable.gen_durable y
+       where y.partition_key = g.partition_key and y.status = 'executing' and y.id <> g.id limit 1) x on true
+ where g.id = any (array(select w.id from wanted w))
+ order by g.id

@@ -1,0 +1,476 @@
+"""Why an instance waits, runs or has ended: `Explanation`, as a function of what was read. Pure.
+
+`explain_observed` says "ready" for exactly the rows that the pick takes if nothing is ahead of them, nothing is locked
+and a slot is free. Whether a row is on offer, is due and keeps its place in its key is decided by the pick's own SQL
+functions (`durable.offered`, `durable.due`, `durable.keeps_place`); which node can run it is decided node by node, as
+the pick does. tests/store/test_explain_property.py compares the two on random tables.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, get_args
+
+import attrs
+
+from durable_actors._store.evidence import evidence_of
+from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
+from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
+from durable_actors._store.parked import awaited, barrier_of, repairs_of
+from durable_actors._store.read import Instance
+from durable_actors._store.releases import COMMANDS, LiveNode
+from durable_actors._wording import seconds
+from durable_actors.machine import ENDED
+
+Reason = Literal[
+    "done",
+    "failed",
+    "cancelled",
+    "paused",
+    "awaiting_dependencies",
+    "throttled",
+    "lease_expired",
+    "ready",
+    "owner_lost",
+    "executing",
+    "scheduled",
+    "waiting_for_key",
+    "unknown_step",
+    "unserved",
+    "awaiting_signal",
+    "awaiting_children",
+]
+"""Why an instance is where it is. Where several are true, the first one in this order is the reason."""
+
+REASONS_IN_ORDER: Final[tuple[Reason, ...]] = get_args(Reason)
+
+BlockerKind = Literal["instance", "child", "signal", "queue", "machine", "step", "node", "limit"]
+"""What a blocker is."""
+
+_HOLDS: Final[dict[int, Reason]] = {
+    PAUSED: "paused",
+    WAITING: "awaiting_dependencies",
+    THROTTLED: "throttled",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Blocker:
+    """One thing that an instance waits for."""
+
+    kind: BlockerKind
+    """`instance` is one of its partition key; `child` one of its own."""
+    name: str
+    """The id, or the name of the signal, queue, machine, step or node."""
+    text: str
+    """What it has to do with the instance, for people."""
+    id: int | None = None
+    """The id of the instance or child."""
+    because: Explanation | None = None
+    """Of a child: why it has not ended."""
+
+
+@attrs.frozen(kw_only=True)
+class NextAction:
+    """Something that one can do about it."""
+
+    text: str
+    """What it does."""
+    command: str | None = None
+    """On the command line."""
+    call: str | None = None
+    """In Python."""
+
+
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """Why an instance waits, runs or has ended. See `durable_actors.explain`."""
+
+    id: int
+    """The instance."""
+    reason: Reason
+    """The first reason that holds, in the order of the reference."""
+    summary: str
+    """One sentence, for people. Its wording may change."""
+    since: datetime | None
+    """Since when: its end, its claim, its park, or when it became due."""
+    until: datetime | None
+    """When that ends by itself: it becomes due, its deadline passes, its lease expires. None: not by itself."""
+    blockers: tuple[Blocker, ...] = ()
+    """What it waits for, the most important first."""
+    next_actions: tuple[NextAction, ...] = ()
+    """What one can do about it."""
+    evidence: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    """The facts behind it: status, step, rev, attempt, lease, hold, request, receipts, …"""
+
+
+def why(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> str:
+    """Return a sentence that says what the instance waits for, from its row, its siblings and the nodes."""
+    return explain_observed(Observed(instance, around), nodes).summary
+
+
+def runs(instance: Instance) -> int:
+    """Return how often the step has run in this visit, including a current run. `attempt` counts from 0."""
+    return instance.attempt + (instance.status == "executing" or instance.status in ENDED)
+
+
+def explain_observed(
+    observed: Observed,
+    nodes: Sequence[NodeView],
+    others: Mapping[int, Observed] | None = None,
+    *,
+    levels: int = LEVELS,
+) -> Explanation:
+    """Explain an instance. `others` has its missing children, and theirs, which are explained so many levels deep."""
+    instance, around = observed.instance, observed.details
+    found = _find(observed, nodes)
+    blockers = tuple(found.blockers)
+    if found.reason == "awaiting_children":
+        children = (_child(each, nodes, others or {}, levels) for each in around.missing)
+        blockers = (*children, *blockers)
+    return Explanation(
+        id=instance.id,
+        reason=found.reason,
+        summary=found.summary if instance.status in ENDED else found.summary + _requested(around),
+        since=_since(instance, found.reason),
+        until=_until(observed, found.reason),
+        blockers=blockers,
+        next_actions=tuple(_actions(instance, around, found.reason, blockers)),
+        evidence=evidence_of(instance, around, _machine(instance)),
+    )
+
+
+@attrs.frozen
+class _Found:
+    reason: Reason
+    summary: str
+    blockers: Sequence[Blocker] = ()
+
+
+def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
+    instance, around = observed.instance, observed.details
+    match instance.status:
+        case "done":
+            return _Found("done", "it has ended: done")
+        case "failed" | "cancelled":
+            again = f"`durable-actors retry {instance.id}` runs it again"
+            by = _cancelled_by(around) if instance.status == "cancelled" else ""
+            ended = f"it has ended: {instance.status} in step {instance.step!r}{by}"
+            return _Found(instance.status, f"{ended}; {again}")
+        case "executing":
+            return _running(instance, around, nodes)
+        case "awaiting_signal":
+            names = ", ".join(map(repr, around.awaits))
+            text = f"it awaits a signal named {names}{_deadline(around)}, then runs step {_then(instance, around)}"
+            if around.lost:
+                text += "; one is in its inbox and did not wake it: `durable-actors recover` does"
+            signals = [
+                Blocker(kind="signal", name=name, text=awaited(name, around)) for name in around.awaits
+            ]
+            return _Found("awaiting_signal", text, [*signals, *_overdue(instance, around, nodes)])
+        case "awaiting_children":
+            text = (
+                f"it waits for {around.children_pending} more of {around.children_total} children"
+                f"{_deadline(around)}, then runs step {_then(instance, around)}{barrier_of(around).text}"
+            )
+            return _Found("awaiting_children", text, _overdue(instance, around, nodes))
+        case "runnable":
+            return _waiting(instance, around, nodes)
+
+
+# -- parked
+
+
+def _then(instance: Instance, around: InstanceDetails) -> str:
+    return repr(around.await_step or instance.step)
+
+
+def _deadline(around: InstanceDetails) -> str:
+    if around.deadline_in is None:
+        return ""
+    if around.deadline_in <= 0:
+        return f", its deadline passed {seconds(-around.deadline_in)} ago (a node that serves its queue wakes it)"
+    return f" until its deadline in {seconds(around.deadline_in)}"
+
+
+def _overdue(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> list[Blocker]:
+    """The queue, if the deadline has passed and no live node serves it: such a node would wake the instance."""
+    passed = around.deadline_in is not None and around.deadline_in <= 0
+    return [_unserved(instance)] if passed and not _serving(instance, nodes) else []
+
+
+def _child(number: int, nodes: Sequence[NodeView], others: Mapping[int, Observed], levels: int) -> Blocker:
+    found = others.get(number) if levels > 0 else None
+    if found is None:
+        return Blocker(kind="child", name=str(number), id=number, text=f"child {number} has not ended")
+    because = explain_observed(found, nodes, others, levels=levels - 1)
+    text = f"child {number} ({_machine(found.instance)}) has not ended: {because.summary}"
+    return Blocker(kind="child", name=str(number), id=number, text=text, because=because)
+
+
+# -- executing
+
+
+def _running(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> _Found:
+    owner, left = instance.locked_by or "?", around.lease_left or 0.0
+    node = next((each for each in nodes if each.incarnation == owner), None)
+    state = "unknown" if node is None else node.state
+    if left <= 0:
+        text = (
+            f"the lease of {owner} expired {seconds(-left)} ago: the reaper of a live node releases the claim"
+        )
+        blocker = Blocker(kind="node", name=owner, text=f"node {owner} has not renewed its claim")
+        alive = any(each.alive for each in nodes)
+        return _Found("lease_expired", text if alive else f"{text}, but no node is alive", [blocker])
+    if state == "alive":
+        return _Found("executing", f"it is running step {instance.step!r} on {owner}", _deaf(around, node))
+    if state in {"unknown", "runner"}:
+        what = "a runner" if state == "runner" else "a call of execute_next or a node that is not listed"
+        text = (
+            f"it is running step {instance.step!r} on {owner}, {what}: "
+            f"its claim is released unless its lease is renewed, in {seconds(left)}"
+        )
+        return _Found("executing", text)
+    text = (
+        f"its node {owner} is {state}: its claim is released when other nodes have seen the node dead for "
+        f"dead_after, at the latest when the lease expires in {seconds(left)}"
+    )
+    return _Found("owner_lost", text, [Blocker(kind="node", name=owner, text=f"node {owner} is {state}")])
+
+
+def _deaf(around: InstanceDetails, node: NodeView | None) -> list[Blocker]:
+    """The node that runs it, if a command asks something of it and its release is too old to notice."""
+    if around.request is None or node is None:
+        return []
+    if not LiveNode(node.incarnation, node.version).ignores(COMMANDS):
+        return []
+    text = f"node {node.incarnation} runs durable_actors {node.version}, which ignores {COMMANDS.name}"
+    return [Blocker(kind="node", name=node.incarnation, text=text)]
+
+
+# -- runnable: what the pick would do with it
+
+
+def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> _Found:
+    held = _HOLDS.get(instance.hold)
+    if held is not None:
+        limit = [Blocker(kind="limit", name="", text="a limit is used up")] if held == "throttled" else []
+        return _Found(held, REASONS[instance.hold].explanation, limit)
+    serving = _serving(instance, nodes)
+    knowing = [each for each in serving if each.knows(_machine(instance), instance.step)]
+    nobody = [] if knowing else [_nobody(instance, serving)]
+    if not around.due:
+        after = f" (run {instance.attempt + 1})" if instance.attempt else ""
+        when = "never, until its eligible_at is changed"
+        if math.isfinite(around.eligible_in):
+            when = f"in {seconds(max(around.eligible_in, 0.0))}"
+        text = f"it is scheduled: due {when}{after}"
+        return _Found("scheduled", _with(text, nobody), nobody)
+    if takers := _takers(instance, around, knowing):
+        return _Found("ready", _ready(instance, len(takers)))
+    behind = [*_behind(instance, around, knowing)]
+    if behind or instance.hold == HELD:
+        return _Found(
+            "waiting_for_key", _with(_for_its_key(instance, around, behind), nobody), [*behind, *nobody]
+        )
+    blocker = nobody[0] if nobody else _off_its_shelf(instance, around)
+    so = f"{REASONS[SHELVED].explanation}; " if instance.hold == SHELVED else "it waits: "
+    return _Found("unknown_step" if serving else "unserved", so + blocker.text, [blocker])
+
+
+def _takers(instance: Instance, around: InstanceDetails, knowing: Sequence[NodeView]) -> list[NodeView]:
+    """The nodes whose pick takes it, if nothing is ahead of it: as pick_instances.sql and judge_siblings decide it.
+
+    Each node passes by the siblings whose step it does not have: the key may be free for one node and not for another.
+    """
+    if not around.due or around.key_holder is not None:
+        return []
+    if not around.offered and instance.hold != SHELVED:
+        return []
+    free = [each for each in knowing if _first_known(around, each) is None]
+    return [each for each in free if _on_its_shelf(instance, around, each)]
+
+
+def _serving(instance: Instance, nodes: Sequence[NodeView]) -> list[NodeView]:
+    return [each for each in nodes if each.alive and instance.queue in each.queues]
+
+
+def _machine(instance: Instance) -> str:
+    return f"{instance.machine}/{instance.version}"
+
+
+def _first_known(around: InstanceDetails, node: NodeView) -> Sibling | None:
+    """The sibling that this node runs first; None if it would pass all of them by."""
+    return next((each for each in around.elders if node.knows(each.machine, each.step)), None)
+
+
+def _on_its_shelf(instance: Instance, around: InstanceDetails, node: NodeView) -> bool:
+    """Whether the node finds it if it is shelved: by the step that it was shelved under, else by its machine."""
+    if instance.hold != SHELVED or not around.shelved_step:
+        return True
+    return node.knows(_machine(instance), around.shelved_step)
+
+
+def _ready(instance: Instance, nodes: int) -> str:
+    if instance.hold == SHELVED:
+        can = "1 live node" if nodes == 1 else f"{nodes} live nodes"
+        return f"{REASONS[SHELVED].explanation}; {can} of queue {instance.queue!r} can run it"
+    serve = "1 live node serves" if nodes == 1 else f"{nodes} live nodes serve"
+    return f"it is due and waits for a free slot: {serve} queue {instance.queue!r}"
+
+
+def _with(text: str, also: Sequence[Blocker]) -> str:
+    return f"{text}; and {also[0].text}" if also else text
+
+
+def _unserved(instance: Instance) -> Blocker:
+    return Blocker(kind="queue", name=instance.queue, text=f"no live node serves queue {instance.queue!r}")
+
+
+def _nobody(instance: Instance, serving: Sequence[NodeView]) -> Blocker:
+    """Why no live node can run it: none serves its queue, or none of those has its machine or step."""
+    if not serving:
+        return _unserved(instance)
+    named = ", ".join(each.incarnation for each in serving)
+    verb = "does" if len(serving) == 1 else "do"
+    machine = _machine(instance)
+    known = any(machine in each.machines for each in serving)
+    what = f"step {instance.step!r} of {machine}" if known else machine
+    return Blocker(
+        kind="step" if known else "machine",
+        name=instance.step if known else machine,
+        text=f"no live node that serves queue {instance.queue!r} knows {what} ({named} {verb} not)",
+    )
+
+
+def _off_its_shelf(instance: Instance, around: InstanceDetails) -> Blocker:
+    step = around.shelved_step or ""
+    text = f"it is shelved under step {step!r} of {_machine(instance)}, which no live node that serves its queue knows"
+    return Blocker(kind="step", name=step, text=text)
+
+
+def _behind(instance: Instance, around: InstanceDetails, knowing: Sequence[NodeView]) -> Iterator[Blocker]:
+    """The siblings that go first: the one that runs, then those that are due."""
+    key = instance.partition_key
+    if around.key_holder is not None:
+        number, owner = around.key_holder
+        text = f"instance {number} holds partition key {key!r} on {owner}"
+        yield Blocker(kind="instance", name=str(number), id=number, text=text)
+    first = [_first_known(around, each) for each in knowing]
+    if not knowing:  # whoever comes passes by at most those on the shelf
+        first = [next((each for each in around.elders if each.hold != SHELVED), None)]
+    for number in dict.fromkeys(each.id for each in first if each is not None):
+        text = f"instance {number} goes first in partition key {key!r}"
+        yield Blocker(kind="instance", name=str(number), id=number, text=text)
+
+
+def _for_its_key(instance: Instance, around: InstanceDetails, behind: Sequence[Blocker]) -> str:
+    key = instance.partition_key
+    if around.key_holder is not None:
+        number, owner = around.key_holder
+        return f"it waits for partition key {key!r}, which instance {number} holds on {owner}"
+    if behind:
+        return f"it waits for partition key {key!r}: instance {behind[0].name} runs first"
+    return f"{REASONS[HELD].explanation}; none is due now, so the sweep of a live node offers it again"
+
+
+# -- the rest
+
+
+def _requested(around: InstanceDetails) -> str:
+    if around.request is None:
+        return ""
+    by = f" by {around.request.by}" if around.request.by else ""
+    since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
+    return f"; {around.request.kind} requested{by}{since}"
+
+
+def _cancelled_by(around: InstanceDetails) -> str:
+    """Of a cancelled instance: by which command, if it was one."""
+    request = around.request
+    if request is None or not request.cancels:
+        return ""
+    by = f" by {request.by}" if request.by else ""
+    return f"{by}: {request.reason}" if request.reason else by
+
+
+def _since(instance: Instance, reason: Reason) -> datetime | None:
+    if reason in ENDED:
+        return instance.finished_at
+    if reason in {"ready", "waiting_for_key", "unknown_step", "unserved"}:
+        return max(instance.eligible_at, instance.inserted_at)
+    return instance.updated_at
+
+
+def _until(observed: Observed, reason: Reason) -> datetime | None:
+    match reason:
+        case "scheduled":
+            return observed.instance.eligible_at
+        case "awaiting_signal" | "awaiting_children":
+            return observed.details.deadline
+        case "owner_lost":
+            return observed.instance.lease_expires_at
+        case _:
+            return None
+
+
+def _actions(
+    instance: Instance, around: InstanceDetails, reason: Reason, blockers: Sequence[Blocker]
+) -> Iterator[NextAction]:
+    if reason in {"failed", "cancelled"}:
+        yield NextAction(
+            text="run it again from the step in which it ended",
+            command=f"durable-actors retry {instance.id}",
+            call=f"durable_actors.retry({instance.id})",
+        )
+    for text, verb in repairs_of(around, parked=reason in {"awaiting_signal", "awaiting_children"}):
+        yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{verb}()")
+    if reason == "awaiting_signal" and not around.lost:
+        for name in around.awaits:
+            yield NextAction(
+                text=f"send it a signal named {name!r}",
+                command=f"durable-actors signal {instance.id} {shlex.quote(name)}",
+                call=f"durable_actors.signal({instance.id}, {name!r})",
+            )
+    if reason == "ready":
+        yield NextAction(
+            text=f"see what is ahead of it in queue {instance.queue!r}",
+            command="durable-actors queues",
+        )
+    if reason in {"executing", "owner_lost", "lease_expired"}:
+        yield NextAction(text="see which nodes are alive", command="durable-actors nodes")
+        yield from _hurry(instance, around)
+    for blocker in blockers:
+        yield from _about(blocker)
+
+
+def _about(blocker: Blocker) -> Iterator[NextAction]:
+    if blocker.id is not None:
+        yield NextAction(
+            text=f"see why instance {blocker.id} has not ended",
+            command=f"durable-actors why {blocker.id}",
+            call=f"durable_actors.explain({blocker.id})",
+        )
+    elif blocker.kind == "queue":
+        yield NextAction(
+            text=f"start a worker that serves queue {blocker.name!r}",
+            command=f"durable-actors serve MODULE --queue {shlex.quote(blocker.name)}",
+            call=f"durable_actors.Config(queues={{{blocker.name!r}: 10}})",
+        )
+    elif blocker.kind in {"machine", "step"}:
+        yield NextAction(
+            text=f"deploy a worker whose code has {blocker.kind} {blocker.name!r}",
+            command="durable-actors nodes",
+        )
+
+
+def _hurry(instance: Instance, around: InstanceDetails) -> Iterator[NextAction]:
+    if around.request is not None and around.request.cancels:
+        yield NextAction(
+            text="cancel it now, without waiting for its step",
+            command=f"durable-actors cancel {instance.id} --force",
+            call=f"durable_actors.cancel({instance.id}, force=True)",
+        )

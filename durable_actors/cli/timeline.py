@@ -1,0 +1,191 @@
+"""The history of an instance as a timeline: relative times, waits as gaps, attempts, errors. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from durable_actors._wording import seconds
+from durable_actors.cli.output import one_line
+from durable_actors.journal import Record
+
+GAP: Final = 1.0
+"""Seconds between two records from which on the timeline shows the wait between them."""
+
+
+@attrs.frozen
+class Line:
+    """One line of a timeline."""
+
+    offset: str
+    """The time since the first record; empty for a gap."""
+    kind: str
+    """The kind of the record; empty for a gap."""
+    text: str
+    style: str = ""
+
+
+def timeline(records: Iterable[Record], damaged: Mapping[int, str] | None = None) -> Iterator[Line]:
+    """Yield the lines of a history, oldest first; `damaged` says what is wrong with which revisions."""
+    first: Record | None = None
+    last: Record | None = None
+    doing: Record | None = None  # says what the instance does after it
+    wrong = deque(sorted((damaged or {}).items()))
+    for record in records:
+        gap = last is not None and record.rev > last.rev + 1
+        while wrong and wrong[0][0] <= record.rev:
+            gap = False
+            yield _damaged(*wrong.popleft())
+        first = first or record
+        if last is not None and doing is not None:
+            waited = (record.at - last.at).total_seconds()
+            if waited >= GAP:
+                yield Line("", "", f"┆ {seconds(waited)} {_waits(doing, record)}", "dim")
+            if gap:
+                missing = record.rev - last.rev - 1
+                moves = "1 move was" if missing == 1 else f"{missing} moves were"
+                yield Line("", "", f"┆ {moves} not recorded", "dim")
+        since = (record.at - first.at).total_seconds()
+        yield Line(f"+{seconds(since)}", record.kind, _text(record), _STYLES.get(record.kind, ""))
+        last = record
+        if doing is None or record.kind != "wakeup":
+            doing = record
+    for rev, reason in wrong:
+        yield _damaged(rev, reason)
+
+
+def _damaged(rev: int, reason: str) -> Line:
+    missing = reason.startswith("missing")
+    text = f"┆ revision {rev} is missing" if missing else f"┆ revision {rev} is damaged: {one_line(reason)}"
+    return Line("", "", text, "red")
+
+
+_STYLES: Final = {
+    "done": "green",
+    "failed": "red",
+    "crashed": "red",
+    "unfit": "red",
+    "reaped": "yellow",
+    "retry": "yellow",
+    "cancelled": "yellow",
+}
+
+
+def _waits(before: Record, after: Record) -> str:
+    """What the instance did between two records."""
+    if after.kind == "reaped":
+        return "its node ran the step, or was gone"
+    if before.kind == "parked":
+        names = _names(before.data.get("awaits", ()))
+        return f"it awaited a signal named {names}" if names else "it awaited a signal"
+    if before.data.get("keeps_claim"):
+        return "the step ran"
+    return _WAITS.get(before.kind, "it waited to be claimed")
+
+
+_WAITS: Final = {
+    "spawned": "it waited for its children",
+    "child_ended": "it waited for its children",
+    "recounted": "it waited for its children",
+    "retry": "it waited for its next run",
+    "claimed": "the step ran",
+    "child_started": "the step ran",
+    "held": "it waited for its partition key",
+    "shelved": "it waited for a node that has its step",
+    "paused": "it was paused",
+    **dict.fromkeys(("done", "failed", "cancelled", "unfit"), "it had ended"),
+}
+
+
+def _names(names: Iterable[object]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _text(record: Record) -> str:
+    parts = [_what(record), _run(record), _error(record), _command(record)]
+    return " · ".join(part for part in parts if part)
+
+
+def _what(record: Record) -> str:
+    describe = _WHAT.get(record.kind)
+    return (record.step or "") if describe is None else describe(record, record.data)
+
+
+def _entered(record: Record, _data: Mapping[str, Any]) -> str:
+    return f"→ {record.to_step}" if record.to_step else ""
+
+
+def _parked(record: Record, data: Mapping[str, Any]) -> str:
+    then = f" → {record.to_step}" if record.to_step else ""
+    return f"{record.step}{then}, awaits {_names(data.get('awaits', ()))}{_by('deadline', data)}"
+
+
+def _woken(record: Record, data: Mapping[str, Any]) -> str:
+    names = _names(each.get("name") for each in data.get("signals", ()))
+    return _entered(record, data) + (f", signal {names}" if names else "")
+
+
+def _child_started(record: Record, data: Mapping[str, Any]) -> str:
+    child = data.get("child", {})
+    who = f"instance {child.get('id', '?')} of {child.get('machine', '?')}"
+    return f"{record.step}, {who}, key {child.get('key')!r}"
+
+
+_SNAPSHOTS: Final[Mapping[str | None, str]] = {
+    "accept": "the row was accepted as it is",
+    "rebuild": "the row was wrong or gone, and is as its journal says",
+}
+
+
+def _snapshot(_record: Record, data: Mapping[str, Any]) -> str:
+    command: Mapping[str, Any] = data.get("command") or {}
+    return _SNAPSHOTS.get(command.get("type"), "the whole row")
+
+
+_WHAT: Final[Mapping[str, Callable[[Record, Mapping[str, Any]], str]]] = {
+    "started": lambda record, data: f"in step {record.step}, queue {data.get('row', {}).get('queue', '?')}",
+    "snapshot": _snapshot,
+    "next": lambda record, _: f"{record.step} → {record.to_step}",
+    "spawned": lambda record, data: (
+        f"{record.step} → {record.to_step}, {data.get('children_total', '?')} children"
+    ),
+    "parked": _parked,
+    "woken": _woken,
+    "expired": _entered,
+    "joined": _entered,
+    "child_ended": lambda _, data: f"{data.get('count', '?')} ended, {data.get('pending', '?')} to go",
+    "child_started": _child_started,
+    "retry": lambda record, data: f"{record.step}{_by('eligible_at', data, 'again at')}",
+    "wakeup": lambda record, _: f"{record.step}, the notifier was told",
+}
+
+
+def _by(name: str, data: Mapping[str, Any], label: str = "until") -> str:
+    return f", {label} {str(data[name])[:19].replace('T', ' ')}" if data.get(name) else ""
+
+
+def _run(record: Record) -> str:
+    if record.seconds is None and record.node is None:
+        return ""
+    parts = [] if record.attempt is None else [f"run {record.attempt + 1}"]
+    if record.seconds is not None:
+        took = f"{record.seconds * 1000:.0f} ms" if record.seconds < 1 else seconds(record.seconds)
+        parts.append(took)
+    if record.node is not None:
+        parts.append(f"on {record.node}")
+    return ", ".join(parts)
+
+
+def _error(record: Record) -> str:
+    return "" if record.error is None else one_line(record.error.text, limit=120)
+
+
+def _command(record: Record) -> str:
+    command: Mapping[str, Any] = record.data.get("command") or {}
+    parts = [] if record.by is None else [f"by {record.by}"]
+    if command.get("reason"):
+        parts.append(one_line(str(command["reason"]), limit=80))
+    return ", ".join(parts)
