@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from durable_actors.machine import isolated_registry
 from durable_actors.testing.database import DatabaseServer
+from tests.upgrade import old as release_before
+from tests.workers import tools as other_languages
 
 pytest_plugins = ["durable_actors.testing.plugin"]
 
@@ -74,3 +76,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Collected tests are 300,000 objects, which live to the end: a full garbage collection took 0.4 s to see that."""
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not collected, and why."""
+    if reason := release_before.missing():
+        terminalreporter.write_line(
+            f"tests/upgrade was left out, because {reason}: it runs the release before"
+        )
+    for test, reason in other_languages.missing().items():
+        terminalreporter.write_line(f"tests/workers/{test} was left out, because {reason}")

@@ -41,7 +41,10 @@ DEFAULTS = {
     "thread_limit": 40,
     "max_crashes": None,
     "late_commit": "accept",
+    "journal": "auto",
+    "retention": da.Retention(done=7 * 86_400, cancelled=7 * 86_400, failed=30 * 86_400, interval=60),
     "observers": (),
+    "notifier": None,
 }
 
 
@@ -51,7 +54,7 @@ def test_the_contracts_defaults():
     assert {field.name for field in attrs.fields(da.Config)} == {*DEFAULTS, "dsn"}
 
 
-@pytest.mark.parametrize("cls", [da.Config, da.Queue])
+@pytest.mark.parametrize("cls", [da.Config, da.Queue, da.Retention])
 def test_a_field_tells_all_about_its_option(cls):
     for name, option in options_of(cls).items():
         field = attrs.fields_dict(cls)[name]
@@ -62,7 +65,7 @@ def test_a_field_tells_all_about_its_option(cls):
         assert option.kind == kind, name
 
 
-@pytest.mark.parametrize("cls", [da.Config, da.Queue])
+@pytest.mark.parametrize("cls", [da.Config, da.Queue, da.Retention])
 def test_the_checks_accept_the_defaults(cls):
     for name, option in options_of(cls).items():
         assert cls(**{**(DSN if cls is da.Config else {}), name: option.default})
@@ -184,8 +187,13 @@ BAD = [
     ("thread_limit", 0),
     ("max_crashes", 0),
     ("late_commit", "maybe"),
+    ("journal", "everything"),
+    ("journal", None),
+    *(("retention", value) for value in (5, "7d", {}, True)),
     ("observers", 5),
     ("observers", ["print"]),
+    ("notifier", "print"),
+    ("notifier", 5),
 ]
 
 
@@ -200,6 +208,21 @@ def test_a_bad_value_is_named(option, value):
         "observers",
         "max_poll_interval",
     }
+
+
+@pytest.mark.parametrize("option", ["done", "cancelled", "failed", "interval"])
+@pytest.mark.parametrize("value", [0, 0.5, -1, math.nan, math.inf, "5", True, timedelta(milliseconds=1)])
+def test_a_bad_age_is_named(option, value):
+    with pytest.raises(da.ConfigError, match=option) as caught:
+        da.Retention(**{option: value})
+    assert caught.value.option == option
+
+
+def test_ages_are_seconds_or_none():
+    kept = da.Retention(done=timedelta(days=60), cancelled=1, failed=None)
+    assert (kept.done, kept.cancelled, kept.failed) == (5_184_000.0, 1.0, None)
+    with pytest.raises(da.ConfigError, match="interval"):
+        da.Retention(interval=None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", None, True])

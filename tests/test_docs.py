@@ -1,22 +1,29 @@
 """Every Python block of README.md and docs/ runs. The blocks of a page are one program, in order.
 
 A block after `<!-- not run: why -->` is left out. `print(...)  # → text` promises that line. Line numbers in a
-traceback are those of the page.
+traceback are those of the page. A page with tests is run by pytest; there a block that begins with `# name.py` is a
+file of its own, and blocks without a name go on with the last one.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import click
 import durable_actors as da
 import pytest
 from durable_actors._option_fields import options_of
+from durable_actors._store.holds import HOLDS
+from durable_actors._store.moves import MOVES
 from durable_actors.cli import cli
 from durable_actors.cli.serve import serve
+from durable_actors.machine import ENDED, Status
+from durable_actors.testing.database import DatabaseServer
 from tests.warm import warm
 
 ROOT = Path(__file__).parent.parent
@@ -52,10 +59,30 @@ def program(text: str) -> str:
 
 
 WITH_CODE = [page for page in PAGES if program(page.read_text("utf-8")).strip()]
+TEST = re.compile(r"^(async )?def test_", re.MULTILINE)
+WITH_TESTS = [page for page in WITH_CODE if TEST.search(program(page.read_text("utf-8")))]
+FILE = re.compile(r"# (\w+\.py)", re.MULTILINE)
+SCRIPTS = [
+    page for page in WITH_CODE if not (page in WITH_TESTS and FILE.search(program(page.read_text("utf-8"))))
+]
+
+
+def files_of(text: str) -> dict[str, str]:
+    """The page's files, each line where it is on the page."""
+    lines = program(text).split("\n")
+    found: dict[str, list[str]] = {}
+    name = "test_page.py"
+    for number, line in enumerate(lines):
+        if match := FILE.fullmatch(line):
+            name = match[1]
+        if line:
+            own = found.setdefault(name, [])
+            own += [""] * (number - len(own)) + [line]
+    return {name: "\n".join(each) + "\n" for name, each in found.items()}
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("page", WITH_CODE, ids=relative)
+@pytest.mark.parametrize("page", SCRIPTS, ids=relative)
 def test_the_code_of_a_page_runs(page: Path, durable_dsn: str, tmp_path: Path):
     script = tmp_path / "page.py"
     script.write_text(program(page.read_text("utf-8")), "utf-8")
@@ -64,6 +91,38 @@ def test_the_code_of_a_page_runs(page: Path, durable_dsn: str, tmp_path: Path):
     assert code == 0, f"{relative(page)}\n{out}\n{err}"
     for promise in PROMISE.findall(script.read_text("utf-8")):
         assert promise in out.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", WITH_TESTS, ids=relative)
+def test_the_tests_of_a_page_pass(
+    page: Path, durable_server: DatabaseServer, durable_dsn: str, tmp_path: Path
+):
+    files = files_of(page.read_text("utf-8"))
+    for name, code in files.items():
+        (tmp_path / name).write_text(code, "utf-8")
+    script = tmp_path / "run.py"
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:asyncio",
+        "-p",
+        "no:trio",
+        *files,
+    ]
+    script.write_text(f"import sys, pytest\nsys.exit(pytest.main({options}))\n", "utf-8")
+    environ = {**os.environ, "DURABLE_TEST_DSN": durable_server.dsn, "DURABLE_DSN": durable_dsn}
+    with (tmp_path / "output").open("w+b") as out:
+        code = warm().start(script, (), [subprocess.DEVNULL, out, out], cwd=tmp_path, env=environ).wait(110)
+        out.seek(0)
+        text = out.read().decode()
+    assert code == 0, f"{relative(page)}\n{text}"
+    assert f"{len(TEST.findall(program(page.read_text('utf-8'))))} passed" in text
 
 
 def test_a_page_becomes_a_program():
@@ -87,7 +146,7 @@ def test_the_command_lines_reference_is_complete():
     assert not [name for name in cli.commands if f"`{name}`" not in text]
 
 
-# -- the tables of options
+# -- tables that follow the code
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -108,6 +167,11 @@ def queue_table() -> str:
     return markdown(["option", "value", "default", "meaning"], rows)
 
 
+def retention_table() -> str:
+    rows = [[f"`{o.name}`", o.values, o.default_words, o.meaning] for o in options_of(da.Retention).values()]
+    return markdown(["option", "value", "default", "meaning"], rows)
+
+
 def serve_table() -> str:
     """As `--help` says it."""
     rows: list[list[str]] = []
@@ -121,17 +185,74 @@ def serve_table() -> str:
     return markdown(["option", "default", "meaning"], rows)
 
 
+def statuses(some: frozenset[Status]) -> str:
+    every = get_args(Status)
+    for name, group in (("ended", ENDED), ("live", frozenset(every) - ENDED)):
+        if some == group:
+            return name
+    return ", ".join(status for status in every if status in some) or "–"
+
+
+def moves_table() -> str:
+    rows = [
+        [
+            f"`{move.name}`",
+            f"{statuses(move.before)} → {statuses(move.after)}",
+            ", ".join(f"`{name}.sql`" for name in move.statements) or "–",
+            move.meaning,
+        ]
+        for move in MOVES
+    ]
+    return markdown(["move", "from → to", "statements", "meaning"], rows)
+
+
+def holds_table() -> str:
+    rows = [["0", "offered", "yes", "`gen_durable_pick`", "–", "the pick may claim it"]]
+    rows += [
+        [
+            str(hold.number),
+            hold.name,
+            "yes" if hold.keeps_place else "no",
+            f"`{hold.index}`" if hold.index else "–",
+            ", ".join(f"`{name}.sql`" for name in hold.released_by) or "–",
+            hold.explanation,
+        ]
+        for hold in HOLDS
+    ]
+    head = ["`hold`", "name", "keeps its place", "index", "offered or claimed by", "what `show` says"]
+    return markdown(head, rows)
+
+
 @pytest.mark.parametrize(
     ("page", "name", "table"),
     [
-        ("config.md", "Config", config_table),
-        ("config.md", "Queue", queue_table),
-        ("cli.md", "serve", serve_table),
+        ("reference/config.md", "Config", config_table),
+        ("reference/config.md", "Queue", queue_table),
+        ("reference/config.md", "Retention", retention_table),
+        ("reference/cli.md", "serve", serve_table),
+        ("internals/store.md", "moves", moves_table),
+        ("internals/keys.md", "holds", holds_table),
     ],
-    ids=["Config", "Queue", "serve"],
+    ids=["Config", "Queue", "Retention", "serve", "moves", "holds"],
 )
-def test_a_table_of_options_follows_the_code(page: str, name: str, table: Callable[[], str]):
-    text = (ROOT / "docs" / "reference" / page).read_text("utf-8")
+def test_a_table_follows_the_code(page: str, name: str, table: Callable[[], str]):
+    text = (ROOT / "docs" / page).read_text("utf-8")
     found = re.search(rf"<!-- table of {name}: .* -->\n((?:.*\n)*?)<!-- end of table -->", text)
     assert found is not None
-    assert found[1].strip() == table().strip(), f"docs/reference/{page}: the table must be\n\n{table()}"
+    assert found[1].strip() == table().strip(), f"docs/{page}: the table must be\n\n{table()}"
+
+
+def test_a_page_names_the_migration_that_last_defined_a_function():
+    """`judge_siblings` and its like are defined anew by later migrations: a page must send its readers to the last."""
+    scripts = sorted((ROOT / "durable_actors/_store/migrations").glob("*.sql"))
+    stale = []
+    for page in (ROOT / "docs/internals").glob("*.md"):
+        for function, named in re.findall(
+            r"`(\w+)` \(`_store/migrations/(\w+\.sql)`", page.read_text("utf-8")
+        ):
+            defined = [
+                path.name for path in scripts if f"function durable.{function}(" in path.read_text("utf-8")
+            ]
+            if defined[-1:] != [named]:
+                stale.append(f"{page.name}: {function} is in {defined[-1:]}, not in {named}")
+    assert not stale

@@ -20,12 +20,17 @@ CONTRACT = {
     "authoring": "Machine step job Context Signal ChildView Outcome Next Retry Await ScheduleChildren Done Stop Replay "
     "Child KEEP Cancel Error",
     "client": "insert insert_many signal signal_many signal_with_start "
-    "result inspect retry list_instances Filter open_client InsertOptions "
+    "result inspect retry cancel receipts Receipt list_instances Filter open_client InsertOptions "
     "sync aio",
-    "running": "Config Queue serve start_engine open_engine Engine migrate",
+    "history": "history iter_history state_at diff verify anomalies rebuild accept recover export_history "
+    "import_history Record Problem VerifyReport RecoveryReport PostgresJournal explain Explanation tree Tree "
+    "TreeNode ParentRun",
+    "running": "Config Queue Wakeup serve start_engine open_engine execute_next Engine migrate",
+    "runners": "claim_next heartbeat complete fail Claimed",
     "errors": "DurableError ConfigError DefinitionError StateError InvalidOutcome StepTimeout UnknownMachine Duplicate "
-    "Conflict NoTarget InstanceFailed TooManyChildren LeaseLost StoreUnavailable CommitUnknown",
-    "packages": "otp telemetry",
+    "Conflict NoTarget InstanceFailed InstanceCancelled TooManyChildren LeaseLost StoreUnavailable CommitUnknown "
+    "RevConflict InvalidJournalEntry ProtocolAnomaly",
+    "packages": "otp telemetry journal",
 }
 PUBLIC = {name: getattr(da, name) for name in da.__all__}
 
@@ -80,8 +85,12 @@ def test_errors_are_one_tree():
         "UnknownMachine": {"DurableError", "LookupError"},
         "Duplicate": {"DurableError"},
         "Conflict": {"DurableError"},
+        "RevConflict": {"Conflict"},
+        "InvalidJournalEntry": {"DurableError"},
+        "ProtocolAnomaly": {"DurableError"},
         "NoTarget": {"DurableError", "LookupError"},
         "InstanceFailed": {"DurableError"},
+        "InstanceCancelled": {"InstanceFailed"},
         "TooManyChildren": {"DurableError"},
         "LeaseLost": {"DurableError"},
         "SchemaError": {"DurableError"},
@@ -136,6 +145,7 @@ def test_the_layout_is_told_where_the_reader_lands():
         "_store",
         "otp",
         "machine",
+        "journal",
         "_postgres",
     ):
         assert package in text

@@ -66,12 +66,17 @@ class Program:
 class Warm:
     """The tests' side."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """`environ` is added to the environment of the interpreter; it may lead to another package than this one."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())]
             self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], cwd=ROOT, stdin=subprocess.DEVNULL
+                command,
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environ or {})},
             )
         atexit.register(self.close)
 

@@ -66,7 +66,8 @@ def line_of(report: Report) -> str:
     """One run in one line."""
     faults = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items())) or "no faults"
     verdict = "ok" if report.ok else "FAILED"
-    checked = f"{report.commits:5} commits {report.tally.get('reap', 0):4} reaps"
+    counts = [report.tally.get(name, 0) for name in ("reaped", "verified", "rebuilt")]
+    checked = "{:5} commits {:4} reaps {:4} verified {:3} rebuilt".format(report.commits, *counts)
     return f"{report.nemesis:<14} seed {report.seed:<7} {report.seconds:5.1f} s  {checked}  {verdict:<6}  {faults}"
 
 

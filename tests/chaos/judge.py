@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, LiteralString
+from typing import Any, Final, LiteralString
 
+import durable_actors as da
 import psycopg
 import trio
+from durable_actors.journal import NOT_IN_THE_JOURNAL
 from tests.chaos.sender import read_acks
 from tests.chaos.workload import SENDERS, Plan, Row, check_sums
 from tests.chaos.world import LEASE, REAP
 from tests.invariants.check import check, read_history
 from tests.invariants.history import Violation
+from tests.invariants.journal import journal_problems, read_journal
 
+_numbers = itertools.count()
+"""Names of clients: several runs may be judged at the same time."""
 MARGIN: Final = 1.5
 """Seconds by which a machine may be late that shows no lag; then a worker's fork, a pick and a commit fit in."""
 LATER: Final = 4.0
@@ -28,7 +35,7 @@ select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_i
 """
 UNREAD: Final[LiteralString] = (
     "select count(*) from durable.signals s join durable.gen_durable g on g.id = s.target_id"
-    " where s.consumed_at is null and g.status <> 'failed'"  # a failed one keeps its inbox
+    " where s.consumed_at is null and g.status not in ('failed', 'cancelled')"  # they keep their inbox
 )
 LEFT: Final[LiteralString] = """
 select format('%s of %s: %s, %s, last %s', backend_type, application_name, state, wait_event, left(query, 60))
@@ -41,7 +48,26 @@ select format('lock %s %s of %s, classid %s objid %s', locktype, mode, pid, clas
 union all
 select format('prepared transaction %s', gid) from pg_prepared_xacts where database = current_database()
 """
-TABLES: Final = ("durable.gen_durable", "durable.signals", "durable.nodes", "durable_audit.change")
+SHARE: Final = 10
+"""One row of so many is rebuilt from its records."""
+ROW: Final[LiteralString] = "select to_jsonb(g) - %s::text[] from durable.gen_durable g where id = %s"
+LEVELS: Final[LiteralString] = "select id, journal = 4 from durable.gen_durable order by id"
+DAMAGES: Final[tuple[LiteralString | None, ...]] = (
+    None,
+    (
+        "update durable.gen_durable set status = 'runnable', hold = 1, step = 'x', state = '1', finished_at = null,"
+        " attempt = 99, priority = 99, result = null, partition_key = 'x', visit = visit + 7 where id = %s"
+    ),
+    "delete from durable.gen_durable where id = %s",
+)
+"""What is done to a row before it is rebuilt."""
+TABLES: Final = (
+    "durable.gen_durable",
+    "durable.signals",
+    "durable.nodes",
+    "durable.journal",
+    "durable_audit.change",
+)
 
 
 async def find_leftovers(dsn: str) -> list[str]:
@@ -75,6 +101,59 @@ def judge_history(
     margin = MARGIN + LATER * lag
     history = read_history(dsn, [folder], lease=LEASE, reap_interval=REAP, margin=margin, ended=ended)
     return check(history), history.tally
+
+
+def judge_journal(dsn: str) -> list[str]:
+    """Whether the records of every instance fold into its row."""
+    with psycopg.connect(dsn) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return [f"journal: {problem}" for problem in journal_problems(*read_journal(conn))]
+
+
+async def judge_verified(dsn: str, when: str) -> tuple[list[str], int]:
+    """What the product itself finds wrong with its journal, and how many instances it has looked at."""
+    async with da.open_client(dsn, name=f"judge {next(_numbers)}") as client:
+        report = await client.verify()
+    wrong = [problem for problem in report.problems if not problem.is_notice]
+    return [f"verify, {when}: {problem}" for problem in wrong], report.checked
+
+
+async def judge_rebuilt(dsn: str, seed: int) -> tuple[list[str], int]:
+    """Rebuild a random tenth of the rows: as they are, damaged, deleted. They must be what they were.
+
+    Below level "full" the records do not tell the whole row, and the rebuild is refused. It changes the rows under the
+    audit of the run, so it comes last.
+    """
+    failures: list[str] = []
+    with psycopg.connect(dsn, autocommit=True, application_name="judge") as conn:
+        rows = conn.execute(LEVELS).fetchall()
+        some = random.Random(f"rebuild {seed}").sample(rows, min(len(rows), len(rows) // SHARE + 1))
+        async with da.open_client(dsn, name=f"judge {next(_numbers)}") as client:
+            for index, (number, full) in enumerate(some):
+                before = _row(conn, number)
+                damage = DAMAGES[index % len(DAMAGES)] if full else None
+                if damage is not None:
+                    conn.execute(damage, [number])
+                try:
+                    await client.rebuild(number, by="judge")
+                except da.Conflict as exc:
+                    if full:
+                        failures.append(f"rebuild of {number}: {exc}")
+                else:
+                    if not full:
+                        failures.append(f"rebuild of {number}: its records do not tell the whole row")
+                after = _row(conn, number)
+                if full and damage is not None:  # the repair is recorded
+                    before = ({**before[0], "rev": before[0]["rev"] + 1},)
+                if after != before:
+                    failures.append(f"rebuild of {number}, after {damage}: {before} became {after}")
+    problems, _ = await judge_verified(dsn, "after the rebuilds")
+    return failures + problems, sum(full for _, full in some)
+
+
+def _row(conn: psycopg.Connection[Any], number: int) -> Any:
+    """All columns that records tell."""
+    return conn.execute(ROW, [list(NOT_IN_THE_JOURNAL), number]).fetchone()
 
 
 def dump(dsn: str, folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import durable_actors as da
 import trio
+from durable_actors.machine import ENDED
 from tests.invariants.effect_log import EffectLog, Run
 
 LONG = 3.0
@@ -195,7 +196,7 @@ class Family(Base, name="chaos.Family", queue="work"):
         """What all (or enough) of them came to."""
         with effect(ctx) as run:
             await moment(ctx)
-            ended = [child for child in ctx.children if child.status in {"done", "failed"}]
+            ended = [child for child in ctx.children if child.status in ENDED]
             if "quorum" in ctx.state:
                 return run.end(da.Done(len(ended) >= ctx.state["quorum"]))
             if "deadline" in ctx.state:
@@ -229,8 +230,8 @@ class Courier(Base, name="chaos.Courier", queue="work"):
         try:
             await ctx.signal(ctx.state["target"], "tick", payload)
         except da.NoTarget:
-            # An earlier run has sent the last tick that the target waited for, and its worker was killed.
-            if ctx.attempt == 0:
+            # An earlier run has sent the last tick that the target waited for, and its worker was killed, or drained.
+            if ctx.attempt == 0 and not (await da.inspect(ctx.id)).interruptions:
                 raise
 
     @da.step

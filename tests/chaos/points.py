@@ -20,6 +20,8 @@ renewing       before leases are renewed
 renewed        after
 reaping        before claims of others are taken back: what was known of them grows old
 reaped         after
+took           after, if there were any: they are taken back, nobody has heard of it
+recovering     inside `recover`, before it takes claims back (worker --recover)
 expiring       before deadlines that have passed are looked for
 drain          a drain begins (send SIGTERM)
 =============  ======================================================================================
@@ -35,7 +37,7 @@ from collections.abc import Awaitable, Callable
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from durable_actors import telemetry
+from durable_actors import _history, telemetry
 from durable_actors._engine.claiming import feeder
 from durable_actors._engine.committing import flusher, spawn
 from durable_actors._engine.maintenance import heartbeat, reaper
@@ -56,6 +58,7 @@ CALLS: Final[tuple[tuple[ModuleType, str, str, str], ...]] = (
     (flusher, "release_claims", "releasing", "released"),
     (heartbeat, "renew_leases", "renewing", "renewed"),
     (reaper, "reap_claims", "reaping", "reaped"),
+    (_history, "reap_claims", "recovering", "reaped"),
     (feeder, "expire_awaits", "expiring", ""),
 )
 """Calls of the engine, and the points before and after each."""
@@ -86,7 +89,8 @@ class Point:
         """Plug it into the steps and around the engine's calls."""
         probe.passing = self.passing
         for module, name, before, after in CALLS:
-            if self.name in {before, after} or (self.name == "sent" and before == "sending"):
+            within = {"sending": "sent", "reaping": "took", "recovering": "took"}.get(before)
+            if self.name in {before, after, within}:
                 setattr(module, name, self._wrapped(getattr(module, name), before, after))
 
     def passing(self, name: str) -> None:
@@ -110,6 +114,8 @@ class Point:
                 threading.Timer(random.random() * SENDING, self._act).start()
             result = await call(*args, **options)
             self.passing(after)
+            if after == "reaped" and result[0]:
+                self.passing("took")
             return result
 
         return wrapped

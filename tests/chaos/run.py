@@ -23,7 +23,15 @@ from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import SERVER_SETTINGS, DatabaseServer, throwaway_directory
 from psycopg.conninfo import make_conninfo
-from tests.chaos.judge import dump, find_leftovers, judge_history, judge_sums
+from tests.chaos.judge import (
+    dump,
+    find_leftovers,
+    judge_history,
+    judge_journal,
+    judge_rebuilt,
+    judge_sums,
+    judge_verified,
+)
 from tests.chaos.nemeses import Nemesis
 from tests.chaos.workload import SENDERS, make_plan
 from tests.chaos.world import Place, World
@@ -42,7 +50,7 @@ SETTLE: Final = 30.0
 DRAIN: Final = 20.0
 """Seconds for the workers to go when they are told to."""
 NOW: Final = "select extract(epoch from clock_timestamp())::float8"
-LIVE: Final = "select count(*) from durable.gen_durable where status not in ('done', 'failed')"
+LIVE: Final = "select count(*) from durable.gen_durable where finished_at is null"
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +89,7 @@ class Report:
     @property
     def commits(self) -> int:
         """Commits that were checked."""
-        return self.tally.get("commit", 0)
+        return self.tally.get("outcomes", 0)
 
     @property
     def ok(self) -> bool:
@@ -165,17 +173,18 @@ async def _live(
         try:
             for _ in range(nemesis.workers):
                 await world.spawn()
-            await _wait_serving(world, nemesis.workers)
+            await wait_serving(world, nemesis.workers)
             nursery.start_soon(world.watch_outages)
             world.until = trio.current_time() + extent.seconds
             async with trio.open_nursery() as acts:
                 acts.start_soon(nemesis.attack, world)
                 for number in range(SENDERS):
-                    acts.start_soon(_send, world, report, number, extent)
+                    acts.start_soon(send, world, report, number, extent)
             world.tell("healed; waiting for the end of all work")
-            report.failures += await _settle(world, extent.settle)
+            report.failures += (await judge_verified(place.dsn, "while work goes on"))[0]
+            report.failures += await settle(world, extent.settle)
             [[report.ended]] = await world.query(NOW)
-            report.failures += await _dismiss(world)
+            report.failures += await dismiss(world)
         finally:
             for worker in world.workers:
                 if worker.alive:
@@ -189,15 +198,16 @@ async def _live(
         report.failures += world.failures
 
 
-async def _wait_serving(world: World, count: int) -> None:
+async def wait_serving(world: World, count: int) -> None:
+    """Wait until so many workers serve."""
     with trio.fail_after(START):
         while sum(each.serving for each in world.workers) < count:
             await trio.sleep(0.02)
     world.tell("everybody serves")
 
 
-async def _send(world: World, report: Report, number: int, extent: Extent) -> None:
-    """One sender process, from its start to its end."""
+async def send(world: World, report: Report, number: int, extent: Extent) -> None:
+    """One sender process, from its start to its end, forked by the world's zygote."""
     arguments = [
         *("--seed", str(world.seed), "--number", str(number)),
         *(
@@ -226,7 +236,7 @@ async def _send(world: World, report: Report, number: int, extent: Extent) -> No
                 await process.wait()
 
 
-async def _settle(world: World, patience: float) -> list[str]:
+async def settle(world: World, patience: float) -> list[str]:
     """Everything must come to its end by itself, now that nobody breaks anything."""
     with trio.move_on_after(patience):
         while True:
@@ -243,7 +253,7 @@ async def _settle(world: World, patience: float) -> list[str]:
     return [f"{live} instances have not ended {patience:g} s after the last fault"]
 
 
-async def _dismiss(world: World) -> list[str]:
+async def dismiss(world: World) -> list[str]:
     """Every worker goes when it is told to, and says that all is well."""
     world.closing = True
     last = world.alive
@@ -266,9 +276,18 @@ async def _judge(report: Report, nemesis: Nemesis, place: Place, folder: Path, e
     plan = make_plan(report.seed, extent.seconds, scale=extent.scale)
     report.failures += await find_leftovers(place.dsn)
     report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
+    report.failures += await trio.to_thread.run_sync(judge_journal, place.dsn)
     violations, report.tally = await trio.to_thread.run_sync(
         judge_history, place.dsn, folder, report.ended, report.lag
     )
     report.violations += [each for each in violations if each.invariant not in nemesis.forgives]
+    problems, verified = await judge_verified(place.dsn, "at the end")
+    report.failures += problems
     if not report.ok:
+        await trio.to_thread.run_sync(dump, place.dsn, folder)
+        return
+    failures, rebuilt = await judge_rebuilt(place.dsn, report.seed)
+    report.failures += failures
+    report.tally = {**report.tally, "verified": verified, "rebuilt": rebuilt}
+    if failures:
         await trio.to_thread.run_sync(dump, place.dsn, folder)

@@ -21,6 +21,7 @@ import durable_actors as da
 import psycopg
 import trio
 from durable_actors._client import Client
+from durable_actors.machine import ENDED
 from tests.chaos import machines
 from tests.chaos.workload import ALWAYS, Ack, Insert, Plan, Send, make_plan
 
@@ -98,7 +99,7 @@ class Sender:
                 found = await self._client.inspect(work.target)
         except (da.NoTarget, da.StoreUnavailable, trio.TooSlowError, psycopg.Error):
             return False
-        return found.status in {"done", "failed"}
+        return found.status in ENDED
 
     async def _do(self, work: Insert | Send) -> None:
         client = self._client or await self._connect()
@@ -115,6 +116,7 @@ class Sender:
             partition_key=work.partition_key,
             schedule_in=work.schedule_in,
             priority=work.priority,
+            journal=work.journal,
         )
         self._note(work, number)
 
@@ -131,6 +133,7 @@ class Sender:
                 dedup_key=work.dedup_key,
                 state=work.start.state,
                 unique_scope=ALWAYS,
+                journal=work.start.journal,
             )
         else:
             await client.signal(work.target, work.name, work.payload, dedup_key=work.dedup_key)

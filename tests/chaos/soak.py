@@ -35,7 +35,7 @@ from durable_actors._postgres.embedded import server as embedded
 from durable_actors._store.migrate import migrate
 from durable_actors.testing.database import SERVER_SETTINGS, throwaway_directory
 from tests.chaos.judge import find_leftovers, judge_sums
-from tests.chaos.run import _dismiss, _settle, _wait_serving
+from tests.chaos.run import dismiss, settle, wait_serving
 from tests.chaos.sender import Sender
 from tests.chaos.soak_gauges import Gauges, Survivor
 from tests.chaos.soak_plots import draw
@@ -159,8 +159,8 @@ async def measure(soak: Soak, world: World, gauges: Gauges) -> None:
         now = trio.current_time() - began
         if soak.samples:
             last = soak.samples[-1]
-            steps = values["transitions"] - last.values["transitions"]
-            values["transitions per second"] = steps / (now - last.at)
+            steps = values["moves"] - last.values["moves"]
+            values["moves per second"] = steps / (now - last.at)
         soak.samples.append(Sample(now, values))
         if now >= told:
             told = now + TOLD
@@ -172,7 +172,7 @@ def progress(soak: Soak, now: float, values: Mapping[str, float]) -> str:
     """One line."""
     memory = "/".join(f"{value:.0f}" for name, value in values.items() if name.startswith("memory "))
     return (
-        f"{now:5.0f} s of {soak.seconds:.0f}  {values.get('transitions per second', 0):4.0f} transitions/s"
+        f"{now:5.0f} s of {soak.seconds:.0f}  {values.get('moves per second', 0):4.0f} moves/s"
         f"  {values['live instances']:4.0f} live of {values['rows']:,.0f}  {soak.kills} kills  {memory} MB"
         f"  {values['connections']:.0f} connections  {values['dead rows of gen_durable']:,.0f} dead"
         f"  pick {values['pages per pick of 20']:.0f} pages {values['CPU per pick of 20']:.2f} ms"
@@ -235,7 +235,7 @@ async def live(soak: Soak, world: World) -> None:
     """Load, kills and readings; then all work must end, and the workers go."""
     for _ in range(WORKERS):
         await world.spawn()
-    await _wait_serving(world, WORKERS)
+    await wait_serving(world, WORKERS)
     survivors = [Survivor(each.name, each.process.pid) for each in world.workers[:SURVIVORS]]
     gauges = await trio.to_thread.run_sync(Gauges, world.dsn, survivors)
     try:
@@ -247,8 +247,8 @@ async def live(soak: Soak, world: World) -> None:
     finally:
         gauges.close()
     print("The load has ended; waiting for the end of all work.", flush=True)
-    soak.failures += await _settle(world, SETTLE)
-    soak.failures += await _dismiss(world)
+    soak.failures += await settle(world, SETTLE)
+    soak.failures += await dismiss(world)
 
 
 async def end(world: World, zygote: Zygote) -> None:
@@ -266,13 +266,13 @@ async def end(world: World, zygote: Zygote) -> None:
 
 def report(soak: Soak, folder: Path) -> int:
     """Tell, draw, write; return the exit code."""
-    verdicts = [each for each in judge(soak.samples) if each.measure != "transitions"]
+    verdicts = [each for each in judge(soak.samples) if each.measure != "moves"]
     text = table(verdicts)
     last = soak.samples[-1] if soak.samples else Sample(0.0, {})
     grows = [each.measure for each in verdicts if each.flat is False]
     short = [each.measure for each in verdicts if each.word == "too short"]
     summary = (
-        f"{last.at:.0f} s, {last.values.get('transitions', 0):,.0f} transitions,"
+        f"{last.at:.0f} s, {last.values.get('moves', 0):,.0f} moves,"
         f" {last.values.get('rows', 0):,.0f} rows, {soak.kills} workers killed."
     )
     told = [

@@ -41,7 +41,7 @@ select coalesce(sum(pg_relation_size(i.indexrelid)) filter (where t.relname = 'g
  where t.relnamespace = 'durable'::regnamespace
 """
 ROWS: Final[LiteralString] = """
-select count(*), count(*) filter (where status not in ('done', 'failed')), coalesce(sum(rev), 0)
+select count(*), count(*) filter (where finished_at is null), coalesce(sum(rev), 0)
   from durable.gen_durable
 """
 DEAD: Final[LiteralString] = """
@@ -116,7 +116,7 @@ class Gauges:
         live, table, inbox, nodes = self._conn.execute(SIZES).fetchone() or [0] * 4
         with self._conn.transaction():
             self._conn.execute("set local enable_seqscan = on")
-            rows, unended, transitions = self._conn.execute(ROWS).fetchone() or [0] * 3
+            rows, unended, moves = self._conn.execute(ROWS).fetchone() or [0] * 3
         return {
             **{f"dead rows of {name}": float(count) for name, count in dead},
             "live indexes": float(live) / 1024,
@@ -125,7 +125,7 @@ class Gauges:
             "live instances": float(unended),
             "rows": float(rows),
             "rows of nodes": float(nodes),
-            "transitions": float(transitions),
+            "moves": float(moves),
         }
 
     def _own_pick(self) -> dict[str, float]:

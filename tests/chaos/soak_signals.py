@@ -40,7 +40,7 @@ create trigger note_reap after update on durable.gen_durable for each row
     when (new.crashes > old.crashes) execute function durable.note_reap();
 """
 """How many claims were taken back from killed workers: the proof that the kills have hit."""
-LIVE = "select count(*) from durable.gen_durable where status not in ('done', 'failed')"
+LIVE = "select count(*) from durable.gen_durable where finished_at is null"
 
 
 @attrs.frozen
@@ -246,7 +246,7 @@ def report(db: psycopg.Connection, players: int, rounds: int, seconds: float, wo
     print(
         f"{'kills':>16}: {workers.kills:>10} in {seconds:.1f} s; workers that died by themselves: {len(workers.deaths)}"
     )
-    print(f"{'transitions':>16}: {revisions!s:>10} ({float(revisions) / seconds:.0f} per second)")
+    print(f"{'moves':>16}: {revisions!s:>10} ({float(revisions) / seconds:.0f} per second)")
     print(f"{'claims reaped':>16}: {reaps!s:>10}")
     for death in workers.deaths[:3]:
         print(death)

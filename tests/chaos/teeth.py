@@ -103,8 +103,8 @@ BREAKAGES: Final = {
     # whoever takes back takes all, also claims whose lease is not over
     "early-reap": _edit(
         f"{STORE}/sql/reap_claims.sql",
-        "y.lease_expires_at <= now()",
-        "y.lease_expires_at <= now() + interval '10 seconds'",
+        "y.lease_expires_at <= pg_catalog.now()",
+        "y.lease_expires_at <= pg_catalog.now() + interval '10 seconds'",
         "kill",
     ),
     # a node is dead as soon as it is seen, whatever its lock says
@@ -117,8 +117,8 @@ BREAKAGES: Final = {
     # a node that is stopped for a moment is dead
     "alive-nodes": _edit(
         f"{ENGINE}/maintenance/failure_detector.py",
-        "if each.alive or each.owner == me:",
-        "if each.owner == me:",
+        "if each.alive or each.owner == me or",
+        "if each.owner == me or",
         "stop",
     ),
     "join": _edit(f"{STORE}/commit.py", 'riders["join_parents"] =', "_ =", "none"),
@@ -168,7 +168,7 @@ BREAKAGES: Final = {
             ),
             (
                 f"{ENGINE}/committing/flusher.py",
-                "return flushed.committed",
+                "return {**flushed.committed}",
                 "return {**flushed.committed, **fake}",
             ),
         ),
@@ -189,6 +189,17 @@ BREAKAGES: Final = {
         "if now is None:\n        return None\n    return Committed(now.visit, transition.status, now.state)",
         "lost-messages",
     ),
+    # a move that its journal does not tell
+    "unrecorded": _edit(f"{STORE}/sql/release_claims.sql", "g.journal >= 3", "g.journal > 4", "term"),
+    # a state that its journal tells wrongly
+    "misrecorded": _edit(
+        f"{STORE}/sql/journal_outcomes.sql",
+        "jsonb_build_object('state', g.state)",
+        "jsonb_build_object('state', 1)",
+        "none",
+    ),
+    # a rebuild that forgets a column
+    "rebuild": _edit(f"{STORE}/sql/rebuild_instance.sql", "visit = t.visit, ", "", "none"),
 }
 
 UNSEEN: Final = {
@@ -201,16 +212,23 @@ UNSEEN: Final = {
 """Breakages that runs mostly do not see, why, and what does."""
 
 
+def broken_texts(breakage: Breakage) -> dict[str, str]:
+    """The files that it changes, each with its new text."""
+    found: dict[str, str] = {}
+    for name, old, new in breakage.edits:
+        text = found[name] if name in found else (ROOT / name).read_text()
+        if old not in text:
+            raise SystemExit(f"{name} does not contain {old!r} any more: adapt the breakage")
+        found[name] = text.replace(old, new)
+    return found
+
+
 def copy_broken(breakage: Breakage, where: Path) -> None:
     """A copy of package and tests, with the edits."""
     for folder in ("durable_actors", "tests"):
         shutil.copytree(ROOT / folder, where / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, old, new in breakage.edits:
-        path = where / name
-        text = path.read_text()
-        if old not in text:
-            raise SystemExit(f"{name} does not contain {old!r} any more: adapt the breakage")
-        path.write_text(text.replace(old, new))
+    for name, text in broken_texts(breakage).items():
+        (where / name).write_text(text)
 
 
 def bite(name: str, breakage: Breakage, seeds: int, first: int) -> str:

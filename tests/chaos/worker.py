@@ -1,7 +1,8 @@
 """A worker process of the chaos runs: `python -m tests.chaos.worker --dsn ... --node w1 --effects FILE --ready FILE`.
 
 `--kill-at POINT:N` makes it kill itself (SIGKILL) when it passes a point for the N-th time, `--stop-at POINT:N` stop
-itself (SIGSTOP) every N times; `tests.chaos.points` has the list.
+itself (SIGSTOP) every N times; `tests.chaos.points` has the list. `--recover` makes it call `recover` again and again,
+instead of serving.
 
 SIGUSR1: the next step blocks the event loop for longer than a lease. SIGUSR2: the stacks of all threads, to the log.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import logging
+import os
 import random
 import signal
 import time
@@ -35,6 +37,15 @@ class Ready:
         self._path.touch()
 
 
+async def keep_recovering(dsn: str, ready: Ready) -> None:
+    """What an operator may do at any time. Endless."""
+    async with da.open_client(dsn) as client:
+        ready.started()
+        while True:
+            await client.recover()
+            await trio.sleep(world.REAP)
+
+
 def block_once(*_: object) -> None:
     """The next step blocks the loop."""
     probe.block = world.BLOCK
@@ -55,6 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--release", type=int, help="also the machines of this release (tests.chaos.releases)"
     )
+    parser.add_argument("--recover", action="store_true", help="call recover, do not serve")
     parser.add_argument("--clock", type=float, default=0.0, help="seconds by which its wall clock is wrong")
     options = parser.parse_args()
     if options.clock:
@@ -71,6 +83,9 @@ def main() -> None:
         releases.install(options.release)
     for point in points:
         point.install()
+    if options.recover:
+        trio.run(keep_recovering, options.dsn, Ready(options.ready))
+        return
     config = da.Config(
         dsn=options.dsn,
         session_dsn=options.session_dsn,
@@ -86,6 +101,7 @@ def main() -> None:
         max_poll_interval=0.25,
         drain_timeout=options.drain,
         migrate=False,
+        journal=os.environ.get(world.JOURNAL, "auto"),
         observers=[point.observe for point in points],
     )
     trio.run(partial(da.serve, config, task_status=Ready(options.ready)))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import attrs
+from durable_actors._journal_level import LEVELS, JournalLevel
+from durable_actors.machine import ENDED, Status
 
 SENDERS: Final = 2
 NOBODY: Final = -1
-ALWAYS: Final = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed")
+ALWAYS: Final = get_args(Status)
 """A unique scope that is never left."""
 
 
@@ -38,6 +40,8 @@ class Insert:
     result: object = None
     children: int = 0
     """Rows that it makes, directly."""
+    journal: JournalLevel = "full"
+    """How much of its history is recorded."""
 
 
 @attrs.frozen(kw_only=True)
@@ -88,7 +92,24 @@ def make_plan(seed: int, seconds: float, *, scale: float = 1.0) -> Plan:
             make(n)
     for n in range(4):
         maker.lane(n, max(2, round(7 * scale)))
-    return Plan(tuple(maker.inserts), tuple(maker.sends))
+    return _with_levels(Plan(tuple(maker.inserts), tuple(maker.sends)), seed)
+
+
+def default_level(seed: int) -> JournalLevel:
+    """How much is recorded of what workers insert: by every second seed everything."""
+    return "full" if seed % 2 == 0 else random.Random(f"default level {seed}").choice(LEVELS)
+
+
+def _with_levels(plan: Plan, seed: int) -> Plan:
+    """By every second seed everything is recorded, by the others each instance has a level of its own."""
+    if seed % 2 == 0:
+        return plan
+    draw = random.Random(f"levels {seed}")  # of its own: the rest of the plan stays what the seed made it
+    inserts = {each.key: attrs.evolve(each, journal=draw.choice(LEVELS)) for each in plan.inserts}
+    sends = (
+        each if each.start is None else attrs.evolve(each, start=inserts[each.target]) for each in plan.sends
+    )
+    return Plan(tuple(inserts.values()), tuple(sends))
 
 
 class _Maker:
@@ -268,7 +289,7 @@ def _check_ends(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
                 f" but must be {insert.status} with {insert.result!r}"
             )
     for row in rows:
-        if row.status not in {"done", "failed"}:
+        if row.status not in ENDED:
             yield f"instance {row.id} ({row.machine}, key {row.key}): still {row.status}"
 
 

@@ -18,6 +18,7 @@ import psycopg
 import trio
 from durable_actors._postgres.embedded.server import EmbeddedServer
 from psycopg.conninfo import make_conninfo
+from tests.chaos.workload import default_level
 from tests.chaos.zygote import Forked, Zygote
 from tests.invariants.effect_log import EffectLog
 from tests.support.faults import FaultProxy
@@ -26,6 +27,9 @@ LEASE = 1.5
 """Seconds: `lease_ttl` of every worker."""
 BLOCK = LEASE * 1.4
 """Seconds for which a step blocks the loop, when it is told to."""
+JOURNAL = "DURABLE_CHAOS_JOURNAL"
+"""Tells a worker at which level it records what its steps insert. In the environment: workers of the release before
+have no option for it."""
 REAP = 0.4
 """Seconds: `reap_interval` of every worker."""
 DEAD_AFTER = 0.8
@@ -240,7 +244,8 @@ class World:
             *(("--kill-at", kill_at) if kill_at else ()),
         ]
         # In the list before anything else is awaited: a worker that nobody knows would outlive the run.
-        process = await self.zygote.fork("tests.chaos.worker", arguments, log)
+        level = {JOURNAL: default_level(self.seed)}
+        process = await self.zygote.fork("tests.chaos.worker", arguments, log, level)
         worker = WorkerProcess(name, process, log, ready, kill_at.partition(":")[0])
         self.workers.append(worker)
         self.tell(f"start {name} {' '.join(options)}".rstrip())

@@ -111,10 +111,19 @@ class Zygote:
 
 
 @asynccontextmanager
-async def open_zygote() -> AsyncGenerator[Zygote]:
-    """Have a zygote for the length of the block; its children do not outlive it."""
+async def open_zygote(
+    environ: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> AsyncGenerator[Zygote]:
+    """Have a zygote for the length of the block; its children do not outlive it.
+
+    `environ` is added to the environment. It and the directory decide which package the zygote imports.
+    """
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "tests.chaos.zygote"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.chaos.zygote"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=cwd,
+        env={**os.environ, **(environ or {})},
     )
     try:
         async with trio.open_nursery() as nursery:

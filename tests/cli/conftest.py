@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 from durable_actors.cli import cli
-from durable_actors.machine import isolated_registry
+from durable_actors.machine import ENDED, isolated_registry
 
 LIVE = "{runnable,executing,awaiting_signal,awaiting_children}"
 
@@ -52,7 +52,7 @@ class Shell:
     def add(self, **columns: object) -> int:
         """A row made by hand."""
         columns = {"fsm": "shop:Checkout", "step": "charge", **columns}
-        if columns.get("status") in {"done", "failed"}:
+        if columns.get("status") in ENDED:
             columns.setdefault("finished_at", "now")
         if columns.get("status") == "executing":
             columns.setdefault("claim_id", "5b8f2c1e-6f0e-4b5e-9a51-0c8e8b1b8f11")

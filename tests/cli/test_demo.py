@@ -10,7 +10,7 @@ import attrs
 import pytest
 from durable_actors.cli.demo_accounts import Order, audit
 from tests.cli.demo_kit import assert_nothing_is_left, start_demo
-from tests.cli.test_why import instance
+from tests.store.test_why import instance
 
 ORDERS = [Order(1, 100), Order(2, 250)]
 

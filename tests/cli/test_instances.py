@@ -173,8 +173,8 @@ def test_retry_refuses_what_is_not_failed_and_does_the_rest(shell: Shell):
     assert result.exit_code == 1
     assert result.stdout == f"{failed} runs again\n"
     assert result.stderr.splitlines() == [
-        f"durable-actors: not retried: instance {done} is done, and only a failed one can be retried",
-        f"durable-actors: not retried: instance {live} is runnable, and only a failed one can be retried",
+        f"durable-actors: not retried: instance {done} is done, and only a failed or cancelled one can be retried",
+        f"durable-actors: not retried: instance {live} is runnable, and only a failed or cancelled one can be retried",
         "durable-actors: not retried: there is no instance 999",
     ]
     assert shell.row(done, "status") == ("done",)

@@ -1,9 +1,10 @@
-"""`queues`, `nodes`, `top`."""
+"""`queues`, `nodes`, `top`, `migrate`."""
 
 from __future__ import annotations
 
 import json
 
+import durable_actors as da
 from tests.cli.conftest import Shell
 
 MACHINE = "shop:Checkout/1"
@@ -21,6 +22,7 @@ def test_queues_counts(shell: Shell):
     shell.add(queue="a", status="awaiting_signal", awaits=["x"])
     shell.add(queue="a", status="awaiting_children")
     shell.add(queue="a", status="done")
+    shell.add(queue="a", status="cancelled")
     shell.add(queue="b", status="failed")
     found = {each.pop("queue"): each for each in shell.json("queues")}
     assert found["a"].pop("oldest_due") > 3600
@@ -33,6 +35,7 @@ def test_queues_counts(shell: Shell):
         "awaiting": 2,
         "done": 1,
         "failed": 0,
+        "cancelled": 1,
         "nodes": 2,
         "slots": 7,
         "unknown": [],
@@ -43,6 +46,7 @@ def test_queues_counts(shell: Shell):
     assert (quick["a"]["held"], quick["a"]["done"], quick["a"]["awaiting"]) == (1, None, None)
     lines = shell.ok("queues").splitlines()
     assert [line.split()[0] for line in lines] == ["queue", "a", "b", "idle"]
+    assert "cancelled" in lines[0]
 
 
 def test_queues_tells_what_nobody_knows(shell: Shell):
@@ -92,6 +96,21 @@ def test_nodes(shell: Shell):
     assert line.split()[:5] == ["n:1", "alive", "1", "a=3", "7"]
 
 
+def test_nodes_tells_what_an_older_node_ignores(shell: Shell):
+    shell.node("new:1", queues={}, machines=[], version=da.__version__)
+    assert not shell.run("nodes").stderr
+    shell.node("old:1", queues={}, machines=[], version="0.1.0.dev0")
+    shell.node("gone:1", queues={}, machines=[], version="0.1.0.dev0", alive=False)
+    result = shell.run("nodes", "--all")
+    versions = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert "0.1.0.dev0" in versions["old:1"]
+    assert da.__version__ in versions["new:1"]
+    assert result.stderr.startswith("node old:1 runs 0.1.0.dev0, which ignores: commands to running steps, ")
+    assert result.stderr.count("\n") == 1
+    found = {each["incarnation"]: each["ignores"] for each in shell.json("nodes", "--all")}
+    assert (found["new:1"], found["gone:1"], found["old:1"][0]) == ([], [], "commands to running steps")
+
+
 def test_another_schema_has_its_own_nodes(shell: Shell):
     shell.node("n:1", queues={"a": 3}, machines=[MACHINE])
     shell.ok("migrate", "--schema", "other")
@@ -118,3 +137,32 @@ def test_top_as_json_lines_with_rates(shell: Shell):
 def test_top_refuses(shell: Shell):
     assert "at least 0.1 seconds" in shell.refused("top", "--interval", "0", code=2)
     assert "Invalid value" in shell.refused("top", "--count", "0", code=2)
+
+
+def test_migrate_tells_that_a_newer_release_was_there(shell: Shell):
+    latest = shell.json("migrate")["latest"]
+    shell.conn.execute(
+        "insert into durable.migrations (version, name, works_with) values (%s, 'next', %s)",
+        [latest + 1, latest],
+    )
+    told = f'schema "durable" is at version {latest + 1}, this durable_actors ({da.__version__}) knows {latest}: '
+    for arguments in (["migrate"], ["migrate", "--check"]):
+        assert shell.ok(*arguments).startswith(told)
+    assert shell.json("migrate", "--check") == {
+        "schema": "durable",
+        "version": latest + 1,
+        "latest": latest,
+        "works_with": latest,
+        "pending": [],
+    }
+    shell.conn.execute("update durable.migrations set works_with = version where version = %s", [latest + 1])
+    for arguments in (["migrate"], ["nodes"]):
+        assert f"and needs a package of version {latest + 1} or newer" in shell.refused(*arguments)
+
+
+def test_only_due_rows_have_an_age(shell: Shell):
+    """A row on the shelf, or behind a sibling, is not due: nobody waits for a slot."""
+    shell.add(queue="mail", hold=2, shelved_step="s", eligible_at="2020-01-01")
+    shell.add(queue="mail", hold=1, partition_key="k", eligible_at="2020-01-01")
+    [found] = shell.json("queues")
+    assert (found["due"], found["held"], found["shelved"], found["oldest_due"]) == (0, 1, 1, None)

@@ -108,13 +108,13 @@ def test_signal_twice_with_a_dedup_key(shell: Shell):
 
 def test_a_key_of_digits(shell: Shell):
     parked(shell, unique_key=b"12345")
-    assert "instance 12345 does not exist" in shell.refused("signal", "12345", "paid")
+    assert "there is no instance 12345" in shell.refused("signal", "12345", "paid")
     assert shell.ok("signal", "12345", "paid", "--key") == "sent\n"
 
 
 def test_signal_refuses(shell: Shell):
     done = shell.add(status="done")
-    assert "does not exist or has ended; nothing was sent" in shell.refused("signal", done, "paid")
+    assert f"signal 'paid': instance {done} has ended: done" in shell.refused("signal", done, "paid")
     assert "unique key 'nobody'" in shell.refused("signal", "nobody", "paid")
     assert "is not an instance id" in shell.refused("signal", "99999999999999999999", "paid")
     assert "PAYLOAD" in shell.refused("signal", done, "paid", "{broken", code=2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import durable_actors as da
@@ -8,6 +9,7 @@ import pytest
 from durable_actors._engine.claims import MOVES, ActiveClaim, ClaimState
 from durable_actors._engine.running.dispatcher import Dispatcher
 from tests.engine.kit import Db
+from tests.invariants.journal import JournalWatch, recording
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,22 @@ def _moves_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Dispatcher, "_move", move)
     yield
     assert not wrong
+
+
+JOURNAL = int(os.environ.get("DURABLE_TEST_JOURNAL", "-1"))
+"""The level at which everything is recorded; -1: as the instances say."""
+
+
+@pytest.fixture(autouse=JOURNAL >= 0)
+def _journal_fits(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test whose journal does not fold into its rows."""
+    if "durable_dsn" not in request.fixturenames:
+        yield
+        return
+    watch = JournalWatch(request.getfixturevalue("durable_dsn"))
+    with recording(JOURNAL):
+        yield
+    assert "\n".join(watch.problems()) == ""
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import durable_actors as da
 import trio
-from durable_actors import client as clients
+from durable_actors._client import current_client
 
 variable: Final = contextvars.ContextVar("variable", default="nobody's")
 kept: Final = list[Any]()
@@ -222,7 +222,7 @@ async def sets_variables(ctx: Any) -> Any:
 
 @hostile("done")
 async def changes_its_engine(ctx: Any) -> Any:
-    clients._current.set(None)
+    current_client.set(None)
     await trio.sleep(0)
 
 

@@ -29,7 +29,7 @@ from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
 from durable_actors._store.rows import Claim, PickResult
 from durable_actors.config import Config
-from durable_actors.machine import isolated_registry
+from durable_actors.machine import ENDED, isolated_registry
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import Event, StepCommitted, StepStarted
 from tests.kit import PATIENCE, Session
@@ -234,7 +234,7 @@ class Recorder:
             while True:
                 changed = self._changed
                 for event in self.all(StepCommitted, id=number):
-                    if event.status in {"done", "failed"}:
+                    if event.status in ENDED:
                         return event.status
                 await changed.wait()
 
@@ -276,6 +276,14 @@ async def running(dsn: str, **options: Any) -> AsyncIterator[Run]:
     events = Recorder()
     async with da.open_engine(**{"dsn": dsn, "observers": [events], **QUICK, **options}) as engine:
         yield Run(engine, events)
+
+
+@asynccontextmanager
+async def client_of(db: Db, **options: Any) -> AsyncIterator[da.Client]:
+    """A client without an engine."""
+    with trio.fail_after(PATIENCE):
+        async with da.open_client(db.dsn, **options) as client:
+            yield client
 
 
 class Gate:

@@ -132,7 +132,7 @@ async def test_polls_do_not_put_a_deadline_off(durable_dsn, monkeypatch):
     looks = 0
     expire = feeder.expire_awaits
 
-    async def find_locked(*args: Any, **options: Any) -> int:
+    async def find_locked(*args: Any, **options: Any) -> list[int]:
         nonlocal looks
         looks += 1
         if looks == 1:

@@ -476,7 +476,7 @@ async def test_planning_children_lets_others_run(monkeypatch):
     pending = PendingCommit(active, None, change, "ScheduleChildren")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        pending = await step_run._with_children(pending, outcome)
+        pending = await step_run._with_children(pending, outcome, "auto")
         nursery.cancel_scope.cancel()
     assert [plan.state for plan in pending.spawn.plans] == [b'{"n":%d}' % n for n in range(9)]
     assert turns >= 4

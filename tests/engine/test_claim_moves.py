@@ -308,8 +308,9 @@ class Model:
             elif self.rig.woken != woken or self.rig.now >= self.dispatcher.wake_at:
                 woken = self.rig.woken
                 self.take_keys()
-                self.start()
-                self.ask()
+                if not self.asked:  # else the feeder waits for the keys first: it asks for no rows meanwhile
+                    self.start()
+                    self.ask()
             elif self.rig.pool.tasks:
                 self.choose(self.steps_forward(self.choose(self.rig.pool.tasks)))()
             elif self.queued:

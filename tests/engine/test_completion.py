@@ -14,7 +14,7 @@ from durable_actors._engine.committing.completion import Completion
 from durable_actors._engine.committing.queue import Commits, PendingCommit, Release
 from durable_actors._engine.committing.verdicts import STALE, Refused, Verdict
 from durable_actors._store.children import Spawn
-from durable_actors._store.claim import OFFERED
+from durable_actors._store.holds import OFFERED
 from durable_actors._store.rows import Committed, Transition
 from durable_actors.otp import Address
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted
@@ -63,6 +63,7 @@ class World:
         self.owner = Owner(can_recover=can_recover)
         self.events: list[Any] = []
         self.hints: list[Any] = []
+        self.told: list[int] = []
         self.node: Any = SimpleNamespace(
             telemetry=SimpleNamespace(active=True, emit=self.events.append),
             threads=SimpleNamespace(is_left=lambda claim: thread_left),
@@ -71,6 +72,7 @@ class World:
             on_final=lambda number: self.hints.append(("final", number)),
             notify=lambda queue, **options: self.hints.append((queue, options)),
             expect_deadline=lambda queue: self.hints.append(("deadline", queue)),
+            wakeups=SimpleNamespace(add=self.told.extend),
         )
         self.commits = Commits(Address("flusher", capacity=1))
         self.completion = Completion(self.node, self.commits, {"default": self.owner})
@@ -246,31 +248,32 @@ PLANS = [SimpleNamespace(queue="a", priority=p) for p in (1, 1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("status", "change", "hints"),
+    ("status", "change", "hints", "told"),
     [
-        ("done", {}, [("final", 7)]),
-        ("failed", {}, [("final", 7)]),
-        ("runnable", {}, [("default", {"instance_id": 7})]),
-        ("runnable", {"delay": 1.0}, []),
-        ("awaiting_signal", {}, []),
-        ("awaiting_signal", {"timeout": 1.0}, [("deadline", "default")]),
-        ("executing", {}, []),
+        ("done", {}, [("final", 7)], []),
+        ("failed", {}, [("final", 7)], []),
+        ("runnable", {}, [("default", {"instance_id": 7})], [7]),
+        ("runnable", {"delay": 1.0}, [], [7]),
+        ("awaiting_signal", {}, [], []),
+        ("awaiting_signal", {"timeout": 1.0}, [("deadline", "default")], []),
+        ("executing", {}, [], []),
     ],
 )
-async def test_who_is_notified(status, change, hints):
+async def test_who_is_notified(status, change, hints, told):
     world = World()
     world.settle(pending(**change), committed(status))
-    assert world.hints == hints
+    assert (world.hints, world.told) == (hints, told)
 
 
 @pytest.mark.parametrize("timeout", [None, 1.0])
 async def test_each_queue_and_priority_of_children_is_notified_once(timeout):
     world, outcome = World(), pending(status="awaiting_children")
     outcome.spawn = Spawn(PLANS, then="end", quorum=None, wake_on_failure=False, timeout=timeout)  # type: ignore[arg-type]
-    world.completion.report(outcome, committed("awaiting_children"), NOW)
+    world.completion.report(outcome, Committed(2, "awaiting_children", children=[8, 9, 10]), NOW)
     deadline = [] if timeout is None else [("deadline", "default")]
     children = [("a", {"priority": 1}), ("a", {"priority": 2})]
     assert sorted(world.hints, key=str) == sorted(deadline + children, key=str)
+    assert world.told == [8, 9, 10]
     assert world.owner.calls == [], "the task that committed them ends the claim"
 
 

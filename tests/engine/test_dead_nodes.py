@@ -43,6 +43,12 @@ def test_two_looks_far_enough_apart_prove_it():
     assert looks((10.0, [owner()]), watch=first.log).dead == ("a",)
 
 
+def test_a_runner_is_not_judged_by_its_silence():
+    """It has no session, and renews as rarely as its lease allows."""
+    runner = owner("runner:cron")
+    assert looks((0.0, [runner]), (20.0, [runner])).dead == ()
+
+
 def test_a_slow_look_counts_for_less():
     """What a look shows was true at some moment between asking and seeing: count the shorter time."""
     slow = judge_owners(

@@ -13,6 +13,7 @@ from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claiming.planner import Sleep
 from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.limits import QueueLimits
+from durable_actors._store.commands import Request
 from durable_actors.telemetry import StepCommitted, current_step
 from tests.engine.dispatcher_kit import DispatcherRig, pending_of
 from tests.engine.kit import (
@@ -101,6 +102,39 @@ def test_few_places_that_commits_leave_are_not_worth_a_pick_either():
     assert rig.demand() == 0
     rig.dispatcher.finish(ended.pop(), rig.now)
     assert rig.demand() == 4
+
+
+@pytest.mark.parametrize("answer", ["granted", "busy"])
+def test_a_claim_to_be_cancelled_whose_key_is_being_taken(answer: str):
+    """The feeder waits for the key: the claim stays in the buffer until it has its answer, and does not run."""
+    rig = DispatcherRig(LIMITS)
+    keyed, owner, plain = *rig.add(1, "k"), *rig.add(1, "other"), *rig.add()
+    rig.keys.take(owner.claim)
+    wanting = rig.dispatcher.without_key()
+    assert wanting == [keyed]
+    for active in (keyed, owner, plain):
+        rig.claims.request(active.claim.claim_id, Request("cancel"))
+        rig.dispatcher.give_back_between_steps(active)
+    assert rig.released == [owner.claim.id, plain.claim.id], "these need not wait"
+    if answer == "granted":
+        rig.keys.take(keyed.claim)
+    else:
+        rig.dispatcher.give_back_contended(wanting)
+    assert rig.start() == []
+    assert sorted(rig.released) == [keyed.claim.id, owner.claim.id, plain.claim.id]
+    assert (rig.dispatcher.buffered, len(rig.claims), rig.keys.owners) == (0, 0, {})
+
+
+def test_a_claim_to_be_cancelled_between_two_steps():
+    rig = DispatcherRig(attrs.evolve(LIMITS, concurrency=1))
+    rig.add()
+    active = rig.hand_over(*rig.start(), keep_slot=True)
+    rig.pool.open = False
+    rig.dispatcher.continue_on_claim(active, rig.now)
+    assert active.state is ClaimState.READY
+    rig.claims.request(active.claim.claim_id, Request("cancel"))
+    rig.dispatcher.give_back_between_steps(active)
+    assert (rig.released, rig.dispatcher.running, active.state) == ([active.claim.id], 0, ClaimState.GONE)
 
 
 def test_a_demand_is_never_negative():

@@ -86,7 +86,7 @@ def plain_rows(prefix: str):
 
 async def use(dsn: str, machines, *, callers: bool) -> None:
     waits, job = machines
-    async with running(dsn) as run:
+    async with running(dsn, journal="full") as run:
         client = run.engine.client
         for made, prefix in ((rows, "own"), (plain_rows, "plain")):
             await check(run, await client.insert_many(job, made(prefix)), made(prefix))
@@ -101,6 +101,7 @@ async def use(dsn: str, machines, *, callers: bool) -> None:
         assert (await run.run(job, args={"fails": True})).result == {"fails": True}
         if callers:
             await on_callers_connections(run, dsn, machines)
+        assert (await client.verify()).problems == [], "what a session has written is compared in another one"
 
 
 async def check(run, numbers, expected) -> None:

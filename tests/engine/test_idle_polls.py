@@ -237,6 +237,61 @@ async def test_a_row_behind_the_cursor_is_picked_when_the_server_has_seen_it(dur
                 assert await runs[1].receive() == 1
 
 
+def patience_of_statements(monkeypatch) -> trio.MemoryReceiveChannel[float]:
+    """How long each statement of the long poll may take."""
+    send, receive = trio.open_memory_channel[float](10_000)
+    real = long_poll.wait_for_work
+
+    async def noted(*args: Any, patience: float, **options: Any) -> dict[str, int]:
+        send.send_nowait(patience)
+        return await real(*args, patience=patience, **options)
+
+    monkeypatch.setattr(long_poll, "wait_for_work", noted)
+    return receive
+
+
+async def test_no_snapshot_is_held_while_a_queue_claims_rows(durable_dsn, monkeypatch):
+    """It would keep every version of those rows. The idle queue beside it is checked as often."""
+    asked = patience_of_statements(monkeypatch)
+    with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:
+        ran, gates = late_job(), [trio.Event(), trio.Event()]
+
+        @da.job(name="gated", queue="busy")
+        async def gated(args: dict) -> None:
+            await gates[args["number"]].wait()
+
+        async def next_statement(*, long: bool) -> None:
+            for _ in range(20):
+                if (await asked.receive() > 0) is long:
+                    return
+            pytest.fail(f"no {'long' if long else 'short'} statement among twenty")
+
+        config = never_polled(durable_dsn, queues={"busy": da.Queue(1, prefetch=0), "default": 1})
+        with trio.fail_after(60):
+            async with da.open_engine(config):
+                await da.insert_many(gated, [{"args": {"number": each}} for each in range(2)])
+                await next_statement(long=False)
+                await next_statement(long=True)  # nothing is claimed while the step runs
+                gates[0].set()
+                await next_statement(long=False)
+                connection.execute(INSERT)
+                await ran.wait()
+                gates[1].set()
+
+
+@pytest.mark.parametrize("cheap", [3600.0, 0.0], ids=["cheap", "expensive"])
+async def test_after_slow_checks_the_server_waits_again(durable_dsn, monkeypatch, *, cheap: float):
+    """It knows what its checks cost, and takes a twentieth of the time for them."""
+    asked = patience_of_statements(monkeypatch)
+    monkeypatch.setattr(IdleQueues, "take_claimed", lambda _: True)
+    monkeypatch.setattr(long_poll, "CHEAP_REFRESH", cheap)
+    monkeypatch.setattr(long_poll, "MAX_STATEMENT_SECONDS", 0.03)
+    with isolated_registry(), trio.fail_after(60):
+        async with da.open_engine(never_polled(durable_dsn)):
+            found = [await asked.receive() > 0 for _ in range(6)]
+    assert found == ([False] * 6 if cheap else [False, False, True] * 2)
+
+
 async def test_a_stop_leaves_no_statement_behind(durable_dsn, monkeypatch):
     monkeypatch.setattr(long_poll, "MAX_STATEMENT_SECONDS", 300.0)
     with isolated_registry(), psycopg.connect(durable_dsn, autocommit=True) as connection:

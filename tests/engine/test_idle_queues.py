@@ -93,6 +93,15 @@ def test_a_hit_on_a_feeder_that_is_full_tells_nobody():
     assert names(found, 0.0) == ["a"], "no pause: it was not told"
 
 
+def test_claims_of_any_queue_are_reported_once():
+    found, _ = queues(a=0.1, b=0.0, c=0.1)
+    assert not found.take_claimed()
+    found.of("b").claimed()
+    found.of("c").claimed()
+    assert found.take_claimed(), "also of a queue that is not watched"
+    assert not found.take_claimed()
+
+
 def test_an_unknown_queue_is_nobodys():
     found, asked = queues()
     found.of("x").rest(0.0)

@@ -120,7 +120,7 @@ async def test_a_key_is_occupied_while_its_instance_lives(durable_dsn, machine):
 async def test_scopes(durable_dsn, machine):
     async with running(durable_dsn) as run:
         insert = run.engine.client.insert
-        forever = [*LIVE, "done", "failed"]
+        forever = [*LIVE, "done", "failed", "cancelled"]
         first = await run.insert(machine, unique_key="once", unique_scope=forever)
         assert (await run.ended(first)).status == "done"
         for options in ({"unique_scope": forever}, {}):  # ended, and still taken, whoever asks

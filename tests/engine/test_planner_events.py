@@ -21,7 +21,7 @@ from durable_actors._store.claim import PickFrom, QueueShape
 from durable_actors._store.rows import PickResult, Seen
 from hypothesis import given, settings, strategies as st
 from tests.engine.kit import claim
-from tests.engine.planner_rig import HEAD, KNOWN, LIMITS
+from tests.engine.planner_rig import HEAD, KNOWN, LIMITS, Rig, found, shape
 
 
 @attrs.define(eq=False)
@@ -340,3 +340,19 @@ def test_in_any_order_rounds_end_and_no_hint_and_no_row_is_lost(events: list[tup
     assert not world.rows
     assert not world.orphans
     assert not world.deadlines
+
+
+def test_a_due_row_that_is_locked_is_no_loop_of_picks_while_it_is_too_soon_for_a_refresh():
+    """Another row was passed over, so a timer leads to a pick; the last refresh was slow, and the next one waits."""
+    rig = Rig().rest(shape=shape(0, next_due=0.5))
+    rig.planner.stats.took(rig.now, 0.2, alone=True)
+    rig.planner.notify(9)
+    end, rounds = rig.now + 0.5, 0
+    while rig.now < end:
+        rig.picks = [found(left=(9,))]
+        *actions, sleep = rig.round("timer")
+        assert actions == [Pick(10)]
+        assert isinstance(sleep, Sleep)
+        rig.now += max(sleep.until, 0.0001)
+        rounds += 1
+    assert rounds < 30

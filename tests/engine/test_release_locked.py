@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from durable_actors._engine.committing.flusher import Flusher
 from durable_actors._engine.committing.queue import Commits
-from durable_actors._store.claim import HELD
+from durable_actors._store.holds import HELD
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from tests.engine.kit import Db, make_node, pick
 from tests.support.interleave import open_sessions

@@ -306,3 +306,28 @@ async def test_who_comes_while_it_is_read_is_not_told_an_old_truth(rows, autojum
         nursery.start_soon(watch.wait, 1)
         await trio.testing.wait_all_tasks_blocked(0.001)
         rows.hold.set()
+
+
+async def test_a_missing_row_of_a_claim_here_is_waited_for(rows, autojump_clock):
+    """The commit has deleted it (keep=0), and its verdict, with the result, is on the way."""
+    watch, here, found = rows.watch(), {7}, []
+    watch.runs_here = here.__contains__
+    rows.missing = {7}
+
+    async def wait() -> None:
+        found.append((await watch.wait(7)).result)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        nursery.start_soon(wait)
+        await trio.sleep(5)
+        assert found == []
+        rows.hold = trio.Event()  # a look is under way, and has found no row
+        looks = len(rows.looks)
+        await until(lambda: len(rows.looks) > looks)
+        watch.hint(7, Ending(7, "done", b"1", None))
+        here.clear()
+        rows.hold.set()
+    assert found == [b"1", b"1"]
+    with pytest.raises(NoTarget):
+        await watch.wait(7)

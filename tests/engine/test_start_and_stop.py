@@ -151,3 +151,33 @@ async def test_its_state_can_be_awaited(durable_dsn, how):
                 else:
                     await engine.stop()
     assert seen == [("draining", 1, True), ("stopped", 0, False)]
+
+
+async def test_an_older_node_that_lives_is_named_with_what_it_ignores(durable_dsn, caplog):
+    with psycopg.connect(durable_dsn, autocommit=True) as conn:
+        for name, about in (("old:1", '{"version": "0.1.0.dev0"}'), ("gone:1", '{"version": "0.1.0.dev0"}')):
+            conn.execute(
+                "insert into durable.nodes (incarnation, node, about) values (%s, 'n', %s)", [name, about]
+            )
+        conn.execute("select pg_advisory_lock(hashtextextended('durable' || chr(2) || 'old:1', 0))")
+        async with da.open_engine(dsn=durable_dsn, **QUICK):
+            pass
+    [line] = [record for record in caplog.records if "which ignores" in record.message]
+    assert line.levelname == "WARNING"
+    assert line.message.startswith("node old:1 runs 0.1.0.dev0, which ignores: commands to running steps, ")
+
+
+@pytest.mark.parametrize("migrate", [True, False])
+async def test_a_schema_of_the_next_release_is_used_with_a_warning(durable_dsn, caplog, migrate):
+    query = "insert into durable.migrations (version, name, works_with) select max(version) + 1, 'next', max(version)"
+    with psycopg.connect(durable_dsn, autocommit=True) as conn:
+        conn.execute(f"{query} from durable.migrations")
+        async with da.open_engine(dsn=durable_dsn, migrate=migrate, **QUICK):
+            pass
+        assert [r.levelname for r in caplog.records if "a newer release has migrated it" in r.message] == [
+            "WARNING"
+        ]
+        conn.execute("update durable.migrations set works_with = version where name = 'next'")
+        with pytest.raises(da.SchemaError, match="Upgrade the package on this node"):
+            async with da.open_engine(dsn=durable_dsn, migrate=migrate, **QUICK):
+                raise AssertionError("must not start")

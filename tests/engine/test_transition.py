@@ -5,7 +5,7 @@ import durable_actors as da
 import pytest
 from durable_actors._engine.committing.transition import MAX_ATTEMPT, failure, plan_children, transition
 from durable_actors._store.rows import Claim, Transition
-from durable_actors.machine import Signal, current_registry, isolated_registry, plan_insert
+from durable_actors.machine import ENDED, Signal, current_registry, isolated_registry, plan_insert
 from hypothesis import given, strategies as st
 
 
@@ -118,7 +118,7 @@ TABLE: list[tuple[da.Outcome, dict[str, object]]] = [
 def test_the_contracts_table(outcome, row):
     found = transition(claim(), SPEC, outcome)
     assert facts(found) == row
-    assert found.ends == (found.status in {"done", "failed"})
+    assert found.ends == (found.status in ENDED)
 
 
 def test_the_same_key_is_no_change():

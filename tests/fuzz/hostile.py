@@ -10,7 +10,7 @@ UUID = "5b8f2c1e-6f0e-4b5e-9a51-0c8e8b1b8f11"
 INT4 = 2**31 - 1
 INT8 = 2**63 - 1
 
-Fate = Literal["failed", "done", "shelved", "waits"]
+Fate = Literal["failed", "done", "cancelled", "shelved", "waits"]
 
 
 @attrs.frozen
@@ -151,6 +151,22 @@ SHAPES = [
     row("hold: behind a free key", "done", "", hold=1, partition_key="free key"),
     row("hold: shelved, known", "done", "", hold=2),
     row("hold: parked", "done", "", **parked, hold=1),
+    row("hold: throttled, by nobody", "waits", "it waits for a limit", hold=3),
+    row("hold: paused, by nobody", "waits", "it is paused", hold=4),
+    row(
+        "hold: paused, key", "waits", "it is paused", hold=4, partition_key="shared", eligible_at="-infinity"
+    ),
+    row("hold: paused, parked", "waits", "it is paused", **parked, hold=4),
+    row("hold: paused, crashed", "done", "", **executing(hold=4)),
+    row("hold: waits for nobody", "waits", "it depends on", hold=5, partition_key="shared"),
+    row("status: cancelled", "cancelled", "", status="cancelled", finished_at="-infinity"),
+    row("status: cancelled, held", "cancelled", "", status="cancelled", finished_at="infinity", hold=4),
+    row("request: odd", "done", "", request='{"cancel": 1e100000}'),
+    row("request: null", "done", "", request="null", step="on"),
+    row(
+        "request: huge", "done", "", request=f'["{noise(300_000).replace(chr(92), "").replace(chr(34), "")}"]'
+    ),
+    row("request: of a ghost", "done", "", **executing(request="[[]]")),
     row("inbox: empty", "done", "", inbox=True),
     row("awaits: without waiting", "done", "", awaits="{go}"),
     row("awaits: nulls", "done", "", **{**parked, "awaits": "{NULL,NULL}"}),
@@ -163,6 +179,21 @@ SHAPES = [
     row("error: huge", "done", "", last_error=noise(500_000)),
     row("result: early", "done", "", result='{"a": 1e100000}'),
     row("token: odd", "done", "", claim_token_hash=b"\xff\x00", claim_id=UUID),
+    row("request: none, but not null", "done", "", request="null"),
+    row("request: a list", "done", "", request="[1]"),
+    row(
+        "request: odd fields",
+        "cancelled",
+        "",
+        step="on",
+        request='{"kind": "cancel", "by": 1, "at": "infinity"}',
+    ),
+    row("request: nobody's", "done", "", request='{"kind": "nobody knows", "at": "yesterday"}'),
+    row("request: deep, crashed", "done", "", **executing(request=DEEP)),
+    row("request: a long text", "done", "", request=f'"{noise(9000).encode().hex()}"'),
+    row("definition: another one", "done", "", journal=2, fingerprint=b"\xff\x00", step="on"),
+    row("definition: empty", "done", "", journal=4, fingerprint=b""),
+    row("definition: huge", "done", "", journal=3, fingerprint=noise(200_000).encode()),
     row("unique key: no text", "done", "", unique_key=b"\xff\x00\xfe"),
     row("key: long", "done", "", partition_key="k" * 2000),
     row("key: too long, parked", "failed", "partition key", **parked, partition_key=noise(5000)),

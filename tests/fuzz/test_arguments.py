@@ -9,6 +9,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 from durable_actors._client import _delivery_of
+from durable_actors._store.commands import plan_command
 from durable_actors._store.insert import plan_rows
 from durable_actors._store.signal import plan_signal
 from durable_actors.config import resolve_dsn
@@ -66,6 +67,14 @@ def test_config(name):
         )
 
 
+def test_retention():
+    for name in names_of(da.Retention.__init__):
+        for value in ODD:
+            refuses_politely(
+                lambda each, name=name: da.Retention(**{name: each}), value, what=name, option=name
+            )
+
+
 def test_queue_and_dsn():
     for name in QUEUES:
         for value in ODD:
@@ -113,6 +122,13 @@ def test_rows_machines_and_signals():
         )
 
 
+@pytest.mark.parametrize("name", names_of(plan_command))
+def test_commands(name):
+    for value in ODD:
+        refuses_politely(lambda each: plan_command(**{name: each}), value, what=name, option=name)
+        refuses_politely(lambda each: plan_command(meta={"a": [each]}), value, what="meta", option="meta")
+
+
 @pytest.mark.parametrize(
     ("outcome", "base", "name"), OUTCOMES, ids=lambda each: getattr(each, "__name__", str(each))
 )
@@ -132,9 +148,9 @@ def test_definitions():
             async def start(self, ctx: Any) -> Any: ...
 
     for value in ODD:
-        for name in ("queue", "max_attempts", "backoff", "name", "version", "timeout"):
+        for name in ("queue", "max_attempts", "backoff", "name", "version", "timeout", "keep"):
             refuses_politely(lambda each, name=name: job(name, each), value, what=name)
-        for name in ("name", "version", "queue", "initial", "state", "run_ahead", "max_attempts"):
+        for name in ("name", "version", "queue", "initial", "state", "run_ahead", "max_attempts", "keep"):
             if not (
                 name == "state" and isinstance(value, Unprintable | str)
             ):  # msgspec prints what is no type

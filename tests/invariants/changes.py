@@ -6,16 +6,17 @@ from the database. Times are seconds since the epoch, on the server's clock.
 
 from __future__ import annotations
 
-import enum
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, Literal
+from operator import attrgetter
+from typing import Final
 
 import attrs
-
-Status = Literal["runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed"]
-TERMINAL: Final = frozenset({"done", "failed"})
+from durable_actors._store import moves
+from durable_actors._store.move_rules import Row
+from durable_actors._store.moves import MoveName
+from durable_actors.machine import ENDED, Status
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +27,7 @@ class InstanceState:
     status: Status
     visit: int
     round: int = 0
-    rev: int = 0
+    rev: int = 1
     step: str = "start"
     attempt: int = 0
     crashes: int = 0
@@ -59,8 +60,8 @@ class InstanceState:
 
     @property
     def ended(self) -> bool:
-        """Whether it is done or failed."""
-        return self.status in TERMINAL
+        """Whether it has ended: done, failed or cancelled."""
+        return self.status in ENDED
 
     @property
     def occupies(self) -> str | None:
@@ -222,132 +223,29 @@ def _offset(point: tuple[int, float, float]) -> float:
     return point[1] - point[0] / 1e9
 
 
-class Move(enum.Enum):
-    """What a change of an instance did. The engine makes these moves and no others.
+_columns: Final = attrgetter(*(field.name for field in attrs.fields(InstanceState)))
+_NAMES: Final = tuple(field.name for field in attrs.fields(InstanceState))
 
-    =========  ==============================================  ===============================================
-    move       from → to                                       made by
-    =========  ==============================================  ===============================================
-    INSERT     nothing → a row                                 a client, a step, a parent's outcome
-    PICK       runnable → executing, a new claim               a feeder
-    RENEW      executing, a later lease                        the heartbeat
-    COMMIT     executing → anything, the claim kept            the outcome of the step, fenced
-    RELEASE    executing → runnable, the claim cleared         its worker: a drain, a busy key, a cancelled step
-    REAP       the same, crashes + 1; or failed: quarantined   a reaper
-               (crashes unchanged: its node stopped in order)
-    CRASH      the same, `last_error` names the exception      its worker: SystemExit and the like in a step
-    WAKE       awaiting_signal → runnable                      a signal, the park's recheck, a deadline
-    COUNT      awaiting_children, fewer (or more) pending      a child's end (or its retry)
-    OPEN       awaiting_children → runnable                    the last child, or a deadline
-    OFFER      runnable, another hold                          the pick, a promotion
-    FLAG       only the mark that its inbox is in use          a signal
-    RETRY      failed → runnable                               an operator
-    DELETE     a row → nothing                                 retention
-    FOREIGN    anything else                                   nobody: no rule allows such a write
-    =========  ==============================================  ===============================================
+
+def _row(state: InstanceState | None) -> Row | None:
+    return None if state is None else dict(zip(_NAMES, _columns(state), strict=True))
+
+
+AUDITED: Final = tuple(
+    move for move in moves.MOVES if move.name not in {"rebuilt", "restored", "snapshot", "wakeup"}
+)
+"""The moves of engines and clients. Nobody repairs rows in an audited run, and no engine has a notifier."""
+
+
+def move_of(old: InstanceState | None, new: InstanceState | None) -> MoveName | None:
+    """The engine's move that a change is; None: nobody may change a row like this.
+
+    Of the same columns with a wrong `rev` it is the same move: I3 reports the `rev`.
     """
-
-    INSERT = enum.auto()
-    PICK = enum.auto()
-    RENEW = enum.auto()
-    COMMIT = enum.auto()
-    RELEASE = enum.auto()
-    REAP = enum.auto()
-    CRASH = enum.auto()
-    WAKE = enum.auto()
-    COUNT = enum.auto()
-    OPEN = enum.auto()
-    OFFER = enum.auto()
-    FLAG = enum.auto()
-    RETRY = enum.auto()
-    DELETE = enum.auto()
-    FOREIGN = enum.auto()
-
-
-def move_of(old: InstanceState | None, new: InstanceState | None) -> Move:
-    """Classify a change."""
-    if old is None:
-        return Move.INSERT
-    if new is None:
-        return Move.DELETE
-    return _FROM[old.status](old, new)
-
-
-def _from_runnable(old: InstanceState, new: InstanceState) -> Move:
-    if new.status == "executing" and new.claim_id not in {None, old.claim_id}:
-        return _only(old, new, Move.PICK, "status", "hold", "claim_id", "locked_by", "lease_expires_at")
-    return _quiet(old, new, Move.OFFER, "hold")
-
-
-def _from_executing(old: InstanceState, new: InstanceState) -> Move:
-    if new.claim_id == old.claim_id:
-        if new.status != "executing" or new.visit == old.visit + 1:
-            return Move.COMMIT if new.visit - old.visit in {0, 1} else Move.FOREIGN
-        return _quiet(old, new, Move.RENEW, "lease_expires_at")
-    if new.claim_id is not None or new.locked_by is not None:
-        return Move.FOREIGN
-    return _released(old, new)
-
-
-def _released(old: InstanceState, new: InstanceState) -> Move:
-    released = (*_CLAIM, "status", "attempt", "rev", "hold")
-    if new.crashes == old.crashes and new.status == "runnable" and new.attempt - old.attempt in {0, 1}:
-        if new.attempt == old.attempt and new.eligible_at != old.eligible_at:
-            return _only(old, new, Move.REAP, *released, "eligible_at")  # its node had stopped in order
-        return _only(old, new, Move.RELEASE, *released)
-    if new.crashes == old.crashes + 1 and new.status in {"runnable", "failed"}:
-        move = Move.CRASH if _names_exception(new) else Move.REAP
-        return _only(old, new, move, *released, "crashes", "eligible_at", "last_error")
-    return Move.FOREIGN
-
-
-def _names_exception(new: InstanceState) -> bool:
-    """`crash_claims.sql` writes which exception was raised. `reap_claims.sql` does not know it."""
-    error = new.last_error or ""
-    if new.status == "failed":
-        return error.startswith("quarantined: ") and "without an outcome (the last time: " in error
-    return error.startswith(f"crash {new.crashes}: ")
-
-
-def _from_await(old: InstanceState, new: InstanceState) -> Move:
-    if new.status == "runnable" and new.step == (old.await_step or old.step):
-        return _only(old, new, Move.WAKE, *_WOKEN, "inbox")
-    return _quiet(old, new, Move.FLAG)
-
-
-def _from_barrier(old: InstanceState, new: InstanceState) -> Move:
-    if new.status == "runnable" and new.step == (old.await_step or old.step):
-        return _only(old, new, Move.OPEN, *_WOKEN, "children_pending")
-    return _quiet(old, new, Move.COUNT, "children_pending")
-
-
-def _from_end(old: InstanceState, new: InstanceState) -> Move:
-    if old.status == "failed" and new.status == "runnable" and not new.attempt and not new.crashes:
-        free = ("status", "hold", "attempt", "crashes", "rev", "eligible_at", "claim_id")
-        return _only(old, new, Move.RETRY, *free)
-    return Move.FOREIGN
-
-
-_FROM: Final[Mapping[Status, Callable[[InstanceState, InstanceState], Move]]] = {
-    "runnable": _from_runnable,
-    "executing": _from_executing,
-    "awaiting_signal": _from_await,
-    "awaiting_children": _from_barrier,
-    "done": _from_end,
-    "failed": _from_end,
-}
-_CLAIM: Final = ("claim_id", "locked_by", "lease_expires_at")
-_WOKEN: Final = ("status", "eligible_at", "step", "await_step", "await_deadline", "rev")
-
-
-def _only(old: InstanceState, new: InstanceState, move: Move, *free: str) -> Move:
-    """The move if only these columns changed, else FOREIGN."""
-    same = attrs.evolve(new, **{name: getattr(old, name) for name in free})
-    return move if same == old else Move.FOREIGN
-
-
-def _quiet(old: InstanceState, new: InstanceState, move: Move, *free: str) -> Move:
-    """The move if only these columns changed, FLAG if only the inbox's mark did, else FOREIGN."""
-    if all(getattr(old, name) == getattr(new, name) for name in free):
-        return _only(old, new, Move.FLAG, "inbox")
-    return _only(old, new, move, *free)
+    before, after = _row(old), _row(new)
+    found = moves.move_of(before, after, AUDITED)
+    if found is None and before is not None and after is not None:
+        revs = (before["rev"] + 1, before["rev"])
+        others = (moves.move_of(before, {**after, "rev": rev}, AUDITED) for rev in revs)
+        found = next((move for move in others if move is not None), None)
+    return None if found is None else found.name

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Final, Literal
 
 import attrs
+from durable_actors._store.moves import OUTCOMES, MoveName
 from tests.invariants.changes import (
     Change,
     Clock,
     InstanceChange,
     InstanceState,
-    Move,
     SignalChange,
     SignalState,
     move_of,
@@ -150,8 +150,8 @@ class History:
     # -- what the database recorded
 
     @cached_property
-    def moves(self) -> Sequence[tuple[InstanceChange, Move]]:
-        """Every change of an instance, with its move."""
+    def moves(self) -> Sequence[tuple[InstanceChange, MoveName | None]]:
+        """Every change of an instance, with its move; None: it is none."""
         return [
             (change, move_of(change.old, change.new))
             for change in self.changes
@@ -160,14 +160,19 @@ class History:
 
     @cached_property
     def tally(self) -> Mapping[str, int]:
-        """How much was checked: changes by move (`commit`, `reap`, …), and runs of steps."""
-        moves = Counter(move.name.lower() for _, move in self.moves)
-        return {**moves, "signal changes": len(self.changes) - len(self.moves), "runs": len(self.runs)}
+        """How much was checked: changes by move (`done`, `reaped`, …), all outcomes together, and runs of steps."""
+        moves = Counter[str](move or "no move" for _, move in self.moves)
+        return {
+            **moves,
+            "outcomes": sum(moves[name] for name in OUTCOMES),
+            "signal changes": len(self.changes) - len(self.moves),
+            "runs": len(self.runs),
+        }
 
     @cached_property
-    def by_instance(self) -> Mapping[int, Sequence[tuple[InstanceChange, Move]]]:
+    def by_instance(self) -> Mapping[int, Sequence[tuple[InstanceChange, MoveName | None]]]:
         """The same, by instance."""
-        found: dict[int, list[tuple[InstanceChange, Move]]] = defaultdict(list)
+        found: dict[int, list[tuple[InstanceChange, MoveName | None]]] = defaultdict(list)
         for change, move in self.moves:
             found[change.instance].append((change, move))
         return found
@@ -192,13 +197,13 @@ class History:
         return found
 
     @cached_property
-    def exits(self) -> Mapping[tuple[str, int], tuple[InstanceChange, Move]]:
+    def exits(self) -> Mapping[tuple[str, int], tuple[InstanceChange, MoveName | None]]:
         """By claim and visit: the change that ended it (a commit, a release, a reap)."""
-        found: dict[tuple[str, int], tuple[InstanceChange, Move]] = {}
+        found: dict[tuple[str, int], tuple[InstanceChange, MoveName | None]] = {}
         for change, move in self.moves:
             old = change.old
             if (
-                move in {Move.COMMIT, Move.RELEASE, Move.REAP, Move.CRASH}
+                move in {*OUTCOMES, "released", "reaped", "crashed"}
                 and old is not None
                 and old.claim_id is not None
             ):

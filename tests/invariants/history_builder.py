@@ -19,6 +19,8 @@ from tests.invariants.effect_log import Effect
 from tests.invariants.history import History
 
 LEASE = 10.0
+NOT_COUNTED = frozenset({"lease_expires_at", "inbox"})
+"""Columns whose change alone is no move."""
 
 
 class HistoryBuilder:
@@ -37,7 +39,7 @@ class HistoryBuilder:
     def put(
         self, number: int, *, tx: int | None = None, writer: str = "", at: float = 1.0, **columns: Any
     ) -> int:
-        """Write a row; None as status deletes it. Returns the transaction."""
+        """Write a row; None as status deletes it. `rev` counts moves, unless it is given. Returns the transaction."""
         old = self.rows.get(number)
         if columns.get("status", "") is None:
             new = None
@@ -48,7 +50,8 @@ class HistoryBuilder:
             )
             self.rows[number] = new
         else:
-            new = self.rows[number] = attrs.evolve(old, **columns)
+            moves = any(getattr(old, name) != columns[name] for name in columns.keys() - NOT_COUNTED)
+            new = self.rows[number] = attrs.evolve(old, **({"rev": old.rev + moves} | columns))
         return self._change(InstanceChange, number, old, new, tx, writer, at)
 
     def pick(self, number: int, claim: str, **columns: Any) -> int:
@@ -57,13 +60,12 @@ class HistoryBuilder:
 
     def commit(self, number: int, status: str, **columns: Any) -> int:
         """An outcome: the claim is kept, the lease is not."""
-        row = self.rows[number]
         given_up = {} if status == "executing" else {"locked_by": None, "lease_expires_at": None}
-        return self.put(number, **({"status": status, "rev": row.rev + 1} | given_up | columns))
+        return self.put(number, **({"status": status} | given_up | columns))
 
     def give_back(self, number: int, *, crash: bool = False, **columns: Any) -> int:
         row = self.rows[number]
-        counts = {"attempt": row.attempt + 1, "crashes": row.crashes + crash, "rev": row.rev + 1}
+        counts = {"attempt": row.attempt + 1, "crashes": row.crashes + crash}
         free = {"claim_id": None, "locked_by": None, "lease_expires_at": None}
         return self.put(number, **({"status": "runnable"} | counts | free | columns))
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from tests.invariants.changes import InstanceChange, InstanceState, Move
+from durable_actors._store.moves import MOVES, OUTCOMES, MoveName
+from tests.invariants.changes import InstanceChange, InstanceState
 from tests.invariants.effect_log import BEGIN, END, LEFT, OUTAGE, SESSIONS_LOST, Effect
 from tests.invariants.history import History, StepRun, Violation
 
@@ -28,8 +29,8 @@ def i1_commit_before_proceed(history: History) -> list[Violation]:
         *_lost_inserts(history),
         *(
             history.violation("I1", "a live instance was deleted", change)
-            for change, move in history.moves
-            if move is Move.DELETE and change.old is not None and not change.old.ended
+            for change, _ in history.moves
+            if change.new is None and change.old is not None and not change.old.ended
         ),
     ]
 
@@ -81,7 +82,7 @@ def _forgotten(history: History, began: Effect) -> bool:
 def _unfounded_commits(history: History) -> Iterator[Violation]:
     for change, move in history.moves:
         old, new = change.old, change.new
-        if move is not Move.COMMIT or old is None or new is None or old.claim_id is None:
+        if move not in OUTCOMES or old is None or new is None or old.claim_id is None:
             continue
         run = history.runs.get((old.claim_id, old.visit))
         if run is None:
@@ -111,12 +112,15 @@ _STATUSES: Final[Mapping[str, frozenset[str]]] = {
 def _agrees(outcome: Effect, run: StepRun, change: InstanceChange) -> bool:
     """Whether the commit is what the outcome demands.
 
-    `handle` receives an outcome that cannot be stored, and may return any other; by default the instance fails.
+    `handle` receives an outcome that cannot be stored, and may return any other; by default the instance fails. An
+    instance whose cancellation was requested is cancelled by any outcome but `Done`.
     """
     old, new = change.old, change.new
     statuses = _STATUSES.get(str(outcome.data["outcome"]))
     if old is None or new is None or statuses is None or new.status == "failed":
         return True
+    if new.status == "cancelled":
+        return bool(outcome.data["outcome"] != "Done")
     if any(event.kind == "handle" for event in run.events):
         return True
     if new.status not in statuses:
@@ -170,7 +174,7 @@ def _robbed(history: History) -> Iterator[Violation]:
         last[began.pid] = max(last.get(began.pid, began), run.events[-1], key=lambda event: event.at)
     for change, move in history.moves:
         old = change.old
-        if move is not Move.REAP or old is None or old.locked_by is None or old.lease_expires_at is None:
+        if move != "reaped" or old is None or old.locked_by is None or old.lease_expires_at is None:
             continue
         if old.lease_expires_at <= change.began or history.cut_before(change):
             continue
@@ -181,9 +185,9 @@ def _robbed(history: History) -> Iterator[Violation]:
                 yield history.violation("I2", sentence, _entry_of(history, change), change, last[pid])
 
 
-def _is_takeover(old: InstanceState, new: InstanceState, move: Move) -> bool:
+def _is_takeover(old: InstanceState, new: InstanceState, move: MoveName | None) -> bool:
     """Whether this is a claim of a row that was not runnable. I4 covers other changes of a claimed row."""
-    if move is not Move.FOREIGN or new.status != "executing" or old.status == "runnable":
+    if move is not None or new.status != "executing" or old.status == "runnable":
         return False
     return old.status != "executing" or old.claim_id != new.claim_id
 
@@ -196,7 +200,11 @@ def _entry_of(history: History, change: InstanceChange) -> InstanceChange | None
 
 
 def i3_fences_only_grow(history: History) -> list[Violation]:
-    """`visit` and `rev` never go back, only a commit increments `visit`, by one, and no claim id is reused."""
+    """`visit` and `rev` never go back, and no claim id is reused.
+
+    Only a commit increments `visit`, by one. Every move increments `rev`, by one; renewals, and the flag that a signal
+    was sent, leave it.
+    """
     found: list[Violation] = []
     users: dict[str, InstanceChange] = {}
     for changes in history.by_instance.values():
@@ -216,7 +224,7 @@ def i3_fences_only_grow(history: History) -> list[Violation]:
             if new.claim_id is not None and new.claim_id in gone:
                 sentence = "a claim id came back"
                 found.append(history.violation("I3", sentence, gone.pop(new.claim_id), change))
-            if move is Move.PICK and new.claim_id is not None:
+            if move == "claimed" and new.claim_id is not None:
                 other = users.setdefault(new.claim_id, change)
                 if other is not change:
                     found.append(history.violation("I3", "a claim id was given twice", other, change))
@@ -224,18 +232,23 @@ def i3_fences_only_grow(history: History) -> list[Violation]:
     return found
 
 
-def _fence_broken(old_visit: int, visit: int, old_rev: int, rev: int, move: Move) -> str | None:
+def _fence_broken(old_visit: int, visit: int, old_rev: int, rev: int, move: MoveName | None) -> str | None:
     if visit < old_visit:
         return f"visit went back from {old_visit} to {visit}"
     if visit > old_visit + 1:
         return f"visit went from {old_visit} to {visit}"
-    if visit > old_visit and move is not Move.COMMIT:
+    if visit > old_visit and move not in OUTCOMES:
         return "visit grew without an outcome"
     if rev < old_rev:
         return f"rev went back from {old_rev} to {rev}"
-    if move in {Move.COMMIT, Move.RELEASE, Move.REAP, Move.CRASH} and rev == old_rev:
-        return "an outcome, a release or a reap left rev as it was"
+    if move is None:
+        return None  # I4 reports it
+    if rev != old_rev + (move not in _NOT_COUNTED):
+        return f"rev went from {old_rev} to {rev} when the row was {move}"
     return None
+
+
+_NOT_COUNTED: Final = frozenset(move.name for move in MOVES if not move.counts)
 
 
 def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
@@ -256,23 +269,27 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
         old, new = change.old, change.new
         if old is None or new is None or old.ended:
             continue
-        if move is Move.FOREIGN:
+        if move is None:
             if not _is_takeover(old, new, move):
                 sentence = "a row was changed by somebody who did not own it"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
             continue
-        if move in {Move.COMMIT, Move.RENEW, Move.RELEASE, Move.CRASH} and old.locked_by is not None:
+        if move in _BY_OWNER and old.locked_by is not None:
             known = names.get(old.locked_by, frozenset())
             if known and change.writer not in known:
                 sentence = f"{change.writer or 'somebody'} wrote under a claim of {', '.join(sorted(known))}"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
-        if move is Move.COMMIT and history.late_commit == "reject" and old.lease_expires_at is not None:
+        if move in OUTCOMES and history.late_commit == "reject" and old.lease_expires_at is not None:
             # The fence read the lease later than `began`, so a positive difference is proof.
             late = change.began - old.lease_expires_at
             if late > 0:
                 sentence = f"an outcome was committed {late:.3f} s after its lease"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
     return found
+
+
+_BY_OWNER: Final = OUTCOMES | {"renewed", "released", "crashed", "child_started"}
+"""What only the owner of the claim writes."""
 
 
 def _gaps(history: History) -> Iterator[Violation]:
@@ -289,7 +306,7 @@ def _names(history: History) -> Mapping[str, frozenset[str]]:
     """By owner: the names of the sessions that made its claims."""
     found: dict[str, set[str]] = defaultdict(set)
     for change, move in history.moves:
-        if move is Move.PICK and change.new is not None and change.new.locked_by is not None:
+        if move == "claimed" and change.new is not None and change.new.locked_by is not None:
             found[change.new.locked_by].add(change.writer)
     return {owner: frozenset(names) for owner, names in found.items()}
 
@@ -310,7 +327,7 @@ def i5_inside_the_trust_window(history: History) -> list[Violation]:
             if event.kind == BEGIN or (event.kind in {END, LEFT} and not run.threaded):
                 found.extend(_overrun(history, event, granted))
         ended, exit_ = run.ended, history.exits.get((claim, visit))
-        if ended is not None and exit_ is not None and exit_[1] in {Move.RELEASE, Move.CRASH}:
+        if ended is not None and exit_ is not None and exit_[1] in {"released", "crashed"}:
             released = exit_[0]
             if history.at(ended) - history.doubt > released.at:
                 sentence = "its claim was given back while its step ran"
@@ -323,7 +340,7 @@ def _leases(history: History) -> Mapping[str, Sequence[InstanceChange]]:
     found: dict[str, list[InstanceChange]] = defaultdict(list)
     for change, move in history.moves:
         new = change.new
-        if move in {Move.PICK, Move.RENEW} and new is not None and new.claim_id is not None:
+        if move in {"claimed", "renewed"} and new is not None and new.claim_id is not None:
             found[new.claim_id].append(change)
     return found
 
@@ -348,7 +365,7 @@ def _until(change: InstanceChange) -> float:
 
 
 def i8_terminal_rows_never_change(history: History) -> list[Violation]:
-    """A row that is done or failed is not written again. It may be deleted, and an operator may retry a failed one."""
+    """A row that has ended is not written again. It may be deleted, and an operator may retry one that is not done."""
     return list(_disturbed(history))
 
 
@@ -358,7 +375,7 @@ def _disturbed(history: History) -> Iterator[Violation]:
         end: InstanceChange | None = None
         for change, move in changes:
             if change.old is not None and change.old.ended and change.new is not None:
-                allowed = move is Move.RETRY and (history.operator or change.instance in retried)
+                allowed = move == "revived" and (history.operator or change.instance in retried)
                 if not allowed:
                     sentence = f"an instance that was {change.old.status} was written again"
                     yield history.violation("I8", sentence, end, change)

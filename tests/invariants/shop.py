@@ -42,7 +42,7 @@ def _jobs(log: EffectLog) -> dict[str, Any]:
 
 def _order(log: EffectLog, ship: Any) -> type[da.Machine[State]]:
     class Order(da.Machine[State]):
-        """Runs ahead, retries, schedules children (all, a quorum, until one fails), and joins them."""
+        """Runs ahead, retries, starts a child, schedules children (all, a quorum, until one fails), and joins them."""
 
         @da.step(initial=True)
         async def start(self, ctx: Ctx) -> da.Outcome:
@@ -54,6 +54,7 @@ def _order(log: EffectLog, ship: Any) -> type[da.Machine[State]]:
         @da.step
         async def pay(self, ctx: Ctx) -> da.Outcome:
             with log.run(ctx) as run:
+                await ctx.start_child(ship, key="bill", args={})
                 return run.end(da.Next(self.spread))
 
         @da.step

@@ -8,11 +8,12 @@ import durable_actors as da
 import psycopg
 import pytest
 from tests.invariants.audit import install_audit, mark_clock, read_audit
-from tests.invariants.changes import InstanceChange, Move, SignalChange
+from tests.invariants.changes import InstanceChange, SignalChange
 from tests.invariants.check import check, read_history
 
 CLAIM = (
     "status = 'executing', claim_id = gen_random_uuid(), locked_by = 'n', lease_expires_at = now() + '60 s'"
+    ", rev = rev + 1"
 )
 RELEASE = "status = 'runnable', claim_id = null, locked_by = null, lease_expires_at = null, rev = rev + 1"
 COMMIT = "locked_by = null, lease_expires_at = null, rev = rev + 1"
@@ -22,7 +23,7 @@ BARRIER = (
     f"status = 'awaiting_children', visit = visit + 1, children_total = 1, children_pending = 1, {COMMIT}"
 )
 SHARE = (
-    f"update durable.gen_durable g set {CLAIM.replace('gen_random_uuid()', 'o.claim_id')}"
+    f"update durable.gen_durable g set {CLAIM.replace('gen_random_uuid()', 'o.claim_id').replace('= rev', '= g.rev')}"
     " from durable.gen_durable o where g.id = 2 and o.id = 1"
 )
 SEND = "insert into durable.signals (target_id, name) values (1, 'go')"
@@ -65,6 +66,18 @@ def test_what_the_engine_may_do_is_fine(db, durable_dsn):
             [CLAIM],
             SHARE,
         ),
+        (
+            {"I3"},
+            [CLAIM],
+            f"update durable.gen_durable set {DONE.replace(', rev = rev + 1', '')} where id = 1",
+        ),
+        ({"I3"}, [], f"update durable.gen_durable set {CLAIM.replace('+ 1', '+ 2')} where id = 1"),
+        (
+            {"I3"},
+            [CLAIM],
+            "update durable.gen_durable set lease_expires_at = now() + '90 s', rev = rev + 1 where id = 1",
+        ),
+        ({"I4"}, ["hold = 1, rev = rev + 1"], f"update durable.gen_durable set {CLAIM} where id = 1"),
         ({"I4"}, [CLAIM, RELEASE], "update durable.gen_durable set state = '{\"x\": 1}' where id = 1"),
         ({"I4"}, [CLAIM], "update durable.gen_durable set state = '{\"x\": 1}' where id = 1"),
         ({"I4"}, [], "update durable.gen_durable set status = 'done', finished_at = now() where id = 1"),
@@ -103,14 +116,18 @@ def test_what_constraints_forbid_is_seen_without_them(db, durable_dsn):
     db.execute("drop index durable.gen_durable_key_executing, durable.gen_durable_unique")
     for number in (1, 2):
         write(db, "partition_key = 'k'", number)
-    scope = "unique_key = 'u', unique_scope = '{runnable,executing,awaiting_signal,awaiting_children}'"
+        write(
+            db,
+            "unique_key = 'u', unique_scope = '{runnable,executing,awaiting_signal,awaiting_children}'",
+            number,
+        )
     db.execute("truncate durable_audit.change")
     for number in (1, 2):
         write(db, CLAIM, number)
-    assert broken(durable_dsn) == {"I9"}
+    assert broken(durable_dsn) == {"I9", "I10"}
     db.execute("truncate durable_audit.change")
     for number in (1, 2):
-        write(db, f"{scope}, {COMMIT}, status = 'runnable'", number)
+        write(db, f"{COMMIT}, status = 'runnable'", number)
     assert broken(durable_dsn) == {"I10"}
 
 
@@ -160,7 +177,7 @@ def test_each_change_testifies_to_the_commits_of_others(db, durable_dsn):
     write(db, RELEASE)
     history = read_history(durable_dsn, lease=60, reap_interval=30)
     insert = next(change for change, _ in history.moves if change.instance == 3)
-    claim, release = (change for change, move in history.moves if move in {Move.PICK, Move.RELEASE})
+    claim, release = (change for change, move in history.moves if move in {"claimed", "released"})
     assert claim.at <= history.open_until[insert.txid] <= history.ended_by[insert.txid] <= release.seen
 
 

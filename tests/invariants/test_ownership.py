@@ -114,6 +114,17 @@ def test_an_outcome_that_was_committed_while_its_step_ran():
     assert "before its step had ended" in builder.sentences()
 
 
+def test_a_cancellation_replaces_every_outcome_but_done():
+    builder = one()
+    run(builder, outcome="Retry")
+    builder.commit(1, "cancelled")
+    assert builder.sentences() == ""
+    builder = one()
+    run(builder, outcome="Done")
+    builder.commit(1, "cancelled")
+    assert builder.broken() == {"I1"}
+
+
 def test_an_outcome_of_a_step_that_never_ran():
     builder = one()
     run(builder, outcome="Next", next="start")
@@ -425,10 +436,11 @@ def test_a_write_to_an_instance_that_has_ended(builder, status, columns):
     assert builder.broken() == {"I8"}
 
 
-def test_an_operator_may_retry(builder):
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_an_operator_may_retry(builder, end):
     run(builder)
-    builder.commit(1, "failed")
-    builder.put(1, status="runnable", claim_id=None, attempt=0, crashes=0, rev=2)
+    builder.commit(1, end)
+    builder.put(1, status="runnable", claim_id=None, attempt=0, crashes=0)
     assert builder.broken() == {"I8"}
     assert builder.broken(operator=True) == set()
     builder.effect("retried", 1)

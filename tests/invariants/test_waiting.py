@@ -107,17 +107,18 @@ def test_a_retry_consumes_nothing(builder):
     assert "a retry consumed a signal" in builder.sentences()
 
 
-def test_a_failure_consumes_nothing(builder):
+@pytest.mark.parametrize(("end", "said"), [("failed", "failed"), ("cancelled", "was cancelled")])
+def test_a_failure_consumes_nothing(builder, end, said):
     """It may be retried, and is then handed the same."""
     park(builder)
     signalled(builder)
     builder.pick(1, "b")
     builder.begin(1, awaited=[7], signals=[7])
     builder.end(1, outcome="Stop")
-    commit = builder.commit(1, "failed")
+    commit = builder.commit(1, end)
     assert builder.sentences() == ""
     builder.take(7, tx=commit)
-    assert "a failure consumed a signal" in builder.sentences()
+    assert f"an instance that {said} consumed a signal" in builder.sentences()
 
 
 def test_an_await_keeps_what_it_awaits_again(builder):
@@ -325,7 +326,9 @@ def test_a_pick_that_could_not_see_the_first_row(siblings):
     assert siblings.broken() == set()
 
 
-@pytest.mark.parametrize("columns", [{"eligible_at": 9e9}, {"hold": 2}, {"priority": 5}])
+@pytest.mark.parametrize(
+    "columns", [{"eligible_at": 9e9}, {"hold": 2}, {"hold": 4}, {"hold": 5}, {"priority": 5}]
+)
 def test_rows_that_give_up_their_place(columns):
     builder = HistoryBuilder()
     builder.put(1, partition_key="k", **columns)
@@ -334,6 +337,17 @@ def test_rows_that_give_up_their_place(columns):
     builder.pick(3, "x")
     builder.pick(2, "b")
     assert builder.broken() == set()
+
+
+@pytest.mark.parametrize("hold", [1, 3])
+def test_rows_that_keep_their_place(hold):
+    builder = HistoryBuilder()
+    builder.put(1, partition_key="k", hold=hold)
+    builder.put(2, partition_key="k")
+    builder.put(3)
+    builder.pick(3, "x")
+    builder.pick(2, "b")
+    assert builder.broken() == {"I9"}
 
 
 def test_a_step_that_runs_ahead_of_a_due_sibling(siblings):
@@ -413,10 +427,14 @@ def test_a_barrier_that_opens_for_nothing():
     assert builder.broken() == {"I11"}
 
 
-def test_a_barrier_may_open_on_a_failure_or_a_deadline():
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_a_barrier_may_open_on_a_failure_or_a_deadline(end):
     builder = family(wake_on_failure=True)
-    opens(builder, ends(builder, 10, "failed"), children_pending=1)
+    opens(builder, ends(builder, 10, end), children_pending=1)
     assert builder.sentences() == ""
+    builder = family(wake_on_failure=True)
+    builder.put(1, tx=ends(builder, 10, end), children_pending=1)
+    assert "its barrier did not open" in builder.sentences()
     builder = family(await_deadline=1007.0)
     builder.sleep(5)
     opens(builder, await_deadline=None)
@@ -448,7 +466,7 @@ def test_a_barrier_that_stays_shut():
 def test_a_child_that_was_retried_is_waited_for_again():
     builder = family()
     builder.put(1, tx=ends(builder, 10, "failed"), children_pending=1)
-    again = builder.put(10, status="runnable", claim_id=None, rev=2)
+    again = builder.put(10, status="runnable", claim_id=None)
     builder.put(1, tx=again, children_pending=2)
     assert builder.broken(operator=True) == set()
 

@@ -6,7 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tests.invariants.changes import InstanceChange, InstanceState, Move, SignalChange, SignalState
+from durable_actors._store.holds import HOLDS, OFFERED, SHELVED
+from durable_actors._store.moves import OUTCOMES, MoveName
+from tests.invariants.changes import InstanceChange, InstanceState, SignalChange, SignalState
 from tests.invariants.history import History, StepRun, Violation
 
 SHOWN: Final = 1000
@@ -17,7 +19,7 @@ def i6_consumed_by_what_saw_it(history: History) -> list[Violation]:
     """A signal leaves the inbox in the transaction that commits the step which received it (or named it).
 
     * Next and ScheduleChildren consume all that the step received, Await what it does not await again, Retry nothing.
-    * `Done` deletes the whole inbox. A failure consumes nothing, because the instance may be retried.
+    * `Done` deletes the whole inbox. A failure or a cancellation consumes nothing: the instance may be retried.
     """
     found: list[Violation] = []
     commits = _by_transaction(history)
@@ -46,12 +48,12 @@ def i6_consumed_by_what_saw_it(history: History) -> list[Violation]:
     return found
 
 
-_Moves = Sequence[tuple[InstanceChange, Move]]
+_Moves = Sequence[tuple[InstanceChange, MoveName | None]]
 
 
 def _by_transaction(history: History) -> Mapping[tuple[int, int], _Moves]:
     """By instance and transaction: its moves, e.g. a park and the wake of its recheck."""
-    found: dict[tuple[int, int], list[tuple[InstanceChange, Move]]] = defaultdict(list)
+    found: dict[tuple[int, int], list[tuple[InstanceChange, MoveName | None]]] = defaultdict(list)
     for change, move in history.moves:
         found[change.instance, change.txid].append((change, move))
     return found
@@ -60,19 +62,20 @@ def _by_transaction(history: History) -> Mapping[tuple[int, int], _Moves]:
 def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Violation]:
     """Check that this transaction may consume this signal."""
     if any(
-        change.new is None or (change.new.status == "done" and move is not Move.FOREIGN)
-        for change, move in moves
+        change.new is None or (change.new.status == "done" and move is not None) for change, move in moves
     ):
         return
-    commit = next((change for change, move in moves if move is Move.COMMIT), None)
+    commit = next((change for change, move in moves if move in OUTCOMES), None)
     if commit is None or commit.old is None or commit.new is None:
         others = [change for change, _ in moves]
         yield history.violation("I6", "a signal was consumed by no outcome of its instance", taken, *others)
         return
     if _retries(commit):
         yield history.violation("I6", "a retry consumed a signal", commit, taken)
-    if commit.new.status == "failed":
-        yield history.violation("I6", "a failure consumed a signal", commit, taken)
+    if commit.new.ended:  # done is excused above
+        yield history.violation(
+            "I6", f"an instance that {_ended_as(commit.new)} consumed a signal", commit, taken
+        )
     run = _run_of(history, commit)
     if run is None or run.began is None:
         return
@@ -86,11 +89,15 @@ def _taken(history: History, taken: SignalChange, moves: _Moves) -> Iterator[Vio
         yield history.violation("I6", sentence, run.began, commit, taken)
 
 
+def _ended_as(row: InstanceState) -> str:
+    return "was cancelled" if row.status == "cancelled" else row.status
+
+
 def _not_taken(history: History) -> Iterator[Violation]:
     """Signals that a step received, and that are still there after its outcome."""
     for change, move in history.moves:
         new = change.new
-        if move is not Move.COMMIT or new is None or new.ended or _retries(change):
+        if move not in OUTCOMES or new is None or new.ended or _retries(change):
             continue
         run = _run_of(history, change)
         handed = frozenset[int]() if run is None else _handed(run)
@@ -194,7 +201,7 @@ def _stuck(history: History) -> Iterator[Violation]:
         row.partition_key for row in history.rows.values() if row.status == "executing"
     }
     for change, move in history.moves:
-        if move is Move.PICK and change.new is not None:
+        if move == "claimed" and change.new is not None:
             picks[change.new.queue] = max(change.at, picks.get(change.new.queue, 0.0))
     for number, row in history.rows.items():
         last = next(iter(reversed(history.by_instance.get(number, ()))), (None, None))[0]
@@ -286,10 +293,10 @@ def _out_of_order(history: History) -> Iterator[Violation]:
         old, new = change.old, change.new
         if old is not None and old.partition_key is not None:
             siblings[old.partition_key].pop(change.instance, None)
-            ahead = move is Move.COMMIT and new is not None and new.status == "executing"
+            ahead = move in OUTCOMES and new is not None and new.status == "executing"
             for other in siblings[old.partition_key].values():
                 row = other.new
-                if not (ahead or move is Move.PICK) or row is None or not _was_due(history, other, change):
+                if not (ahead or move == "claimed") or row is None or not _was_due(history, other, change):
                     continue
                 steps = known.get((new or old).locked_by or "", frozenset())
                 if ahead:
@@ -308,17 +315,21 @@ def _was_due(history: History, other: InstanceChange, change: InstanceChange) ->
     return (
         row is not None
         and row.status == "runnable"
-        and row.hold <= 1
+        and row.hold in _KEEPING
         and row.eligible_at <= change.began
         and history.ended_by.get(other.txid, change.began + 1) <= change.began
     )
+
+
+_KEEPING: Final = frozenset({OFFERED, *(hold.number for hold in HOLDS if hold.keeps_place)}) - {SHELVED}
+"""The holds of rows that keep their place in their partition key, whatever the picking node knows."""
 
 
 def _known_steps(history: History) -> Mapping[str, frozenset[tuple[str, int, str]]]:
     """By owner: the steps that its code certainly has, because it has claimed such rows."""
     found: dict[str, set[tuple[str, int, str]]] = defaultdict(set)
     for change, move in history.moves:
-        if move is Move.PICK and change.new is not None and change.new.locked_by is not None:
+        if move == "claimed" and change.new is not None and change.new.locked_by is not None:
             found[change.new.locked_by].add((change.new.fsm, change.new.version, change.new.step))
     return {owner: frozenset(steps) for owner, steps in found.items()}
 
@@ -359,11 +370,11 @@ def i11_barriers_open_once(history: History) -> list[Violation]:
             (
                 change
                 for change, move in changes
-                if move is Move.COMMIT and change.new is not None and change.new.visit == barrier
+                if move in OUTCOMES and change.new is not None and change.new.visit == barrier
             ),
             None,
         )
-        born = [change for change, move in children if move is Move.INSERT]
+        born = [change for change, move in children if move == "started"]
         strays = [change for change in born if park is None or change.txid != park.txid]
         if strays:
             sentence = "a child was inserted outside of the outcome that parks its parent"
@@ -378,12 +389,16 @@ def i11_barriers_open_once(history: History) -> list[Violation]:
 
 def _families(history: History) -> Mapping[tuple[int, int], _Moves]:
     """By parent and barrier: the moves of the children."""
-    found: dict[tuple[int, int], list[tuple[InstanceChange, Move]]] = defaultdict(list)
+    found: dict[tuple[int, int], list[tuple[InstanceChange, MoveName | None]]] = defaultdict(list)
     for change, move in history.moves:
         row = change.new or change.old
         if row is not None and row.parent_id is not None and row.barrier is not None:
             found[row.parent_id, row.barrier].append((change, move))
     return found
+
+
+_COUNTING: Final = frozenset({"child_ended", "recounted", "joined", "expired"})
+"""What may happen to a barrier."""
 
 
 def _counting(
@@ -397,7 +412,7 @@ def _counting(
         old, new = change.old, change.new
         if old is None or new is None or change.seq <= park.seq or old.visit != park.new.visit:
             continue
-        if move not in {Move.COUNT, Move.OPEN}:
+        if move not in _COUNTING:
             continue
         here = [each for each, _ in children if each.txid == change.txid]
         ended = [each for each in here if _ends(each)]
@@ -409,8 +424,8 @@ def _counting(
             )
             yield history.violation("I11", sentence, park, *ended, change)
         pending = new.children_pending
-        failed = old.wake_on_failure and any(each.new and each.new.status == "failed" for each in ended)
-        if move is Move.OPEN:
+        failed = old.wake_on_failure and any(each.new and each.new.status != "done" for each in ended)
+        if move in {"joined", "expired"}:
             due = old.await_deadline is not None and old.await_deadline <= change.began
             if opened is not None:
                 yield history.violation("I11", "its barrier opened twice", park, opened, change)

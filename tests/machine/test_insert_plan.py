@@ -49,6 +49,8 @@ def test_the_defaults():
         delay=0.0,
         on_duplicate="raise",
         labels=None,
+        journal=da.OUTCOMES,
+        fingerprint=checkout().__durable__.fingerprint,
     )
 
 
@@ -84,6 +86,26 @@ def test_the_defaults():
 )
 def test_each_option(options, field, value):
     assert getattr(plan(**options), field) == value
+
+
+FIRST, LAST = dt.datetime.min.replace(tzinfo=dt.UTC), dt.datetime.max.replace(tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("given", "hours", "stored"),
+    [
+        (LAST, -12, LAST),
+        (LAST, 12, LAST - dt.timedelta(hours=12)),
+        (FIRST, 14, FIRST),
+        (FIRST, -14, FIRST + dt.timedelta(hours=14)),
+    ],
+)
+def test_an_instant_at_the_end_of_the_calendar_stays_in_it(given, hours, stored):
+    """In UTC its year would be 0 or 10000: the database has such instants, but no record of one could be read."""
+    zone = dt.timezone(dt.timedelta(hours=hours))
+    for option in ("eligible_at", "schedule_at"):
+        found = plan(**{option: given.replace(tzinfo=zone)}).eligible_at
+        assert (found, found.tzinfo) == (stored, dt.UTC)
 
 
 def test_a_step_by_reference():

@@ -28,6 +28,7 @@ STORE: dict[str, str] = {
     "visit": "a commit compares the claim alone: what is repeated after an unknown fate is written twice",
     "lease": "a commit that was to be refused after its lease is not",
     "double claim": "a pick takes rows that are executing",
+    "rev": "a claim does not count as a move",
     "renewals": "a renewal is confirmed but not written: the reaper ignores it",
     "moved": "a node that was found dead loses its claims, though it has renewed them since",
     "strays": "the release of unknown claims takes the known ones, too",
@@ -37,6 +38,10 @@ STORE: dict[str, str] = {
     "consume more": "a commit consumes signals that its step never saw",
     "dedup": "a signal that is sent again is stored again",
     "join": "the end of the last child does not wake its parent",
+    "deletes live rows": "retention deletes what it looks at",
+    "deletes children": "retention deletes children that their parent has not read",
+    "unrecorded wake": "the wake by a signal that was there before the park leaves no record",
+    "unsaid": "the record of an outcome that was accepted after its lease does not say so",
 }
 
 
@@ -191,6 +196,12 @@ def _late(plan: Plan) -> Plan:
     return attrs.evolve(plan, items=items, strikes=(), options=options, rates=rates)
 
 
+def _accepted_late(plan: Plan) -> Plan:
+    """The same, but late outcomes are accepted; and every move is recorded."""
+    plan = _late(plan)
+    return attrs.evolve(plan, options={**plan.options, "late_commit": "accept", "journal": "full"})
+
+
 def _stale(plan: Plan) -> Plan:
     """Outcomes that arrive when their claim is somebody else's, with signals in their hands."""
     parcels = [tuple(range(n * 100, n * 100 + 20)) for n in range(4)]
@@ -236,7 +247,7 @@ FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "fence": _unknown, "visit": _unknown, "lease": _late, "renewals": _long_steps, "moved": _back_again,
     "consume": _stale, "consume more": _stale, "join": _killed, "trust": _long_steps, "no deadline": _long_steps,
     "keyed steps": _keyed, "no reaper": _killed, "dead at once": _back_again, "old statistics": _idle,
-    "no awaits": _idle,
+    "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
 

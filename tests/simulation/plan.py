@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, Literal
 
 import attrs
+from durable_actors._journal_level import LEVELS, JournalLevel
 from tests.simulation.driver import Rates
 
 Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper"]
@@ -34,6 +35,8 @@ class Item:
     """What it must have in the end, or deliver."""
     sent: tuple[int, ...] = ()
     """Of those, what the client sends; the rest is a courier's."""
+    journal: JournalLevel = "full"
+    """How much of it is recorded."""
 
 
 @attrs.frozen
@@ -81,6 +84,15 @@ class Plan:
         return len(self.items) + len(self.strikes) + 5
 
 
+def with_levels(plan: Plan) -> Plan:
+    """Every second schedule records everything, the others each instance at a level of its own."""
+    if plan.seed % 2 == 0:
+        return attrs.evolve(plan, options={**plan.options, "journal": "full"})
+    draw = Random(f"journal {plan.seed}")  # of its own: the rest of the plan stays what the seed made it
+    items = tuple(attrs.evolve(item, journal=draw.choice(LEVELS)) for item in plan.items)
+    return attrs.evolve(plan, items=items, options={**plan.options, "journal": draw.choice(LEVELS)})
+
+
 def make_plan(seed: int) -> Plan:
     """Draw a plan. Each seed has its own mixture: few kinds of fault often show more than all at once."""
     draw = Random(f"plan {seed}")
@@ -118,10 +130,11 @@ def make_plan(seed: int) -> Plan:
         "pool_size": draw.choice((3, 4, 5, 6)),
         "late_commit": draw.choice(("accept", "accept", "reject")),
     }
-    return Plan(
+    plan = Plan(
         seed=seed, nodes=nodes, lasts=lasts, options=options, concurrency=draw.choice((1, 2, 4)),
         prefetch=draw.choice((0, 0, 2)), rates=rates, items=_items(draw, lasts, lease), strikes=strikes,
     )  # fmt: skip
+    return with_levels(plan)
 
 
 def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:

@@ -28,6 +28,7 @@ from tests.simulation.driver import SILENCE, Network
 from tests.simulation.plan import Plan, Strike, make_plan
 from tests.simulation.process import Process, Violation, World
 from tests.simulation.server import Server
+from tests.simulation.tables import SHORT
 
 PATIENCE = 120.0
 """Virtual seconds after the last fault within which everything must have ended: back-offs after crashes are long."""
@@ -136,7 +137,8 @@ class Schedule:
         plan, name = self.plan, f"node{place}.{self._births}"
         config = Config(
             dsn="host=simulated", migrate=False, name=name, node=name, machines=workload.MACHINES,
-            drain_on_cancel=False, queues={"default": Queue(plan.concurrency, prefetch=plan.prefetch)}, **plan.options,
+            drain_on_cancel=False, queues={"default": Queue(plan.concurrency, prefetch=plan.prefetch)},
+            retention=SHORT, **plan.options,
         )  # fmt: skip
 
         async def main(process: Any) -> None:
@@ -229,6 +231,7 @@ class Schedule:
     def calm(self) -> None:
         """The faults are over."""
         self.world.log("calm")
+        self.book.check_journal()  # many instances are on their way
         self.network.calm()
         if not self.server.up:
             self.server.start()
@@ -308,6 +311,7 @@ class Schedule:
             if looks > allowed:
                 self.book.fail("storm", f"{process.name} asked for work {looks} times")
         workload.check_results(self.plan.items, self.server.tables.rows, self.book)
+        self.book.check_journal()
 
 
 def simulate(plan: Plan, broken: frozenset[str] = frozenset(), *, patience: float = PATIENCE) -> Report:

@@ -8,7 +8,11 @@ from typing import Any
 import attrs
 import psycopg
 from durable_actors._postgres.driver.statement import Params, Result, Statement
-from tests.simulation import statements_inbox, statements_lease  # noqa: F401 - their meanings register themselves
+from tests.simulation import (  # noqa: F401 - their meanings register themselves
+    statements_inbox,
+    statements_lease,
+    statements_retention,
+)
 from tests.simulation.process import Violation, World
 from tests.simulation.statements import MEANINGS, SECOND, Scene
 from tests.simulation.tables import Blocked, NotYet, Tables, Tx
@@ -63,7 +67,6 @@ class Session:
             self.tx = None
         for name in [name for name, pid in server.locks.items() if pid == self.pid]:
             del server.locks[name]
-            server.freed_at[name] = server.now()
         self.on_end()
 
 
@@ -77,12 +80,11 @@ class Server:
         self.tables = Tables()
         self.sessions: dict[int, Session] = {}
         self.locks: dict[str, int] = {}
-        self.freed_at: dict[str, int] = {}
         self.up = True
         self._pids = 100
         self._claims = 0
-        self._scene = Scene(broken, self._new_claim, self.locks)
-        self._scene.started_at = -3600 * SECOND
+        self.scene = Scene(broken, self._new_claim, self.locks)
+        self.scene.started_at = -3600 * SECOND
         self._waiting: list[tuple[Session, Request]] = []
         self._trying = False
         self.tables.unlocked = self._retry_soon
@@ -104,7 +106,7 @@ class Server:
 
     def start(self) -> None:
         self.up = True
-        self._scene.started_at = self.now()
+        self.scene.started_at = self.now()
         self.world.log("server", "start")
 
     # -- requests
@@ -192,7 +194,7 @@ class Server:
             raise
 
     def _statements(self, session: Session, tx: Tx, request: Request) -> list[Result]:
-        scene = self._scene
+        scene = self.scene
         scene.backend = session.pid
         tx.clock = self.now()
         for statement, _ in request.calls:

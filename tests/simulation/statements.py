@@ -13,6 +13,15 @@ from typing import Any
 
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
+from tests.simulation.statements_journal import (
+    OUTCOMES,
+    fenced,
+    iso,
+    journal_outcomes,
+    note,
+    note_claimed,
+    present,
+)
 from tests.simulation.tables import Row, Tx
 
 Rows = list[Any]
@@ -97,11 +106,14 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     for row in chosen:
         what = verdicts[row.id] if row.address in known else "s"
         if what == "c":
-            out.append(_claim(scene, tx, row, params))
+            out.append(_claim(scene, tx, row, params, params[11]))
             continue
         if what != "l":
-            tx.write(row, "hold").hold = 1 if what == "h" else 2
-        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 14))
+            new = tx.write(row, "hold")
+            new.hold = 1 if what == "h" else 2
+            new.shelved_step = row.step if what == "s" else row.shelved_step
+            note(tx, new, "held" if what == "h" else "shelved", new)
+        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 16))
     return out
 
 
@@ -111,15 +123,25 @@ def pick_instances_by_id(scene: Scene, tx: Tx, params: Params) -> Rows:
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
     mine = [row for row in offered if row.partition_key is None and row.address in known]
-    return [_claim(scene, tx, row, params) for row in mine]
+    return [(*_claim(scene, tx, row, params, params[5]), None) for row in mine]
 
 
-def _claim(scene: Scene, tx: Tx, row: Row, params: Params) -> tuple[object, ...]:
+def _claim(scene: Scene, tx: Tx, row: Row, params: Params, token: bytes | None) -> tuple[object, ...]:
     """Claim it for the owner of $3, for $4 seconds."""
-    new = tx.write(row, "claim")
+    new = tx.write(row, "claim", moves="rev" not in scene.broken)
     new.status, new.hold, new.locked_by = "executing", 0, (params[2] or b"").decode()
     new.claim_id, new.lease = scene.new_claim(), tx.now + round(float(params[3] or 0) * SECOND)
+    new.token = (token or b"").decode()
+    note_claimed(tx, new)
     return _claimed(new)
+
+
+def _recorded(row: Row) -> str | None:
+    """Its level, from outcomes on its definition, from every move on the end of its lease; None: not recorded."""
+    if not row.journal:
+        return None
+    definition = f" {row.fingerprint or ''}" if row.journal >= 2 else ""
+    return f"{row.journal}{definition}" + (f" {lit.instant(row.lease)}" if row.journal >= 3 else "")
 
 
 def _claimed(row: Row) -> tuple[object, ...]:
@@ -128,6 +150,7 @@ def _claimed(row: Row) -> tuple[object, ...]:
         row.id, row.priority, lit.instant(row.eligible_at), "c", row.claim_id, row.fsm, row.version, row.step,
         row.attempt, row.crashes, row.visit, row.state.decode(), row.partition_key, row.parent_id,
         None if awaits is None else awaits.decode(), row.inbox, row.children_total, row.round,
+        _recorded(row),
     )  # fmt: skip
 
 
@@ -150,6 +173,7 @@ def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[in
                 for each in siblings
                 if each.status == "runnable"
                 and each.eligible_at <= tx.now
+                and each.keeps_place
                 and each.urgency < row.urgency
                 and each.address in known
             ]
@@ -166,6 +190,50 @@ def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[in
     return verdicts, heal
 
 
+def asked_to_cancel(row: Row) -> bool:
+    """durable.asked_to_cancel."""
+    request = None if row.request is None else json.loads(row.request)
+    return isinstance(request, dict) and request.get("kind") == "cancel"
+
+
+def waiting_parent(tx: Tx, row: Row) -> int | None:
+    """Whose barrier must count this child when it ends."""
+    parent = None if row.barrier is None else tx.get(row.parent_id)
+    if parent is None or parent.status != "awaiting_children" or parent.visit != row.barrier:
+        return None
+    return parent.id
+
+
+def cancel_claimed(tx: Tx, row: Row, *why: object) -> bool:
+    """End an instance with its claim. False: its parent is locked."""
+    if (parent := waiting_parent(tx, row)) is not None:
+        if tx.is_locked(parent):
+            return False
+        tx.lock(parent)
+    cancel(tx, row, *why)
+    return True
+
+
+def cancel(tx: Tx, row: Row, *why: object, asked: bytes | None = None) -> Row:
+    """End an instance, as its request says."""
+    old = row.clone()
+    new = tx.write(row, *why)
+    new.request = asked or row.request
+    request = json.loads(new.request)
+    new.status, new.hold, new.finished_at = "cancelled", 0, tx.now
+    new.last_error, new.error_type, new.traceback = request.get("reason"), None, None
+    new.await_step = new.await_deadline = None
+    new.children_pending, new.wake_on_failure = 0, False
+    new.unclaim()
+    command = present(type="cancel", key=request.get("key"), reason=request.get("reason"))
+    note(
+        tx, new, "cancelled", old, level=OUTCOMES, by=request.get("by"),
+        error=None if new.last_error is None else {"text": new.last_error},
+        data={"command": {**command, "metadata": request.get("metadata") or {}}},
+    )  # fmt: skip
+    return new
+
+
 @meaning
 def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
@@ -173,11 +241,20 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = tx.get(number)
         if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
             continue
+        if asked_to_cancel(row):
+            if cancel_claimed(tx, row, "release", claim):
+                out.append(shown(number, row.queue, row.partition_key, "cancelled"))
+            continue
+        old = row.clone()
         new = tx.write(row, "release", claim)
         new.status, new.hold, new.attempt = "runnable", int(params[3] or 0), row.attempt + int(params[2] or 0)
         new.interruptions = row.interruptions + int(params[4] or 0)
+        new.shelved_step = row.step if new.hold == 2 else row.shelved_step
         new.unclaim()
-        out.append(shown(number, row.queue, row.partition_key))
+        data = {"to_attempt": new.attempt, "eligible_at": iso(new.eligible_at), "hold": new.hold}
+        interrupted = int(params[4] or 0) > 0
+        note(tx, new, "released", old, **fenced(old), data={**data, "interrupted": interrupted})
+        out.append(shown(number, row.queue, row.partition_key, "runnable"))
     return out
 
 
@@ -186,7 +263,7 @@ def read_orphans(scene: Scene, tx: Tx, params: Params) -> Rows:
     owner, queue = (params[0] or b"").decode(), (params[1] or b"").decode()
     known = set() if "strays" in scene.broken else set(lit.texts(params[2]))
     return [
-        shown(row.id, row.claim_id, row.partition_key)
+        shown(row.id, row.claim_id, row.partition_key, row.parent_id)
         for row in sorted(tx.all(), key=lambda each: each.id)
         if row.status == "executing"
         and row.locked_by == owner
@@ -216,15 +293,18 @@ def _promote(tx: Tx, keys: Sequence[str | None]) -> list[Row]:
         ]
         if held:
             first = min(held, key=lambda row: row.urgency)
+            if first.id in found:
+                continue
             found[first.id] = tx.write(first, "promote")
             found[first.id].hold = 0
+            note(tx, found[first.id], "offered", first)
     return list(found.values())
 
 
 @meaning
 def read_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
     found = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
-    return [shown(row.id, row.claim_id, row.visit, row.status, row.state) for row in found]
+    return [shown(row.id, row.claim_id, row.visit, row.status, row.state, row.request) for row in found]
 
 
 @meaning
@@ -251,6 +331,11 @@ def _current(scene: Scene, tx: Tx, number: int, claim: str | None, visit: int, *
     return row
 
 
+def _overruled(row: Row, status: object) -> bool:
+    """Under a request to cancel only these ends are committed."""
+    return asked_to_cancel(row) and status not in {"done", "cancelled"}
+
+
 def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...]) -> Row:
     """What both commits write."""
     status, step, state, result, attempt, advance, delay, error, rekey, key = columns
@@ -265,6 +350,7 @@ def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...
     new.crashes = 0 if advance else row.crashes
     new.round = 0 if advance else row.round + 1
     new.eligible_at = tx.now + round(delay * SECOND)
+    new.finished_at = tx.now if new.terminal else None
     if rekey:
         new.partition_key = key
     return new
@@ -276,6 +362,9 @@ def _row_columns(params: Params) -> list[list[object]]:
         lit.texts, lit.texts, lit.texts, lit.ints, lit.ints, lit.floats, lit.texts, lit.bools, lit.texts,
     ]  # fmt: skip
     return [list(read(param)) for read, param in zip(readers, params, strict=True)]
+
+
+MEANINGS["journal_outcomes"] = journal_outcomes
 
 
 @meaning
@@ -291,12 +380,15 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for number, claim, visit, key, status, ahead, *rest in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
-        if row is None:
+        if row is None or _overruled(row, status):
             continue
         stays = ahead and not (
             key is not None
             and any(
-                y.partition_key == key and y.status == "runnable" and y.eligible_at <= tx.now
+                y.partition_key == key
+                and y.status == "runnable"
+                and y.eligible_at <= tx.now
+                and y.keeps_place
                 for y in tx.all()
             )
         )
@@ -324,12 +416,12 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
-        if row is None:
+        if row is None or _overruled(row, status):
             continue
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         new.error_type, new.traceback = kind, trace
         new.locked_by = new.lease = None
-        if not keeps and status != "failed":
+        if not keeps and status not in {"failed", "cancelled"}:
             new.awaits = None if awaits is None else tuple(lit.texts(str(awaits).encode()))
         new.await_step = then
         new.await_deadline = None if timeout is None else tx.now + round(timeout * SECOND)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements import SECOND, Rows, Scene, jsonb, meaning, shown
+from tests.simulation.statements import SECOND, Rows, Scene, asked_to_cancel, cancel, jsonb, meaning, shown
+from tests.simulation.statements_journal import FULL, iso, note, note_spawned, note_started, present
 from tests.simulation.tables import Letter, NotYet, Row, Tx
 
 MICRO = 1e-6
@@ -24,10 +26,12 @@ def _text(value: bytes | None) -> str:
 def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     read = (
         lit.texts, lit.ints, lit.texts, lit.texts, lit.texts, lit.ints, lit.texts, lit.keys, lit.texts, lit.texts,
-        lit.floats, lit.numbers, lit.numbers, lit.texts, lit.texts,
+        lit.floats, lit.numbers, lit.numbers, lit.texts, lit.texts, lit.ints, lit.texts,
     )  # fmt: skip
     out: Rows = []
-    for columns in zip(*(each(param) for each, param in zip(read, params, strict=True)), strict=True):
+    given = [[*each(param)] for each, param in zip(read, params, strict=True)]
+    given[-1] = given[-1] or [None] * len(given[0])
+    for columns in zip(*given, strict=True):
         (
             fsm,
             version,
@@ -44,6 +48,8 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             barrier,
             tags,
             meta,
+            level,
+            definition,
         ) = columns
         tx.tables.serial += 1
         occupant = _occupant(tx, unique)
@@ -55,8 +61,10 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             priority=priority, partition_key=key, unique_key=unique, scope=tuple(lit.texts(scope.encode())),
             eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
             tags=tags and tuple(lit.texts(tags.encode())), meta=None if meta is None else jsonb(meta),
+            journal=level, fingerprint=definition,
         )  # fmt: skip
         tx.insert(row)
+        note_started(tx, row)
         out.append(shown(row.id, None))
     return out
 
@@ -64,18 +72,18 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
 @meaning
 def insert_plain(scene: Scene, tx: Tx, params: Params) -> Rows:
     states = lit.texts(params[3])
-    read = (lit.texts, lit.ints, lit.texts, lit.texts, lit.ints, lit.texts, lit.floats)
-    places = (params[0], params[1], params[2], params[4], params[5], params[6], params[8])
+    read = (lit.texts, lit.ints, lit.texts, lit.texts, lit.ints, lit.texts, lit.floats, lit.ints)
+    places = (params[0], params[1], params[2], params[4], params[5], params[6], params[8], params[11])
     given = [[*each(param)] or [None] for each, param in zip(read, places, strict=True)]
     columns = [values * len(states) if len(values) == 1 else values for values in given]
-    parent, barrier = (None if each is None else int(each) for each in params[9:])
+    parent, barrier = (None if each is None else int(each) for each in params[9:11])
     out: Rows = []
-    for state, fsm, version, step, queue, priority, key, delay in zip(states, *columns, strict=True):
+    for state, fsm, version, step, queue, priority, key, delay, level in zip(states, *columns, strict=True):
         tx.tables.serial += 1
         row = Row(
             id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue,
             priority=priority, partition_key=key, unique_key=None, scope=(),
-            eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
+            eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier, journal=level,
         )  # fmt: skip
         tx.insert(row)
         out.append(shown(row.id))
@@ -101,7 +109,7 @@ def send_signals(scene: Scene, tx: Tx, params: Params) -> Rows:
         tx.lock(number)
     letters = zip(targets, lit.texts(params[2]), lit.texts(params[3]), lit.texts(params[4]), strict=True)
     out: list[tuple[Row | None, str]] = []
-    posted: dict[int, set[str]] = {}
+    posted: dict[int, list[Letter]] = {}
     for target, name, payload, dedup in letters:
         row = None if target is None else tx.get(target)
         if row is None or row.terminal:
@@ -111,24 +119,34 @@ def send_signals(scene: Scene, tx: Tx, params: Params) -> Rows:
             out.append((row, "duplicate"))
             continue
         tx.tables.letter_serial += 1
-        tx.post(Letter(tx.tables.letter_serial, row.id, str(name), jsonb(payload or "null"), dedup, tx.now))
-        posted.setdefault(row.id, set()).add(str(name))
+        letter = Letter(tx.tables.letter_serial, row.id, str(name), jsonb(payload or "null"), dedup, tx.now)
+        tx.post(letter)
+        posted.setdefault(row.id, []).append(letter)
         out.append((row, "sent"))
-    woken = {number for number, names in posted.items() if _wake(scene, tx, number, names)}
+    woken = {number for number, letters in posted.items() if _wake(scene, tx, number, letters)}
     return [
         shown(None if row is None else row.id, what, row and row.queue, row is not None and row.id in woken)
         for row, what in out
     ]
 
 
-def _wake(scene: Scene, tx: Tx, number: int, names: set[str]) -> bool:
+def _wake(scene: Scene, tx: Tx, number: int, letters: list[Letter]) -> bool:
     row = tx.get(number)
     assert row is not None
-    hit = row.status == "awaiting_signal" and not names.isdisjoint(row.awaits)
-    new = tx.write(row, "signal")
-    new.inbox = True
-    if hit and "wake" not in scene.broken:
-        new.wake(tx.now)
+    old = row.clone()
+    hit = row.status == "awaiting_signal" and any(each.name in row.awaits for each in letters)
+    wakes = hit and "wake" not in scene.broken
+    if wakes or not row.inbox:
+        new = tx.write(row, "signal", moves=wakes)
+        new.inbox = True
+        if wakes:
+            new.wake(tx.now)
+            signals = [
+                {"id": each.id, "name": each.name}
+                | ({"payload": json.loads(each.payload)} if row.journal >= FULL else {})
+                for each in letters
+            ]
+            note(tx, new, "woken", old, new.step, data={"signals": signals})
     return hit
 
 
@@ -167,7 +185,11 @@ def recheck_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
         ):
             continue
         if any(each.name in row.awaits and each.id not in ignored for each in tx.unread(number)):
-            tx.write(row, *tx.why[number]).wake(tx.now)
+            old = row.clone()
+            new = tx.write(row, *tx.why[number])
+            new.wake(tx.now)
+            if "unrecorded wake" not in scene.broken:
+                note(tx, new, "woken", old, new.step)
             out.append(shown(number))
     return out
 
@@ -183,7 +205,11 @@ def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
             and row.await_deadline <= tx.now
             and not tx.is_locked(row.id)
         ):
-            tx.write(row, "expire").wake(tx.now)
+            old = row.clone()
+            new = tx.write(row, "expire")
+            new.wake(tx.now)
+            waited_for = "signal" if old.status == "awaiting_signal" else "children"
+            note(tx, new, "expired", old, new.step, data={"waited_for": waited_for})
             out.append(shown(row.id))
     return out
 
@@ -213,6 +239,8 @@ def lock_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
         return []
     if params[3] != b"t" and row.lease <= tx.clock:
         return []
+    if asked_to_cancel(row):
+        return []
     tx.lock(row.id)
     return [shown(row.id)]
 
@@ -222,6 +250,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     row = tx.get(int(params[0] or 0))
     assert row is not None
     total, needed = int(params[3] or 0), int(params[4] or 0)
+    old = row.clone()
     new = tx.write(row, "commit", row.claim_id, row.visit, True)
     new.status = "awaiting_children" if needed else "runnable"
     new.step = row.step if needed else _text(params[1])
@@ -232,8 +261,10 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     new.attempt = new.crashes = new.round = 0
     new.error_type = new.traceback = None
     new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
-    new.children_total, new.children_pending, new.wake_on_failure = total, needed, params[5] == b"t"
+    new.children_total, new.children_pending = total, needed
+    new.wake_on_failure = params[5] == b"t" and needed > 0
     new.locked_by = new.lease = None
+    note_spawned(tx, old, new, params)
     return [shown(new.id, new.visit, new.status)]
 
 
@@ -246,18 +277,51 @@ def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
             ended.setdefault((child.parent_id, child.barrier), []).append(child)
     out: Rows = []
     for (parent, barrier), children in sorted(ended.items()):
-        row = tx.get(parent)
-        if row is None or row.status != "awaiting_children" or row.visit != barrier:
-            continue
-        tx.lock(parent)
-        new = tx.write(row, "join")
-        opens = row.children_pending <= len(children)
-        opens = opens or (row.wake_on_failure and any(each.status == "failed" for each in children))
-        new.children_pending = max(row.children_pending - len(children), 0)
-        if opens and "join" not in scene.broken:
-            new.wake(tx.now)
-            out.append(shown(parent, row.queue))
+        failed = any(each.status != "done" for each in children)
+        opened = _count_ended(scene, tx, parent, barrier, len(children), failed=failed)
+        if opened is not None:
+            out.append(shown(opened.id, opened.queue))
     return out
+
+
+def _count_ended(
+    scene: Scene, tx: Tx, parent: int | None, barrier: int | None, count: int, *, failed: bool
+) -> Row | None:
+    """Count ended children at the barrier of their parent; returns the parent if that opens it."""
+    row = None if parent is None or barrier is None else tx.get(parent)
+    if row is None or row.status != "awaiting_children" or row.visit != barrier:
+        return None
+    tx.lock(row.id)
+    old = row.clone()
+    new = tx.write(row, "join")
+    opens = row.children_pending <= count or (row.wake_on_failure and failed)
+    new.children_pending = max(row.children_pending - count, 0)
+    data = {"count": count, "failed": failed, "pending": new.children_pending}
+    if opens and "join" not in scene.broken:
+        new.wake(tx.now)
+        note(tx, new, "joined", old, new.step, data=data)
+        return new
+    note(tx, new, "child_ended", old, data=data)
+    return None
+
+
+@meaning
+def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.terminal:
+        return []
+    tx.lock(row.id)
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    request = present(kind="cancel", by=by, reason=reason, at=iso(tx.now), key=key)
+    request["metadata"] = json.loads(given or "null")
+    asked = jsonb(json.dumps(request))
+    if row.status == "executing" and params[5] != b"t":
+        tx.write(row, "ask", moves=False).request = asked
+        return [shown('"requested"', None, None, None)]
+    new = cancel(tx, row, "cancel", asked=asked)
+    opened = _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+    return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue)]
 
 
 @meaning
@@ -324,7 +388,7 @@ def read_finals(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.id,
             r.status,
             r.result if r.status == "done" else None,
-            r.last_error if r.status == "failed" else None,
+            None if r.status == "done" or not r.terminal else r.last_error,
         )
         for r in rows
     ]
@@ -354,6 +418,11 @@ def forget_nodes(scene: Scene, tx: Tx, params: Params) -> Rows:
 @meaning
 def register_node(scene: Scene, tx: Tx, params: Params) -> Rows:
     return []
+
+
+@meaning
+def read_live_nodes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return []  # every node here runs this release: there is nothing to say about the others
 
 
 @meaning

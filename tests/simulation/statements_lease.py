@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
+from tests.simulation.statements import (
+    SECOND,
+    Rows,
+    Scene,
+    asked_to_cancel,
+    cancel_claimed,
+    meaning,
+    shown,
+    waiting_parent,
+)
+from tests.simulation.statements_journal import CLAIMS, FAILURES, OUTCOMES, fenced, folded, iso, note, present
 from tests.simulation.tables import Row, Tx
 
 
@@ -19,9 +31,10 @@ def renew_leases(scene: Scene, tx: Tx, params: Params) -> Rows:
             and row.locked_by is not None
             and not tx.is_locked(number)
         ):
+            until = tx.now + round(float(params[2] or 0) * SECOND)
             if "renewals" not in scene.broken:
-                tx.write(row, "renew", claim).lease = tx.now + round(float(params[2] or 0) * SECOND)
-            out.append(shown(claim))
+                tx.write(row, "renew", claim, moves=False).lease = until
+            out.append(shown(claim, lit.instant(until)))
     return out
 
 
@@ -44,11 +57,16 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         over = row.status == "executing" and (row.lease <= tx.now or row.lease <= (until + 0.001) * SECOND)
         if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
             continue
+        if asked_to_cancel(row):
+            if cancel_claimed(tx, row, "reap"):
+                out.append(shown(row.id, row.queue, row.partition_key, "cancelled", row.fsm, row.step, None))
+            continue
         crashed = most is not None and row.crashes + 1 >= most
-        if crashed and (parent := _waiting_parent(tx, row)) is not None:
+        if crashed and (parent := waiting_parent(tx, row)) is not None:
             if tx.is_locked(parent):
                 continue
             tx.lock(parent)
+        old = row.clone()
         new = tx.write(row, "reap")
         stopped = row.locked_by in tx.tables.stopped
         gone = crashed and not stopped
@@ -60,10 +78,24 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         if gone:
             new.last_error = _quarantined(row, "its worker died or lost it")
             new.error_type = new.traceback = None
+            new.finished_at = tx.now
         if "reap keeps claim" not in scene.broken:
             new.unclaim()
         else:
             new.locked_by = new.lease = None
+        proof = "stopped" if stopped else "lease" if old.lease <= tx.now else "dead"
+        data = {
+            "to_attempt": new.attempt,
+            "eligible_at": iso(new.eligible_at),
+            "failed": gone,
+            "proof": proof,
+        }
+        if old.lease <= tx.now and new.journal >= 3:
+            data["renewed_until"] = iso(old.lease)
+        note(
+            tx, new, "reaped", old, level=FAILURES if gone else 3, **fenced(old),
+            error={"text": new.last_error} if gone else None, data={**data, **folded(new)},
+        )  # fmt: skip
         out.append(
             shown(
                 row.id,
@@ -83,14 +115,6 @@ def _quarantined(row: Row, why: str) -> str:
     return f"quarantined: step {row.step} ended {times} without an outcome ({why})"
 
 
-def _waiting_parent(tx: Tx, row: Row) -> int | None:
-    """Whose barrier must count this child when it fails."""
-    parent = None if row.barrier is None else tx.get(row.parent_id)
-    if parent is None or parent.status != "awaiting_children" or parent.visit != row.barrier:
-        return None
-    return parent.id
-
-
 @meaning
 def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
     most = None if params[3] is None else int(params[3])
@@ -100,11 +124,16 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = tx.get(number)
         if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
             continue
+        if asked_to_cancel(row):
+            if cancel_claimed(tx, row, "crash", claim):
+                out.append(shown(row.id, row.queue, row.partition_key, "cancelled", row.fsm, row.step, None))
+            continue
         gone = most is not None and row.crashes + 1 >= most
-        if gone and (parent := _waiting_parent(tx, row)) is not None:
+        if gone and (parent := waiting_parent(tx, row)) is not None:
             if tx.is_locked(parent):
                 continue
             tx.lock(parent)
+        old = row.clone()
         new = tx.write(row, "crash", claim)
         pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
         new.status, new.hold = "failed" if gone else "runnable", 0
@@ -113,7 +142,13 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         last = f"the last time: {error}"
         new.last_error = _quarantined(row, last) if gone else f"crash {row.crashes + 1}: {error}"
         new.error_type, new.traceback = (None if each is None else each.decode() for each in params[4:6])
+        new.finished_at = tx.now if gone else None
         new.unclaim()
+        data = {"to_attempt": new.attempt, "eligible_at": iso(new.eligible_at), "failed": gone}
+        note(
+            tx, new, "crashed", old, level=FAILURES, **fenced(old), data={**data, **folded(new)},
+            error=present(type=new.error_type, text=new.last_error, traceback=new.traceback),
+        )  # fmt: skip
         fault = new.last_error if gone else None
         out.append(shown(row.id, row.queue, row.partition_key, new.status, row.fsm, row.step, fault))
     return out
@@ -149,7 +184,11 @@ def sweep_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
     for key in sorted(key for key in held if key > after)[: int(params[1] or 0)]:
         mine = [row for row in rows if row.partition_key == key]
         first = min(
-            (r for r in mine if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2),
+            (
+                r
+                for r in mine
+                if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2 and r.keeps_place
+            ),
             key=lambda row: row.urgency,
             default=None,
         )
@@ -165,5 +204,66 @@ def free_holds(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 def _free(tx: Tx, row: Row) -> list[bytes | None]:
-    tx.write(row, "promote").hold = 0
+    new = tx.write(row, "promote")
+    new.hold = 0
+    note(tx, new, "offered", row)
     return shown(row.id, row.queue)
+
+
+# -- commands
+
+
+@meaning
+def read_requests(scene: Scene, tx: Tx, params: Params) -> Rows:
+    owner = (params[0] or b"").decode()
+    mine = [row for row in tx.all() if row.locked_by == owner and row.request is not None]
+    return [shown(row.id, row.claim_id, row.request) for row in mine]
+
+
+@meaning
+def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.status not in {"failed", "cancelled"}:
+        return []
+    old = row.clone()
+    new = tx.write(row, "retry")
+    new.status, new.hold, new.attempt, new.crashes, new.eligible_at = "runnable", 0, 0, 0, tx.now
+    new.claim_id = new.token = new.request = new.finished_at = None
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    command = present(type="retry", key=key, reason=reason) | {"metadata": given and json.loads(given)}
+    note(tx, new, "revived", old, new.step, level=OUTCOMES, by=by, data={"command": command})
+    if (parent := waiting_parent(tx, row)) is not None:
+        waiting = tx.get(parent)
+        assert waiting is not None
+        again = tx.write(waiting, "retry")
+        again.children_pending += 1
+        note(tx, again, "recounted", again, data={"count": 1, "pending": again.children_pending})
+    return [shown(row.id)]
+
+
+# -- the notifier
+
+
+@meaning
+def read_intents(scene: Scene, tx: Tx, params: Params) -> Rows:
+    found = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    return [
+        shown(
+            row.id, row.status, row.queue, row.step, row.visit, row.round, row.attempt, lit.instant(row.eligible_at),
+            row.journal,
+        )
+        for row in found
+    ]  # fmt: skip
+
+
+@meaning
+def record_wakeup(scene: Scene, tx: Tx, params: Params) -> Rows:
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.journal < CLAIMS or row.terminal:
+        return []
+    new = tx.write(row, "wakeup")
+    step, visit, attempt, before, at = ((each or b"").decode() for each in params[1:6])
+    told = Row(step=step, visit=int(visit), attempt=int(attempt), round=int(before))
+    note(tx, new, "wakeup", told, data={"visible_at": iso(lit.micros(at))})
+    return [shown(new.rev)]

@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from durable_actors.machine import step_address
+from durable_actors._store.holds import HOLDS
+from durable_actors.machine import ENDED, step_address
+from durable_actors.retention import Retention
 
-TERMINAL = frozenset({"done", "failed"})
+SHORT = Retention(done=1, cancelled=1, failed=1, interval=1)
+"""How long simulated engines keep ended rows, as far as no unique key holds them: children, mostly."""
+WITHOUT_PLACE = frozenset(hold.number for hold in HOLDS if not hold.keeps_place)
 
 
 class Row:
@@ -19,16 +23,17 @@ class Row:
 
     __slots__ = (
         "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
-        "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fsm", "hold", "id", "inbox",
-        "interruptions", "last_error", "lease", "locked_by", "meta", "parent_id", "partition_key", "priority", "queue",
-        "result", "round", "scope", "state", "status", "step", "tags", "traceback", "unique_key", "version", "visit",
-        "wake_on_failure",
+        "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
+        "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "meta",
+        "parent_id",
+        "partition_key", "priority", "queue", "request", "result", "rev", "round", "scope", "shelved_step", "state",
+        "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
         defaults: dict[str, Any] = {
             "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "interruptions": 0, "visit": 1, "priority": 0,
-            "round": 0,
+            "round": 0, "rev": 1, "journal": 0,
             "inbox": False, "children_total": 0, "children_pending": 0, "wake_on_failure": False, "scope": (),
             "version": 1,
         }  # fmt: skip
@@ -41,6 +46,13 @@ class Row:
             setattr(new, name, getattr(self, name))
         return new
 
+    def columns(self) -> dict[str, Any]:
+        """By the names of the table, as far as moves change them."""
+        found = {name: getattr(self, name) for name in Row.__slots__}
+        found["lease_expires_at"] = found.pop("lease")
+        found["claim_token_hash"] = found.pop("token")
+        return found
+
     @property
     def address(self) -> str:
         return step_address(self.fsm, self.version, self.step)
@@ -51,7 +63,11 @@ class Row:
 
     @property
     def terminal(self) -> bool:
-        return self.status in TERMINAL
+        return self.status in ENDED
+
+    @property
+    def keeps_place(self) -> bool:
+        return self.hold not in WITHOUT_PLACE
 
     @property
     def guard(self) -> bytes | None:
@@ -62,7 +78,7 @@ class Row:
         self.await_step = self.await_deadline = None
 
     def unclaim(self) -> None:
-        self.locked_by = self.lease = self.claim_id = None
+        self.locked_by = self.lease = self.claim_id = self.token = None
 
     def __repr__(self) -> str:
         shown = ", ".join(
@@ -114,13 +130,19 @@ class Tables:
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.letters: dict[int, Letter] = {}
+        self.journal: dict[tuple[int, int], dict[str, Any]] = {}
+        """Records by instance and rev."""
         self.locks: dict[int, Tx] = {}
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
         self.serial = 0
         self.letter_serial = 0
+        self.written: Callable[[Tx, Row], None] = lambda tx, row: None
+        """Told of every row that a statement writes, before it does; its transaction may still be rolled back."""
         self.changed: Callable[[Tx, Row | None, Row], None] = lambda tx, old, new: None
         """Told of every row that a commit changes, before it does."""
+        self.deleted: Callable[[Tx, Row], None] = lambda tx, row: None
+        """Told of every row that a statement deletes, before it does; its transaction may still be rolled back."""
         self.consumed: Callable[[Tx, Letter], None] = lambda tx, letter: None
         self.unlocked: Callable[[], None] = lambda: None
 
@@ -138,22 +160,33 @@ class Tx:
         """Per written row: what the last statement that wrote it was about."""
         self._rows: dict[int, Row] = {}
         self._letters: dict[int, Letter] = {}
+        self._records: dict[tuple[int, int], dict[str, Any]] = {}
         self._consumed: set[int] = set()
         self._deleted: set[int] = set()
         self._locked: set[int] = set()
+        self._gone: set[int] = set()
 
     # -- rows
 
     def get(self, number: int) -> Row | None:
-        return self._rows.get(number) or self.tables.rows.get(number)
+        return None if number in self._gone else self._rows.get(number) or self.tables.rows.get(number)
 
     def all(self) -> Iterator[Row]:
-        mine = self._rows
+        mine, gone = self._rows, self._gone
         for number, row in self.tables.rows.items():
-            yield mine.get(number, row)
+            if number not in gone:
+                yield mine.get(number, row)
         for number, row in mine.items():
-            if number not in self.tables.rows:
+            if number not in self.tables.rows and number not in gone:
                 yield row
+
+    def delete(self, row: Row) -> int:
+        """Delete a row that nobody else has locked, with its signals and records; returns how many records."""
+        self.lock(row.id)
+        self.tables.deleted(self, row)
+        self._gone.add(row.id)
+        self.drop_inbox(row.id)
+        return sum(number == row.id for number, _ in {*self.tables.journal, *self._records})
 
     def is_locked(self, number: int) -> bool:
         """By somebody else."""
@@ -167,13 +200,18 @@ class Tx:
         self.tables.locks[number] = self
         self._locked.add(number)
 
-    def write(self, row: Row, *why: Any) -> Row:
-        """A copy to change. The caller has seen to it that nobody else has it locked, or waits."""
+    def write(self, row: Row, *why: Any, moves: bool = True) -> Row:
+        """A copy to change. The caller has seen to it that nobody else has it locked, or waits.
+
+        `rev` counts it, unless it is no move (`_store/moves.py`).
+        """
         self.lock(row.id)
         self.why[row.id] = why
+        self.tables.written(self, row)
         mine = self._rows.get(row.id)
         if mine is None:
             mine = self._rows[row.id] = row.clone()
+        mine.rev += moves
         return mine
 
     def wrote(self, number: int) -> bool:
@@ -181,7 +219,14 @@ class Tx:
 
     def insert(self, row: Row) -> None:
         self._rows[row.id] = row
+        row.inserted_at = self.now
         self.why[row.id] = ("insert",)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Add a record to the journal; one that is there already stays as it is."""
+        key = (record["instance_id"], record["rev"])
+        if key not in self.tables.journal:
+            self._records.setdefault(key, record)
 
     # -- the inbox
 
@@ -224,11 +269,16 @@ class Tx:
             set(self._deleted),
             set(self._locked),
             dict(self.why),
+            dict(self._records),
+            set(self._gone),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
         self._unlock(self._locked - mark[4])
-        self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why = mark
+        self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
+            mark[:7]
+        )
+        self._gone = mark[7]
 
     def commit(self) -> None:
         tables = self.tables
@@ -240,15 +290,20 @@ class Tx:
             letter.consumed = True
             if letter.dedup is None:
                 self._deleted.add(number)
+        tables.journal.update(self._records)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
         for number in self._deleted:
             tables.letters.pop(number, None)
+        for number in self._gone:
+            tables.rows.pop(number, None)
+            for key in [key for key in tables.journal if key[0] == number]:
+                del tables.journal[key]
         self.rollback()
 
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
-        self._rows, self._letters = {}, {}
+        self._rows, self._letters, self._records, self._gone = {}, {}, {}, set()
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

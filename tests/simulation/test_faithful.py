@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -20,17 +20,31 @@ import attrs
 import durable_actors as da
 import psycopg
 import pytest
-import trio
-from durable_actors._engine.committing.transition import plan_children, transition
-from durable_actors._store import children, claim as claims, commit, insert, lease, node as nodes, signal
+from durable_actors._engine.committing.transition import cancellation, plan_children, transition
+from durable_actors._store import (
+    children,
+    claim as claims,
+    commit,
+    holds,
+    insert,
+    lease,
+    node as nodes,
+    observe,
+    retention,
+    signal,
+    wakeup,
+)
 from durable_actors._store.claim import Owner, PickFrom
-from durable_actors._store.read import Instance, read_by_ids
+from durable_actors._store.commands import Request
+from durable_actors._store.read import read_by_ids
 from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
 from durable_actors.machine._labels import Labels
-from tests.simulation.driver import Transaction
+from tests.invariants.journal import instance_problems, read_journal
+from tests.simulation.compare import COLUMNS, DUE, plain, plain_instance, recorded, stored, unordered
+from tests.simulation.local import LocalConn
 from tests.simulation.process import World
-from tests.simulation.server import Request, Server
+from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row
 from tests.store.kit import address, connect, known_steps, plan
@@ -38,13 +52,6 @@ from tests.store.kit import address, connect, known_steps, plan
 SCHEMA = "durable"
 HEAD = PickFrom([0, 1], ["-infinity"] * 2, [0, 0])
 KNOWN = known_steps("m/1/s", "m/1/t")
-COLUMNS = (
-    "id, status, hold, step, attempt, crashes, visit, round, priority, partition_key, inbox, awaits, await_step, "
-    "locked_by, claim_id is not null, lease_expires_at is not null, await_deadline is not null, children_total, "
-    "children_pending, wake_on_failure, parent_id, barrier, last_error, state::text, result::text, "
-    "interruptions, tags, meta::text, error_type, traceback, "
-    "status <> 'runnable' or eligible_at <= now(), claim_id::text"
-)
 WALKS = int(os.environ.get("DURABLE_MODEL_EXAMPLES", "4"))
 """With seeds that are new every time."""
 STATE = {"bb": 1, "a": [1, 2]}
@@ -62,88 +69,13 @@ class Model(da.Machine[dict[str, Any]], name="m"):
         return da.Done()
 
 
-class LocalConn:
-    """A connection to the simulated server without a network: every answer is there at once."""
-
-    def __init__(self, server: Server) -> None:
-        self.server, self.session = server, server.open_session({})
-        self.in_transaction = self.closed = False
-        self.preamble: list[Any] = []
-
-    @property
-    def pristine(self) -> bool:
-        return self.session.tx is None
-
-    async def _ask(self, calls: list[Any], command: str | None) -> Any:
-        await trio.lowlevel.checkpoint()
-        replies: list[Any] = []
-        self.server.receive(self.session, Request(calls, command, replies.append))
-        [reply] = replies
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    async def run(self, statement: Any, params: Any = ()) -> Any:
-        return (await self._ask([(statement, params)], None))[0]
-
-    async def batch(self, calls: Any) -> Any:
-        return await self._ask(list(calls), None)
-
-    async def command(self, sql: str, *, commits: bool = False) -> Any:
-        return await self._ask([], sql)
-
-    def transaction(self) -> Transaction:
-        return Transaction(self, "BEGIN")  # type: ignore[arg-type]
-
-
-def plain(value: Any) -> Any:
-    """Something to compare: not every class of the store has an equality."""
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return attrs.asdict(value) if attrs.has(type(value)) else value
-
-
-def plain_instance(each: Instance) -> tuple[Any, ...]:
-    """What both must say of an instance; their clocks differ."""
-    ended = each.finished_at is not None
-    return (
-        each.id,
-        each.machine,
-        each.step,
-        each.status,
-        each.attempt,
-        each.visit,
-        each.state,
-        each.result,
-        ended,
-    )
-
-
-def unordered(values: Any) -> list[Any]:
-    """RETURNING has no order."""
-    return sorted(values, key=str)
-
-
-def stored(row: Row, claim_ids: dict[str, str], now: int) -> tuple[Any, ...]:
-    """As COLUMNS shows it; `claim_ids`: those of Postgres by ours."""
-    return (
-        row.id, row.status, row.hold, row.step, row.attempt, row.crashes, row.visit, row.round, row.priority,
-        row.partition_key, row.inbox, None if row.awaits is None else list(row.awaits), row.await_step, row.locked_by,
-        row.claim_id is not None, row.lease is not None, row.await_deadline is not None, row.children_total,
-        row.children_pending, row.wake_on_failure, row.parent_id, row.barrier, row.last_error,
-        row.state.decode(), None if row.result is None else row.result.decode(), row.interruptions,
-        None if row.tags is None else list(row.tags), None if row.meta is None else row.meta.decode(),
-        row.error_type, row.traceback, row.status != "runnable" or row.eligible_at <= now,
-        None if row.claim_id is None else claim_ids[row.claim_id],
-    )  # fmt: skip
-
-
 @attrs.define(eq=False)
 class Held:
     """A claim, stale or not, as Postgres gave it and as the model did."""
 
     real: Claim
     model: Claim
+    node: str
     handed: tuple[list[Signal], list[Signal]] | None = None
     """What its step was handed, in both; None before it began."""
 
@@ -168,9 +100,15 @@ class Pair:
         """Those of Postgres by the model's."""
         self.last: tuple[list[Transition], list[Transition]] = ([], [])
         """What was committed last."""
+        self.node = ""
+        """By whom."""
+        self.touched: set[int] = set()
+        """Rows that were held by hand: no record says so."""
         self.kept: dict[int, tuple[int, ...]] = {}
         """Per instance the signals of Postgres that its last park was to ignore."""
         self.finals: dict[int, Any] = {}
+        self.told: list[tuple[wakeup.Intent, wakeup.Intent]] = []
+        """What a notifier may have been told, in both."""
         self.said: list[str] = []
 
     async def both(self, function: Any, *args: Any, **options: Any) -> tuple[Any, Any]:
@@ -193,9 +131,25 @@ class Pair:
         ours = sorted(self.server.tables.letters.values(), key=lambda each: each.id)
         shown = [(each.target, each.name, each.dedup, each.consumed) for each in ours]
         assert shown == letters, self.said[-5:]
+        self.compare_journals()
         self.no_wake_up_is_lost()
         self.barriers_wait_for_living_children()
         self.what_has_ended_stays_as_it_is()
+
+    def compare_journals(self) -> None:
+        """The same records; and Postgres's fold into its rows."""
+        rows, records = read_journal(self.db)
+        model = [record for _, record in sorted(self.server.tables.journal.items())]
+        theirs = [recorded(record, self.claim_ids) for record in model]
+        assert theirs == [recorded(record) for record in records], self.said[-5:]
+        by_id: dict[int, list[Any]] = {}
+        for record in records:
+            by_id.setdefault(record["instance_id"], []).append(record)
+        for row in rows:
+            if row["id"] in self.touched:
+                del row["hold"]
+            problems = instance_problems(row, by_id.get(row["id"], []))
+            assert not problems, (problems, self.said[-5:])
 
     # -- laws, whatever the model says
 
@@ -211,7 +165,7 @@ class Pair:
     def barriers_wait_for_living_children(self) -> None:
         barriers = self.db.execute(
             "select p.children_total, p.children_pending, count(c.id),"
-            " count(c.id) filter (where c.status not in ('done', 'failed'))"
+            " count(c.id) filter (where c.finished_at is null)"
             " from durable.gen_durable p left join durable.gen_durable c on c.parent_id = p.id and c.barrier = p.visit"
             " where p.status = 'awaiting_children' group by p.id"
         ).fetchall()
@@ -220,7 +174,7 @@ class Pair:
             assert 0 < pending <= alive, self.said[-5:]
 
     def what_has_ended_stays_as_it_is(self) -> None:
-        query = "select id, g::text from durable.gen_durable g where status in ('done', 'failed')"
+        query = "select id, g::text from durable.gen_durable g where finished_at is not null"
         now = dict(self.db.execute(query).fetchall())
         assert {number: now.get(number) for number in self.finals} == self.finals, self.said[-5:]
         self.finals = now
@@ -233,6 +187,7 @@ class Pair:
                 machine="m", version=self.random.choice((1, 1, 1, 2)), step=self.random.choice("sssu"),
                 priority=self.random.choice((0, 1)), partition_key=self.random.choice((None, "red", "blue")),
                 delay=self.random.choice((0.0, 0.0, 6000.0)),
+                journal=self.random.randint(0, 4),
                 labels=self.random.choice((None, None, Labels(("a", "b c"), b'{"k": [1, null]}'))),
                 **self._unique(),
             )
@@ -255,16 +210,24 @@ class Pair:
         ours, theirs = await self.both(claims.pick_instances, owner, begin=begin, **options)
 
         def shown(picked: Any) -> Any:
-            rows = [attrs.evolve(each, claim_id="") for each in picked.claims]
+            rows = [
+                attrs.evolve(each, claim_id="", lease_until=each.lease_until and "then")
+                for each in picked.claims
+            ]
             return [attrs.asdict(each) for each in rows], [(each.id, each.what) for each in picked.seen]
 
         assert shown(theirs) == shown(ours), self.said[-5:]
         self.claim_ids |= {theirs: ours for ours, theirs in _claim_ids(ours, theirs)}
-        self.held += [Held(*pair) for pair in zip(ours.claims, theirs.claims, strict=True)]
+        pairs = zip(ours.claims, theirs.claims, strict=True)
+        self.held += [Held(*pair, node=owner.name) for pair in pairs]
 
     def _is_current(self, held: Held) -> bool:
-        row, claim = self.server.tables.rows[held.model.id], held.model
-        return (row.status, row.claim_id, row.visit) == ("executing", claim.claim_id, claim.visit)
+        row, claim = self.server.tables.rows.get(held.model.id), held.model
+        return row is not None and (row.status, row.claim_id, row.visit) == (
+            "executing",
+            claim.claim_id,
+            claim.visit,
+        )
 
     def _some(self) -> list[Held]:
         """Of distinct instances, mostly current."""
@@ -286,9 +249,14 @@ class Pair:
 
     async def commit(self) -> None:
         chosen = self._some()
+        chosen = [held for held in chosen if held.node == chosen[0].node]
+        self.node = chosen[0].node
         group: tuple[list[Transition], list[Transition]] = ([], [])
         for held in chosen:
-            for side, change in zip(group, await self._changes(held, self._outcome(held.real)), strict=True):
+            changes = await self._changes(held, self._outcome(held.real))
+            deletes = changes[0].status == "done" and self.random.random() < 0.3
+            for side, change in zip(group, changes, strict=True):
+                change.deletes = deletes  # as of a machine with keep=0
                 side.append(change)
         done = await self._flush(*group)
         self.last = (
@@ -306,8 +274,12 @@ class Pair:
         if self.random.random() < 0.3:
             await self.commit_again()
 
-    async def _changes(self, held: Held, make: Make) -> tuple[Transition, Transition]:
-        """The transition of an outcome in both; signals have other ids there."""
+    async def _changes(self, held: Held, make: Make | None) -> tuple[Transition, Transition]:
+        """The transition of an outcome, or of a cancellation, in both; signals have other ids there."""
+        if make is None:
+            reason = self.random.choice((None, "not wanted"))
+            real, model = (cancellation(attrs.evolve(claim), reason) for claim in (held.real, held.model))
+            return real, model
         if held.handed is None:
             await self._start(held)
         assert held.handed is not None
@@ -327,13 +299,17 @@ class Pair:
             )
             for claim, handed, inbox in zip((held.real, held.model), held.handed, inboxes, strict=True)
         ]
+        if changes[0].status == "failed" and held.real.attempt and self.random.random() < 0.3:
+            for change in changes:  # no run was left
+                change.attempt -= 1
         return changes[0], changes[1]
 
     async def _flush(self, real: list[Transition], model: list[Transition]) -> dict[int, Committed]:
         self.said.append(f"commit {real}")
         late = self.random.random() < 0.5
-        done = await commit.commit_outcomes(self.real, SCHEMA, real, accept_late=late)
-        again = await commit.commit_outcomes(self.model, SCHEMA, model, accept_late=late)  # type: ignore[arg-type]
+        options = {"accept_late": late, "node": self.node}
+        done = await commit.commit_outcomes(self.real, SCHEMA, real, **options)
+        again = await commit.commit_outcomes(self.model, SCHEMA, model, **options)  # type: ignore[arg-type]
         assert plain(again.committed) == plain(done.committed), self.said[-5:]
         assert unordered(again.offered) == unordered(done.offered), self.said[-5:]
         return done.committed
@@ -342,16 +318,18 @@ class Pair:
         """After a commit of unknown fate: it must not happen twice."""
         assert not self.last[0] or not await self._flush(*self.last), self.said[-5:]
 
-    def _outcome(self, claim: Claim) -> Make:
+    def _outcome(self, claim: Claim) -> Make | None:
+        """None: it is cancelled."""
         draw = self.random
         then, state = draw.choice("st"), draw.choice((KEEP, STATE))
-        kinds = ("next", "next", "retry", "await", "await", "await", "done", "stop")
+        kinds = ("next", "next", "retry", "await", "await", "await", "done", "stop", "cancel")
         # Else hardly a barrier would open, and hardly an instance would stay on its claim.
-        ends = ("done", "stop") * 4 if claim.parent_id is not None else ()
+        ends = ("done", "stop", "cancel") * 3 if claim.parent_id is not None else ()
         more = ("next",) * 8 if claim.plain else ()
         match draw.choice((*kinds, *ends, *more)):
             case "next":
-                return lambda consume: da.Next(then, state, consume=consume)
+                key = draw.choice((KEEP, KEEP, KEEP, None, "red"))
+                return lambda consume: da.Next(then, state, consume=consume, partition_key=key)
             case "retry":
                 delay = draw.choice((0, 0, 0, 6000))
                 return lambda consume: da.Retry(state, delay=delay)
@@ -361,6 +339,8 @@ class Pair:
                 return lambda consume: da.Await(names, state, then=step, timeout=timeout, consume=consume)
             case "done":
                 return lambda consume: da.Done({"r": 1})
+            case "cancel":
+                return None
             case _:
                 return lambda consume: da.Stop("why")
 
@@ -371,8 +351,11 @@ class Pair:
         outcome = ScheduleChildren("t", [Model] * count, join=join, timeout=self.random.choice((None, 6000)))
         changes = await self._changes(held, lambda consume: outcome)
         self.said.append(f"spawn {changes[0]} {outcome}")
+        level = self.random.choice(("off", "auto", "outcomes", "claims", "full"))
         outs = [
-            await children.schedule_children(conn, SCHEMA, change, plan_children(outcome), accept_late=True)
+            await children.schedule_children(
+                conn, SCHEMA, change, plan_children(outcome, journal=level), accept_late=True, node=held.node
+            )
             for conn, change in zip((self.real, self.model), changes, strict=True)
         ]
         assert plain(outs[0]) == plain(outs[1]), self.said[-5:]
@@ -400,13 +383,13 @@ class Pair:
     async def release(self) -> None:
         chosen = self._some()
         keyed = all(held.real.partition_key is not None for held in chosen)
-        hold = self.random.choice((claims.OFFERED, claims.SHELVED, *[claims.HELD] * keyed))
+        hold = self.random.choice((holds.OFFERED, holds.SHELVED, *[holds.HELD] * keyed))
         attempts, interruptions = self.random.choice(((0, 0), (0, 1), (1, 0)))
         options = {"attempts": attempts, "interruptions": interruptions, "hold": hold}
         ours = await claims.release_claims(self.real, SCHEMA, [held.real for held in chosen], **options)
         theirs = await claims.release_claims(self.model, SCHEMA, [held.model for held in chosen], **options)  # type: ignore[arg-type]
-        assert ours[0] == theirs[0], self.said[-5:]
-        assert unordered(ours[1]) == unordered(theirs[1]), self.said[-5:]
+        assert (ours.runnable, ours.cancelled) == (theirs.runnable, theirs.cancelled), self.said[-5:]
+        assert unordered(ours.offered) == unordered(theirs.offered), self.said[-5:]
 
     async def crash(self) -> None:
         chosen = self._some()
@@ -423,6 +406,23 @@ class Pair:
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         self._far_future()
 
+    async def retry(self) -> None:
+        """An instance that failed runs again."""
+        row = self.random.choice(list(self.server.tables.rows.values()))
+        occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
+        if row.unique_key is None or not occupied:
+            self.finals.pop(row.id, None)
+            await self.same(observe.retry_instance, SCHEMA, row.id)
+
+    async def cancel(self) -> None:
+        """An instance is cancelled, or its node is asked to; both tell the node."""
+        row = self.random.choice(list(self.server.tables.rows.values()))
+        force = self.random.random() < 0.3
+        await self.same(observe.cancel_instance, SCHEMA, row.id, force=force)
+        ours, theirs = await self.both(claims.read_requests, SCHEMA, "a")
+        theirs = {self.claim_ids[claim_id]: request for claim_id, request in theirs.items()}
+        assert timeless(ours) == timeless(theirs), self.said[-5:]
+
     async def strays(self) -> None:
         known = self._some() if self.held else []
         sides = ((self.real, [held.real for held in known]), (self.model, [held.model for held in known]))
@@ -434,6 +434,15 @@ class Pair:
         ]
         assert results[0][0] == results[1][0], self.said[-5:]
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]
+
+    async def hold(self) -> None:
+        """A row is paused, throttled or waits for others, or no longer is. No statement does that yet."""
+        rows = [row for row in self.server.tables.rows.values() if row.status == "runnable"]
+        free = [row for row in rows if row.hold not in {holds.HELD, holds.SHELVED}]
+        for row in self.random.sample(free, min(2, len(free))):
+            self.touched.add(row.id)
+            row.hold = self.random.choice((holds.OFFERED, holds.THROTTLED, holds.PAUSED, holds.WAITING))
+            self.db.execute("update durable.gen_durable set hold = %s where id = %s", [row.hold, row.id])
 
     async def stop(self) -> None:
         """A node stops in good order; what it has claimed is left behind."""
@@ -458,9 +467,24 @@ class Pair:
         for row in self.server.tables.rows.values():
             if row.status == "runnable" and row.eligible_at > self.server.now():
                 row.eligible_at += 3600 * SECOND
+                self._retell(row, "eligible_at", DUE)
+
+    async def delete(self) -> None:
+        """Retention: by a walk, or in the commit of `Done`. Only what has ended, and nothing that a parent may read."""
+        ages = [self.random.choice((None, 0.0, 0.0, 6000.0)) for _ in range(3)]
+        options = {
+            "after": self.random.choice((0, 0, 5)),
+            "limit": self.random.choice((2, 100)),
+            "old": self.random.choice((0.0, 6000.0)),
+        }
+        before = set(self.server.tables.rows)
+        await self.same(retention.delete_ended, SCHEMA, retention.Ages(*ages, 0.0), **options)
+        for number in before - set(self.server.tables.rows):
+            del self.finals[number]
 
     async def maintain(self) -> None:
-        await self.same(signal.expire_awaits, SCHEMA, "default", limit=10)
+        woken, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
+        assert unordered(woken) == unordered(again)
         stuck, _ = await self.same(lease.sweep_keys, SCHEMA, after="", limit=10)
         keys = self.random.choice((["red"], ["blue"], stuck))
         offered, again = await self.both(claims.promote_siblings, SCHEMA, keys)
@@ -476,21 +500,65 @@ class Pair:
         ]  # fmt: skip
         await self.same(claims.wait_for_work, SCHEMA, ["default", "other"], every=0.0, patience=0.0)
 
+    async def tell(self) -> None:
+        """A notifier was told of instances, some of which have moved on or ended since."""
+        ours, theirs = await self.both(wakeup.read_intents, SCHEMA, sorted(self.server.tables.rows))
+        due = [attrs.evolve(each, visible_at=b"") for each in ours]
+        assert due == [attrs.evolve(each, visible_at=b"") for each in theirs], self.said[-5:]
+        for real, model in self.random.sample(self.told, min(2, len(self.told))):
+            done = await wakeup.record_wakeup(self.real, SCHEMA, real)
+            assert done == await wakeup.record_wakeup(self.model, SCHEMA, model), self.said[-5:]
+        self.told += zip(ours, theirs, strict=True)
+
     async def time(self) -> None:
         """A lease ends, a deadline passes, a future row is due: in both."""
         row = self.random.choice(list(self.server.tables.rows.values()))
+        if self._last(row, DUE) == "spawned" and row.status == "runnable":
+            return  # such a record cannot tell another time
         query = "update durable.gen_durable set {} where id = %s"
         if row.lease is not None:
             row.lease = self.server.now() - 1
             self.db.execute(query.format("lease_expires_at = now()"), [row.id])
+            self._retell(row, "lease_until", ("claimed", "next"), column="lease_expires_at")
         elif row.await_deadline is not None:
             row.await_deadline = self.server.now() - 1
             self.db.execute(query.format("await_deadline = now()"), [row.id])
+            self._retell(row, "deadline", ("parked", "spawned"), column="await_deadline")
         elif row.status == "runnable":
             row.eligible_at = row.id
             self.db.execute(
                 query.format("eligible_at = timestamptz '2020-01-01' + id * interval '1 s'"), [row.id]
             )
+            self._retell(row, "eligible_at", DUE)
+
+    def _last(self, row: Row, kinds: Sequence[str]) -> str | None:
+        """The kind of its last record of these kinds."""
+        records = self.server.tables.journal
+        found = [key for key in records if key[0] == row.id and records[key]["kind"] in kinds]
+        return records[max(found)]["kind"] if found else None
+
+    def _retell(self, row: Row, key: str, kinds: Sequence[str], *, column: str = "eligible_at") -> None:
+        """Time was moved by hand: the record that tells this instant tells the new one, in both."""
+        if row.journal < (2 if key == "deadline" else 3):
+            return
+        records = self.server.tables.journal
+        rev = max(
+            rev for number, rev in records if number == row.id and records[number, rev]["kind"] in kinds
+        )
+        record = records[row.id, rev]
+        (record["data"]["row"] if record["kind"] == "started" else record["data"])[key] = "moved"
+        path = [key] if record["kind"] != "started" else ["row", key]
+        self.db.execute("set durable_actors.journal_door = 'open'")
+        self.db.execute(
+            f"update durable.journal j set data = jsonb_set(coalesce(j.data, '{{}}'), %s, to_jsonb(g.{column}))"
+            " from durable.gen_durable g where g.id = j.instance_id and j.instance_id = %s and j.rev = %s",
+            [path, row.id, rev],
+        )
+        self.db.execute("reset durable_actors.journal_door")
+
+
+def timeless(requests: dict[str, Request]) -> dict[str, Request]:
+    return {claim_id: attrs.evolve(request, at=None) for claim_id, request in requests.items()}
 
 
 def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
@@ -499,7 +567,8 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "strays": 1, "reap": 1, "stop": 1, "maintain": 2, "time": 3,
+    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "time": 3, "tell": 2, "delete": 1,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 
@@ -514,6 +583,7 @@ async def test_the_model_does_what_the_sql_does(durable_dsn: str, seed: int | st
             await pair.insert()
             for _ in range(200):
                 [kind] = pair.random.choices(list(KINDS), KINDS.values())
+                kind = kind if pair.server.tables.rows else "insert"  # all of them may be deleted
                 if kind in NEED_CLAIMS and not pair.held:
                     continue
                 pair.said.append(kind)

@@ -10,7 +10,15 @@ from tests.simulation.shrink import shrink, told
 pytestmark = pytest.mark.slow
 
 SEEDS = 40
-FIRST = {"lease": 40, "strays": 4, "trust": 1, "no deadline": 1, "keyed steps": 4}
+FIRST = {
+    "lease": 40,
+    "consume": 36,
+    "strays": 4,
+    "trust": 1,
+    "no deadline": 1,
+    "keyed steps": 36,
+    "dedup": 20,
+}
 """Where to begin with those that show rarely."""
 
 
@@ -31,6 +39,7 @@ RULES = {
     "visit": {"I4"},
     "lease": {"I4"},
     "double claim": {"I2"},
+    "rev": {"I4"},
     "renewals": {"I5", "I2"},
     "moved": {"I2"},
     "strays": {"I2"},
@@ -40,6 +49,10 @@ RULES = {
     "consume more": {"I6"},
     "dedup": {"result"},
     "join": {"I7"},
+    "deletes live rows": {"retention"},
+    "deletes children": {"retention"},
+    "unrecorded wake": {"journal"},
+    "unsaid": {"journal"},
     "proceed": {"I1", "I4", "I2"},
     "trust": {"I5"},
     "no deadline": {"I5"},

@@ -205,7 +205,7 @@ with isolated_registry():
             return args.flops
 
 
-SCOPE = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed")
+SCOPE = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled")
 """For ever: an insert that is repeated finds the first one, also when that has ended."""
 MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper)
 
@@ -265,7 +265,11 @@ async def submit(client: Client, item: Item) -> None:
     world = book().world
     while item.target and item.target not in book().names:
         await trio.sleep(0.1)
-    options: dict[str, Any] = {"state": state[item.kind](), "priority": item.priority}
+    options: dict[str, Any] = {
+        "state": state[item.kind](),
+        "priority": item.priority,
+        "journal": item.journal,
+    }
     if item.key is not None:
         options["partition_key"] = item.key
 

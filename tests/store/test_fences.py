@@ -189,7 +189,7 @@ async def test_a_terminal_row_never_changes(db: psycopg.Connection, durable_dsn:
         for columns in KINDS.values():
             assert await commit(conn, outcome(claim, **columns)) is None
         assert not await renew_leases(conn, SCHEMA, [claim], lease_ttl=60)
-        assert await release_claims(conn, SCHEMA, [claim], attempts=1) == (set(), [])
+        assert not (await release_claims(conn, SCHEMA, [claim], attempts=1)).ids
         assert await reap_claims(conn, SCHEMA, limit=10, dead={"node": math.inf}) == ([], [])
         assert await claims(conn) == []
         assert everything(db) == before
@@ -222,7 +222,7 @@ async def test_two_outcomes_of_one_instance_in_one_flush(db: psycopg.Connection,
                 accept_late=True,
             )
             assert sorted(flushed.committed) == [new.id, other.id]
-        assert rows(db, "step, rev") == [(new.claim_id, 2 + 1), (other.claim_id, 2)]
+        assert rows(db, "step, rev") == [(new.claim_id, 5 + 1), (other.claim_id, 4)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,8 +253,27 @@ async def test_heartbeat_and_release_go_by_the_claim_alone(db: psycopg.Connectio
         assert rows(db, "lease_expires_at > now()") == [(True,), (True,)]
         impostor = attrs.evolve(second, claim_id=first.claim_id)
         assert not await renew_leases(conn, SCHEMA, [impostor], lease_ttl=60)
-        assert await release_claims(conn, SCHEMA, [impostor], attempts=1) == (set(), [])
-        assert (await release_claims(conn, SCHEMA, [first], attempts=1))[0] == {first.id}
+        assert not (await release_claims(conn, SCHEMA, [impostor], attempts=1)).ids
+        assert (await release_claims(conn, SCHEMA, [first], attempts=1)).ids == {first.id}
+
+
+async def test_a_heartbeat_of_a_lost_claim_does_not_extend_the_next_one_of_the_same_worker(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """Case 33: owner and instance are the same, the claim is not."""
+    insert(db)
+    async with connect(durable_dsn) as conn:
+        [old] = await claims(conn)
+        db.execute(EXPIRE)
+        assert [each.id for each in (await reap_claims(conn, SCHEMA, limit=10))[0]] == [old.id]
+        [new] = await claims(conn)
+        before = everything(db)
+        assert not await renew_leases(conn, SCHEMA, [old], lease_ttl=600)
+        assert everything(db) == before
+        assert len(await renew_leases(conn, SCHEMA, [old, new], lease_ttl=600)) == 1
+        assert rows(db, "claim_id::text, lease_expires_at > now() + interval '9 min'") == [
+            (new.claim_id, True)
+        ]
 
 
 async def test_the_current_claim_is_read_without_a_lock(db: psycopg.Connection, durable_dsn: str):

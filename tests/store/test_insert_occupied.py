@@ -12,7 +12,7 @@ import attrs
 import psycopg
 import pytest
 import trio
-from durable_actors import _client, aio, sync
+from durable_actors import _history, aio, sync
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Result, Row
 from durable_actors._store.children import start_child
@@ -206,7 +206,7 @@ async def test_each_look_of_a_client_is_one_call(
 ):
     """A call that a lock refuses is repeated: two statements in one would insert the plain row twice."""
     runs: list[int] = []
-    original = _client.retry_while_locked
+    original = _history.retry_while_locked
 
     async def counted(pool: Any, lane: str, call: Any, **options: Any) -> Any:
         async def on(conn: PgConn) -> Any:
@@ -221,7 +221,7 @@ async def test_each_look_of_a_client_is_one_call(
             return Result([[row[0], None] for row in real.rows], real.tag)
         return await original(pool, lane, on, **options)
 
-    monkeypatch.setattr(_client, "retry_while_locked", counted)
+    monkeypatch.setattr(_history, "retry_while_locked", counted)
     async with open_client(durable_dsn) as client:
         ids = await client.insert_many(
             task, [{"args": {}}, {"args": {}, "unique_key": "k", "on_duplicate": "return"}]

@@ -10,11 +10,12 @@ import pytest
 import trio
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
-from durable_actors._store.claim import SHELVED, PickFrom, promote_siblings, release_claims
+from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
 from durable_actors._store.commit import commit_outcomes
+from durable_actors._store.holds import SHELVED
 from durable_actors._store.lease import reap_claims, sweep_keys
 from durable_actors._store.rows import Claim, PickResult
-from tests.store.kit import EXPIRE, SCHEMA, address, connect, insert, outcome, pick, rows
+from tests.store.kit import EXPIRE, HEAD, SCHEMA, address, connect, insert, outcome, pick, rows
 from tests.support.interleave import wait_backend_blocked
 
 GATE = 4711
@@ -27,7 +28,10 @@ class Gated:
         self._conn = conn
         self._from = {
             "scan": "from unnest($6::smallint[], $7::timestamptz[], $8::bigint[]) p(priority, at, id)",
-            "judge": "from mine where k is not null) a",
+            "extra": "from durable.gen_durable g\n     where g.id = any ($9::bigint[])".replace(
+                "durable.", '"durable".'
+            ),
+            "judge": "from win where k is not null having",
         }[where]
 
     async def run(self, statement: Statement, params: Params) -> Result:
@@ -35,6 +39,9 @@ class Gated:
             "with extra as", f"with gate as (select pg_advisory_xact_lock({GATE})), extra as", 1
         )
         gated = sql.replace(self._from, self._from.replace("from ", "from gate, ", 1), 1)
+        gated = gated.replace(
+            "for no key update skip locked\n), shelf", "for no key update of g skip locked\n), shelf"
+        )
         assert gated != sql != statement.sql
         return await self._conn.run(Statement("gated", gated, typed=statement.typed), params)
 
@@ -195,16 +202,18 @@ async def test_a_promotion_that_was_missed_is_made_up_by_the_next_pick_that_meet
 
 
 @pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("where", ["scan", "extra"])
 async def test_a_row_touched_between_snapshot_and_lock_is_claimed_all_the_same(
-    db: psycopg.Connection, durable_dsn: str, key: str | None
+    db: psycopg.Connection, durable_dsn: str, key: str | None, where: str
 ):
     """By id: joined by its place in the table it would be locked, not claimed, and the pick would come back empty."""
     [number] = insert(db, partition_key=key)
+    begin = HEAD if where == "scan" else PickFrom([0], ["infinity"], [0], extras=[number])
     async with connect(durable_dsn) as conn, trio.open_nursery() as nursery:
         gate, found = Gate(db), dict[int, str]()
 
         async def pick_late() -> None:
-            found.update(what(await pick(Gated(conn, "scan"))))  # type: ignore[arg-type]
+            found.update(what(await pick(Gated(conn, where), begin=begin)))  # type: ignore[arg-type]
 
         nursery.start_soon(pick_late)
         await gate.wait_for(conn)
@@ -340,8 +349,8 @@ async def test_a_row_that_is_released_to_the_shelf_lets_the_next_one_go(
     async with connect(durable_dsn) as conn:
         picked = await pick(conn)
         assert what(picked) == {first: "c", second: "h"}
-        released, offered = await release_claims(conn, SCHEMA, picked.claims, attempts=0, hold=SHELVED)
-        assert (released, [each.id for each in offered]) == ({first}, [second])
+        released = await release_claims(conn, SCHEMA, picked.claims, attempts=0, hold=SHELVED)
+        assert (released.runnable, [each.id for each in released.offered]) == ({first}, [second])
         assert rows(db, "hold, attempt") == [(2, 0), (0, 0)]
         assert what(await pick(conn, known=["m/1/t"])) == {second: "s"}, "its code has lost that step, too"
 

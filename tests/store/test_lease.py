@@ -8,13 +8,14 @@ import psycopg
 import pytest
 import trio
 from durable_actors._store.claim import (
-    HELD,
     Owner,
     PickFrom,
+    Released,
     pick_instances,
     promote_siblings,
     release_claims,
 )
+from durable_actors._store.holds import HELD
 from durable_actors._store.key import lock_node
 from durable_actors._store.lease import read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
@@ -74,13 +75,12 @@ async def test_release_gives_back_without_a_crash(db: psycopg.Connection, attemp
     fill(db, 2)
     async with connect(db.info.dsn) as conn:
         a, b = (await pick(conn)).claims
-        released, promoted = await release_claims(conn, "durable", [a], attempts=attempts)
-        assert released == {a.id}
-        assert promoted == []
+        released = await release_claims(conn, "durable", [a], attempts=attempts)
+        assert released == Released(frozenset({a.id}), frozenset(), ())
         columns = (
             "status, attempt, crashes, claim_id, locked_by, lease_expires_at, claim_token_hash, hold, rev"
         )
-        assert rows(db, columns)[0] == ("runnable", attempts, 0, None, None, None, None, 0, 1)
+        assert rows(db, columns)[0] == ("runnable", attempts, 0, None, None, None, None, 0, 3)
         assert rows(db, "status, claim_id::text")[1] == ("executing", b.claim_id)
 
 
@@ -93,17 +93,18 @@ async def test_release_of_a_lost_claim_changes_nothing(db: psycopg.Connection):
         await reap_claims(conn, "durable", limit=10)
         [new] = (await pick(conn)).claims
         before = rows(db, "*")
-        assert await release_claims(conn, "durable", [old], attempts=1) == (set(), [])
+        assert not (await release_claims(conn, "durable", [old], attempts=1)).ids
         assert await renew_leases(conn, "durable", [old], lease_ttl=1000) == set()
         assert rows(db, "*") == before
-        assert await release_claims(conn, "durable", [new], attempts=1) == ({new.id}, [])
+        assert (await release_claims(conn, "durable", [new], attempts=1)).runnable == {new.id}
 
 
 async def test_a_contended_row_is_held_and_offered_again(db: psycopg.Connection):
     fill(db, 1, ", partition_key", ", 'k'")
     async with connect(db.info.dsn) as conn:
         [claim] = (await pick(conn)).claims
-        assert await release_claims(conn, "durable", [claim], attempts=0, hold=HELD) == ({claim.id}, [])
+        released = await release_claims(conn, "durable", [claim], attempts=0, hold=HELD)
+        assert released == Released(frozenset({claim.id}), frozenset(), ())
         assert rows(db, "status, hold, attempt") == [("runnable", 1, 0)]
         assert (await pick(conn)).claims == []
         assert [row.id for row in await promote_siblings(conn, "durable", ["k", "other"])] == [claim.id]
@@ -117,8 +118,8 @@ async def test_a_released_key_offers_its_next_row(db: psycopg.Connection):
         db.execute(
             "update durable.gen_durable set eligible_at = now() + interval '1 h' where id = %s", [claim.id]
         )
-        _, promoted = await release_claims(conn, "durable", [claim], attempts=1)
-        assert [row.id for row in promoted] == [claim.id + 1]
+        released = await release_claims(conn, "durable", [claim], attempts=1)
+        assert [row.id for row in released.offered] == [claim.id + 1]
 
 
 async def test_reap_takes_the_expired_and_the_dead(db: psycopg.Connection):
@@ -243,7 +244,7 @@ async def test_maintenance_never_deadlocks_and_reaps_each_claim_once(db: psycopg
         async def give_up() -> None:
             nonlocal released
             while goes_on():
-                released += len((await release_claims(four, "durable", held[::-3], attempts=1))[0])
+                released += len((await release_claims(four, "durable", held[::-3], attempts=1)).ids)
 
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:

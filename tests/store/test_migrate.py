@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 
+import attrs
+import durable_actors as da
 import psycopg
 import pytest
 import trio
@@ -22,6 +25,17 @@ CHECKSUMS = {
     7: "5fb63172c66f89e64e6e1a1b2b01b489a2a9ebe32e2b96a2b95105b55c5a9fe1",
     8: "853aaa0282ba06aeafe4135a0cfa2f0399e29a701f189bd6974637c857f4e2ab",
     9: "036cba372514c9590462b5a0d4c822a2a9b661466a9532a18a1801f329f45c21",
+    10: "c28e17b21da664fcfb9e669b540c541ea3123259085bb48f0b78b6bb6f99e077",
+    11: "474d1c527e57a5b95f865ec167b707110dbc397b2559e16ae84bfa62b2b2f884",
+    12: "60a094027b2ee245aef101c2fe59ffc11cab51957d2c1d8feff67e352cfc710e",
+    13: "541b0a680716555f97ef593dbe67bad98f10c2ed47d6e8a0b3d3a7e86018058b",
+    14: "4d5a23614711ae8d820b4bd532be46b10c3283f89cf5ca6b7e8ae277c03b0b2e",
+    15: "512a84ff8dc515c94760309617e6f9e590bc66cb3a021ea6ad6072d33d92c077",
+    16: "f2d82148b124a026b134e7516de7feb98f0c75b7d56b18a49600a8b63c6e9fef",
+    17: "59e3be8886bd2477a8885e838e6792a407c1ee4cdd263a009eacf39d4bbd7517",
+    18: "9e265479b989b4fa62b0122f94db3ae3c222af216f0894d6c35ea122f185973e",
+    19: "0121788a9026e44450880140064419047d8c13b60662048415ab0b2fa63baa5b",
+    20: "d5171d0933cb495f05475d5aebee683c3749c1004c75a03cd66f67cdf8fea5ce",
 }
 
 
@@ -48,24 +62,58 @@ def test_migrations_are_numbered_without_gaps():
     assert [m.version for m in migrations()] == list(range(1, len(migrations()) + 1))
 
 
-def test_plan_applies_what_is_missing_in_order():
-    shipped = [fake(1), fake(2), fake(3)]
-    found = migrating.plan([1], shipped, schema="s")
-    assert [m.version for m in found.pending] == [2, 3]
-    assert (found.current, found.latest) == (1, 3)
-    assert [m.version for m in migrating.plan([], shipped, schema="s", target=2).pending] == [1, 2]
-    assert migrating.plan([1, 2, 3], shipped, schema="s").pending == ()
+@attrs.frozen
+class Planned:
+    """What `plan` decides about a database: a version and pending migrations, or why it refuses."""
+
+    applied: dict[int, int]
+    shipped: int
+    target: int | None = None
+    pending: tuple[int, ...] = ()
+    newer: bool = False
+    refused: str | None = None
 
 
-def test_plan_refuses_a_newer_schema_and_a_way_back():
-    with pytest.raises(
-        errors.SchemaError, match=r'"s" is at version 4, this durable_actors knows 1.*Upgrade'
-    ):
-        migrating.plan([1, 4], [fake(1)], schema="s")
-    with pytest.raises(errors.ConfigError, match=r"version=1 cannot be reached: the database is at 2"):
-        migrating.plan([1, 2], [fake(1), fake(2)], schema="s", target=1)
-    with pytest.raises(errors.ConfigError, match="version=9"):
-        migrating.plan([], [fake(1)], schema="s", target=9)
+PLANS = {
+    "empty": Planned({}, 3, pending=(1, 2, 3)),
+    "empty, up to": Planned({}, 3, target=2, pending=(1, 2)),
+    "older": Planned({1: 0}, 3, pending=(2, 3)),
+    "older, with a hole": Planned({1: 0, 3: 0}, 3, pending=(2,)),
+    "the same": Planned({1: 0, 2: 1, 3: 1}, 3),
+    "newer, works with the newest of ours": Planned({1: 0, 2: 1, 3: 2}, 2, newer=True),
+    "newer, works with older ones than ours": Planned({2: 1, 3: 1, 4: 1}, 2, newer=True),
+    "newer, with a hole: nothing is applied": Planned({1: 0, 4: 2}, 2, newer=True),
+    "newer, with a condition that we fulfil from before": Planned({1: 0, 2: 2, 3: 1}, 2, newer=True),
+    "too new": Planned(
+        {1: 0, 2: 1, 3: 3}, 2, refused=r"at version 3 and needs a package of version 3 or newer"
+    ),
+    "one of several too new": Planned(
+        {1: 0, 3: 3, 4: 1}, 2, refused=r"at version 4 and needs a package of version 3"
+    ),
+    "newer, and does not say": Planned(
+        {1: 0, 4: 0}, 1, refused=r'"s" is at version 4, this durable_actors \('
+    ),
+    "newer, and one does not say": Planned({1: 0, 3: 0, 4: 1}, 2, refused=r"knows 2: .* Upgrade the package"),
+    "a way back": Planned(
+        {1: 0, 2: 0}, 2, target=1, refused=r"version=1 cannot be reached: the database is at 2"
+    ),
+    "a way back from a newer one": Planned({1: 0, 2: 1, 3: 1}, 2, target=2, refused="the database is at 3"),
+    "too far": Planned({}, 1, target=9, refused="version=9"),
+}
+
+
+@pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
+def test_plan(case: Planned):
+    shipped = [fake(version) for version in range(1, case.shipped + 1)]
+    if case.refused is not None:
+        with pytest.raises((errors.SchemaError, errors.ConfigError), match=case.refused):
+            migrating.plan(case.applied, shipped, schema="s", target=case.target)
+        return
+    found = migrating.plan(case.applied, shipped, schema="s", target=case.target)
+    assert tuple(m.version for m in found.pending) == case.pending
+    assert (found.current, found.latest) == (max(case.applied, default=0), case.shipped)
+    assert found.works_with == max(case.applied.values(), default=0)
+    assert found.is_newer is case.newer
 
 
 async def test_migrate_makes_the_schema_and_says_so_once(empty_dsn: str):
@@ -170,10 +218,29 @@ async def test_a_schema_from_the_future_is_refused(durable_dsn: str):
     with psycopg.connect(durable_dsn, autocommit=True) as admin:
         admin.execute("insert into durable.migrations (version, name) values (999, 'from_the_future')")
     conn = await PgConn.open(durable_dsn)
-    for call in (migrating.require_schema, migrating.schema_version):
+    for call in (migrating.require_schema, migrating.schema_version, migrating.migrate_on):
         with pytest.raises(errors.SchemaError, match=r"version 999.*Upgrade the package"):
             await call(conn, schema="durable")
     conn.close()
+
+
+async def test_a_newer_schema_that_works_with_this_package_is_used(
+    durable_dsn: str, caplog: pytest.LogCaptureFixture
+):
+    latest = migrations()[-1].version
+    with psycopg.connect(durable_dsn, autocommit=True) as admin:
+        admin.execute(
+            "insert into durable.migrations (version, name, works_with) values (%s, 'next', %s)",
+            [latest + 1, latest],
+        )
+    conn = await PgConn.open(durable_dsn)
+    assert (await migrating.migrate_on(conn, schema="durable")).pending == ()
+    assert not caplog.records, "only one of the steps of a start tells it"
+    await migrating.require_schema(conn, schema="durable")
+    conn.close()
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"at version {latest + 1}, this durable_actors ({da.__version__}) knows {latest}" in record.message
 
 
 async def test_a_missing_schema_is_refused_with_the_remedy(empty_dsn: str):
@@ -204,7 +271,13 @@ async def test_the_printed_sql_does_the_same(empty_dsn: str):
     for part in parts:  # as psql sends them
         await conn.script(part)
     await migrating.require_schema(conn, schema="printed")
+    await migrating.migrate_on(conn, schema="durable")
     conn.close()
+    with psycopg.connect(empty_dsn) as db:
+        recorded = "select version, name, works_with from {}.migrations order by version"
+        by_hand, ours = (db.execute(recorded.format(name)).fetchall() for name in ("printed", "durable"))  # type: ignore[arg-type]
+    assert by_hand == ours
+    assert (15, "works_with", 9) in ours
 
 
 async def test_uninstall_keeps_what_is_not_ours(durable_dsn: str):

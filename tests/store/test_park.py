@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import psycopg
 import pytest
+from durable_actors._engine.committing.transition import cancellation
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
@@ -34,11 +35,12 @@ def kinds(claim: Claim, signal: int) -> dict[str, Transition]:
         "await kept": outcome(claim, "awaiting_signal", awaits=("go",), kept=(signal,)),
         "done": outcome(claim, "done", result=b"1"),
         "failed": outcome(claim, "failed", last_error="no"),
+        "cancelled": cancellation(claim, "not wanted"),
         "children": outcome(claim, "awaiting_children", advance=1, consumed=(signal,)),
     }
 
 
-KINDS = ("next", "retry", "await", "await kept", "done", "failed", "children")
+KINDS = ("next", "retry", "await", "await kept", "done", "failed", "cancelled", "children")
 
 
 async def send(conn: Any, transition: Transition) -> bool:

@@ -25,6 +25,7 @@ from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.insert import insert_call, insert_params
 from durable_actors._store.lease import read_owners, renew_leases, sweep_keys
 from durable_actors._store.rows import Claim
+from durable_actors._store.runner import claim_next
 from durable_actors._store.signal import Delivery, expire_awaits, send_signals
 from durable_actors._store.sql import statement
 from tests.store.filled import CROWD, HOT
@@ -359,3 +360,21 @@ def test_dead_index_entries_are_not_read_from_the_cursor_on(big: psycopg.Connect
         assert claimed(from_head) == claimed(from_cursor) == BATCH
         assert from_head.buffers > 1.5 * normal, "else this test tests nothing"
         assert from_cursor.buffers < 2 * normal
+
+
+@pytest.mark.parametrize("queue", ["small", "large", "future", "dead", "few"])
+def test_the_claim_of_a_runner_does_not_depend_on_the_backlog(big: psycopg.Connection, queue: str):
+    """Beside the pick, it looks for expired claims as the reaper does: of 2,000 executing rows."""
+    call = sent(claim_next, SCHEMA, queue=queue, steps=["m/s"], owner="test", lease=60.0)
+    found = measure(big, call)
+    assert found.nodes[0].rows == 1
+    assert found.buffers < 5000, found.text
+
+
+def test_a_runner_reads_past_the_rows_of_others_up_to_a_limit(big: psycopg.Connection):
+    """45,000 of them: 10,000 are read, 1,000 are shelved."""
+    found = measure(
+        big, sent(claim_next, SCHEMA, queue="unknown", steps=["m/none"], owner="test", lease=60.0)
+    )
+    assert found.nodes[0].rows == 0
+    assert found.buffers < 60_000, found.text

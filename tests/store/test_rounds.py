@@ -60,7 +60,7 @@ async def test_a_park_counts_and_its_wake_does_not(db: psycopg.Connection, durab
                 db.execute("delete from durable.signals")
             elif wakes_by == "deadline":
                 db.execute("update durable.gen_durable set await_deadline = now()")
-                assert await expire_awaits(conn, SCHEMA, "default", limit=9) == 1
+                assert len(await expire_awaits(conn, SCHEMA, "default", limit=9)) == 1
         [claim] = await claims(conn)
         assert claim.round == 3
         after = Transition(claim, "awaiting_children", claim.step, attempt=0, advance=1)

@@ -69,14 +69,14 @@ async def test_one_statement_however_many(db: psycopg.Connection, durable_dsn: s
     assert len(inbox(db)) == 151
 
 
-@pytest.mark.parametrize("status", ["done", "failed"])
+@pytest.mark.parametrize("status", ["done", "failed", "cancelled"])
 async def test_an_ended_instance_is_no_target(db: psycopg.Connection, durable_dsn: str, status: str):
     [number] = insert(db, status=status, finished_at="=now()", unique_key=b"k")
     async with connect(durable_dsn) as conn:
         sent = await send_signals(conn, SCHEMA, [deliver(number), deliver("k")])
     assert [each.outcome for each in sent] == ["no_target", "no_target"]
     assert inbox(db) == []
-    assert rows(db, "rev, inbox") == [(0, False)], "nothing was written"
+    assert rows(db, "rev, inbox") == [(1, False)], "nothing was written"
 
 
 async def test_the_key_addresses_who_occupies_it_now(db: psycopg.Connection, durable_dsn: str):
@@ -113,9 +113,9 @@ async def test_wakes_only_who_awaits_the_name(db: psycopg.Connection, durable_ds
     assert [each.woken for each in sent] == [True, False, False]
     columns = "status, step, await_step, await_deadline is null, awaits, rev"
     assert rows(db, columns) == [
-        ("runnable", "then", None, True, ["x", "y"], 1),
-        ("awaiting_signal", "s", "then", False, ["z"], 0),
-        ("awaiting_children", "s", "then", False, None, 0),
+        ("runnable", "then", None, True, ["x", "y"], 2),
+        ("awaiting_signal", "s", "then", False, ["z"], 1),
+        ("awaiting_children", "s", "then", False, None, 1),
     ]
 
 
@@ -257,7 +257,7 @@ async def test_start_with_signal_starts_anew_when_the_occupant_ends(db: psycopg.
 async def test_start_with_signal_gives_up_on_a_key_held_beyond_the_end(
     db: psycopg.Connection, durable_dsn: str
 ):
-    scope = (*LIVE, "done", "failed")
+    scope = (*LIVE, "done", "failed", "cancelled")
     keyed(db, "k", scope)
     async with connect(durable_dsn) as conn:
         [claim] = await claims(conn)

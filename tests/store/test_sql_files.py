@@ -10,6 +10,7 @@ import attrs
 import durable_actors
 import psycopg
 import pytest
+from durable_actors._store.moves import AS_FUNCTIONS, MOVES, RUNNERS, moves_by
 from durable_actors._store.sql import in_schema, migrations, statement
 
 PACKAGE = Path(durable_actors.__file__).parent
@@ -17,7 +18,12 @@ FILES = sorted((PACKAGE / "_store" / "sql").glob("*.sql"))
 NAMES = [path.stem for path in FILES]
 SEVERAL_STATEMENTS = {"uninstall"}
 FIELDS = {"params", "returns", "locks"}
-MORE_FIELDS = FIELDS | {"index", "keeps", "cost", "plan", "fence", "backoff", "hostile"}
+WRITES = re.compile(r'\b(?:insert into|update|delete from) "?durable"?\.gen_durable\b')
+WRITERS = sorted({name for move in MOVES for name in move.functions} | AS_FUNCTIONS)
+"""SQL functions that write instances."""
+OLD_WRITERS = {"judge_keys"}
+"""Kept for nodes of older releases; no statement of this one calls them."""
+MORE_FIELDS = FIELDS | {"moves", "index", "keeps", "cost", "plan", "fence", "backoff", "hostile"}
 
 
 @attrs.frozen
@@ -80,7 +86,7 @@ def test_the_parameters_are_those_of_the_header(path: Path):
 def test_every_table_and_function_of_ours_is_qualified(path: Path):
     body = body_of(path.read_text("utf-8"))
     ours = (
-        r"(gen_durable|signals|nodes|migrations|durable_status|judge_(?:keys|siblings)|send_signals|"
+        r"(gen_durable|signals|nodes|migrations|receipts|checkpoints|durable_status|judge_(?:keys|siblings)|send_signals|"
         r"gen_durable_id_seq)"
     )
     bare = [
@@ -112,8 +118,36 @@ def test_no_caller_without_a_file():
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_every_update_of_the_instances_names_an_index(path: Path):
     text = path.read_text("utf-8")
-    if re.search(r"\b(update|from|join) durable\.(gen_durable|signals)\b", body_of(text)):
+    if re.search(r"\b(update|from|join) durable\.(gen_durable|signals|receipts)\b", body_of(text)):
         assert "index" in read_header(text).fields
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_what_writes_instances_declares_its_moves(path: Path):
+    """In its header as in `_store/moves.py`; test_moves.py checks that it makes these and no others."""
+    text = path.read_text("utf-8")
+    body = body_of(text)
+    called = [name for name in (*WRITERS, *RUNNERS, "heartbeat") if re.search(rf"\bdurable\.{name}\(", body)]
+    declared = read_header(text).fields.get("moves", "")
+    if path.stem in SEVERAL_STATEMENTS:
+        return
+    assert bool(declared) == bool(WRITES.search(body) or called), "writes instances, or does not"
+    assert declared == " · ".join(move.name for move in moves_by(path.stem))
+    made = [move.name for move in MOVES if not set(called).isdisjoint(move.functions)]
+    assert set(made) <= set(declared.split(" · ")), (
+        "what a function does is done by the statement that calls it"
+    )
+
+
+def test_every_statement_of_a_move_is_a_file():
+    assert {name for move in MOVES for name in move.statements} <= set(NAMES)
+
+
+def test_the_functions_that_write_instances_are_those_of_the_moves(durable_dsn: str):
+    query = "select proname, prosrc from pg_proc where pronamespace = 'durable'::regnamespace"
+    with psycopg.connect(durable_dsn) as db:
+        found = db.execute(query).fetchall()
+    assert {name for name, source in found if WRITES.search(source)} - OLD_WRITERS == set(WRITERS)
 
 
 def test_the_indexes_that_headers_and_comments_name_exist(durable_dsn: str):
@@ -122,7 +156,7 @@ def test_the_indexes_that_headers_and_comments_name_exist(durable_dsn: str):
     indexes = {name for (name,) in found}
     for path in FILES:
         field = read_header(path.read_text("utf-8")).fields.get("index", "")
-        named = set(re.findall(r"\b(?:gen_durable|signals)_\w+\b", field))
+        named = set(re.findall(r"\b(?:gen_durable|signals|receipts)_\w+\b", field))
         assert named <= indexes, f"{path.name}: {named - indexes}"
     every = "\n".join(path.read_text("utf-8") for path in FILES)
     unread = {name for name in indexes if not re.search(rf"\b{name}\b", every)} - {
@@ -151,3 +185,12 @@ def test_uninstall_drops_everything_that_the_migrations_make():
     )
     dropped = set(re.findall(r'drop \w+ if exists "durable"\.(\w+)', statement("uninstall", "durable").sql))
     assert made <= dropped, made - dropped
+
+
+def test_nothing_listens_or_notifies():
+    """Case 38: a pooler in transaction mode has no session to listen in, and a queue of notifications may fill up."""
+    words = re.compile(r"\b(?:un)?listen\s+[\w\"*]|\bnotify\s+[\w\"]|\bpg_notify\b", re.IGNORECASE)
+    for path in sorted(PACKAGE.rglob("*.sql")):
+        assert not words.search(body_of(path.read_text("utf-8"))), path.name
+    for path in sorted(PACKAGE.rglob("*.py")):
+        assert not re.search(r"pg_notify|\"(?:UN)?LISTEN |\"NOTIFY ", path.read_text("utf-8")), path.name

@@ -116,7 +116,7 @@ async def test_renew_release_and_reap_are_one_statement_each(
         with counted(durable_dsn, 1):
             assert len(await renew_leases(conn, SCHEMA, found, lease_ttl=60)) == size
         with counted(durable_dsn, 1 + keyed):
-            assert len((await release_claims(conn, SCHEMA, found, attempts=1))[0]) == size
+            assert len((await release_claims(conn, SCHEMA, found, attempts=1)).ids) == size
         assert len(await claims(conn)) == size
         db.execute(EXPIRE)
         with count_statements(durable_dsn) as count:
@@ -161,3 +161,18 @@ async def test_an_idle_poll_is_two_statements(durable_dsn: str, monkeypatch: pyt
             assert count.calls("with extra as") == 1, str(count)
             totals.append(count.total)
     assert min(totals) == 2, "but for what other actors did meanwhile"
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 4])
+async def test_a_step_is_one_pick_and_one_commit(db: psycopg.Connection, durable_dsn: str, level: int):
+    """Case 48: without a journal nothing is recorded; with one, its records are a rider of the same round trip."""
+    definition = "00ff00ff00ff00ff" if level >= 2 else None
+    async with connect(durable_dsn, "commit") as conn:
+        await insert_instances(conn, SCHEMA, [plan(journal=level, fingerprint=definition) for _ in range(10)])
+        with counted(durable_dsn, 1):
+            found = await claims(conn)
+        assert {claim.fingerprint for claim in found} == {definition}
+        with counted(durable_dsn, 1 + (level >= 2)):
+            await commit_outcomes(conn, SCHEMA, [outcome(claim) for claim in found], accept_late=True)
+    [(records,)] = db.execute("select count(*) from durable.journal").fetchall()
+    assert records == {0: 0, 1: 0, 2: 20, 4: 30}[level]

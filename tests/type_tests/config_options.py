@@ -22,6 +22,7 @@ config = da.Config(
     long_poll=None,
     max_crashes=None,
     late_commit="reject",
+    retention=da.Retention(done=timedelta(days=1), cancelled=None, failed=60),
     observers=[print],
 )
 da.Config(modules=["shop.machines", "shop.mails"], heartbeat_interval=2.5)
@@ -34,6 +35,8 @@ reveal_type(config.max_crashes)  # R: int \| None
 reveal_type(config.queues)  # R: Mapping\[.*str, .*Queue\] \| None
 reveal_type(config.modules)  # R: tuple\[.*str, \.\.\.\]
 reveal_type(da.Queue(5).poll_interval)  # R: float \| None
+reveal_type(config.retention)  # R: .*Retention \| None
+reveal_type(da.Retention().done)  # R: float \| None
 
 config.lease_ttl = 5  # E
 da.Config("dbname=x")  # E
@@ -48,6 +51,10 @@ da.Config(queues={"mail": "5"})  # E
 da.Config(modules=5)  # E
 da.Config(observers=[5])  # E
 da.Config(late_commit="maybe")  # E
+da.Config(retention=60)  # E
+da.Retention(60)  # E
+da.Retention(done="1d")  # E
+da.Retention(interval=None)  # E
 da.Config(pool_size=None)  # E
 da.Queue("5")  # E
 da.Queue(5, 6)  # E

@@ -7,10 +7,13 @@ from collections import Counter
 import durable_actors as da
 import trio
 from durable_actors._client import Client
+from durable_actors._journal_level import JournalLevel
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.observe import read_queues
+from durable_actors.machine import ENDED
 from tests.chaos.nemeses import nemesis
 from tests.chaos.releases import install
+from tests.chaos.workload import default_level
 from tests.chaos.world import World
 
 EVERY = 0.04
@@ -32,7 +35,8 @@ async def deploy(world: World) -> None:
     machines = install(1) | install(2)
     inserted: Counter[str] = Counter()
     async with da.open_client(world.dsn, name="deploy") as client, trio.open_nursery() as nursery:
-        nursery.start_soon(_keep_inserting, client, machines, inserted)
+        level = default_level(world.seed)
+        nursery.start_soon(_keep_inserting, client, machines, inserted, level)
         world.worker_options = ("--release", "2")
         for worker in first:
             await trio.sleep(world.rng.uniform(0.3, 0.8))
@@ -50,7 +54,7 @@ async def deploy(world: World) -> None:
 
 
 async def _keep_inserting(
-    client: Client, machines: dict[str, type[da.Machine]], inserted: Counter[str]
+    client: Client, machines: dict[str, type[da.Machine]], inserted: Counter[str], level: JournalLevel
 ) -> None:
     """Callers of both releases, all the time."""
     # Parcels also at the step that only their release has, so that every worker meets the other's all the time.
@@ -60,6 +64,7 @@ async def _keep_inserting(
         for name, machine, step in ways:
             number = inserted[name]
             options: da.InsertOptions = {"state": {}, "step": step, "unique_key": f"deploy:{name}:{number}"}
+            options["journal"] = level
             if name.startswith("parcel") and number % 2:
                 options["partition_key"] = f"parcels {number % KEYS}"
             with trio.CancelScope(shield=True):  # counted if and only if it was inserted
@@ -75,7 +80,7 @@ async def _check_counted(world: World) -> None:
         with trio.move_on_after(COUNTED):
             while True:
                 rows = await world.query(LEFT)
-                live = [row for row in rows if row[2] not in {"done", "failed"}]
+                live = [row for row in rows if row[2] not in ENDED]
                 shelved = sum(queue.shelved for queue in await read_queues(conn, "durable"))
                 removed = [
                     row[0] == "chaos.Old" or (row[0], row[5]) == ("chaos.Parcel", "pack") for row in live

@@ -14,6 +14,7 @@ from psycopg import sql
 from tests.chaos.machines import job
 from tests.chaos.nemeses import nemesis
 from tests.chaos.nemeses.database import connected, terminate_lane
+from tests.chaos.workload import default_level
 from tests.chaos.world import LEASE, World
 
 ALONE: Final = 8.0
@@ -45,7 +46,10 @@ async def probing(world: World) -> AsyncGenerator[Callable[[str], Any]]:
     async with da.open_client(world.dsn, name=f"probe {world.seed}") as client:
 
         async def probe(during: str) -> None:
-            number = await client.insert(job, args={"n": 0}, unique_key=f"probe:{next(numbers)}")
+            key = f"probe:{next(numbers)}"
+            number = await client.insert(
+                job, args={"n": 0}, unique_key=key, journal=default_level(world.seed)
+            )
             with trio.move_on_after(ALONE):
                 while (await world.query(STATUS, [number]))[0][0] != "done":
                     await trio.sleep(PROBE)

@@ -10,11 +10,13 @@ import pytest
 import trio
 from durable_actors._engine.claiming import long_poll
 from durable_actors._engine.keys import session as key_session
+from durable_actors._engine.maintenance import control
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
+from durable_actors.telemetry import RequestReceived
 from psycopg import sql
 from tests.chaos.pgbouncer import open_pgbouncer
-from tests.engine.kit import running
+from tests.engine.kit import Gate, gated, running
 from tests.kit import until
 
 SETTINGS = {"lock_timeout": "123ms", "enable_seqscan": "off"}
@@ -150,6 +152,29 @@ async def test_no_server_process_of_the_pooler_is_kept_for_a_long_poll(durable_d
             assert (await run.run(job, args={})).result == 1
             assert not looks
             assert not queue.watched
+
+
+@pytest.mark.usefixtures("registry")
+async def test_commands_and_requests(durable_dsn, monkeypatch):
+    """A command through it leaves one receipt; a node behind it learns of a request, with the smallest pool."""
+    monkeypatch.setattr(control, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(control, "LONG_STEP", 0.01)
+    gate = Gate()
+    with open_pgbouncer(durable_dsn, size=2) as dsn:
+        async with running(dsn, session_dsn=durable_dsn, pool_size=3) as run:
+            number = await run.insert(gated(gate))
+            await gate.wait_entered()
+            with psycopg.connect(durable_dsn, autocommit=True) as db:
+                db.execute('update durable.gen_durable set request = \'{"kind": "cancel"}\'')
+                await run.events.wait(RequestReceived, id=number)
+                gate.open()
+                await run.ended(number)
+                db.execute("update durable.gen_durable set status = 'failed'")
+            assert await da.retry(number, idempotency_key="k") == number
+            await run.ended(number)
+            with psycopg.connect(dsn, autocommit=True) as stranger:
+                assert da.sync.retry(stranger, number, idempotency_key="k") == number
+            assert len(await da.receipts(number)) == 1
 
 
 @pytest.mark.usefixtures("registry")

@@ -19,7 +19,7 @@ from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._engine.tree import build_tree
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._store.claim import Owner
-from durable_actors.machine import Registry
+from durable_actors.machine import JournalLevel, Registry
 from durable_actors.otp import (
     ActorChild,
     ChildExited,
@@ -34,10 +34,12 @@ from durable_actors.otp import (
     Tree,
     run_tree,
 )
+from durable_actors.retention import Retention
 from durable_actors.telemetry import Telemetry
 from tests.simulation import workload
 from tests.simulation.process import current_process
 from tests.simulation.small.wire import Line, Lines
+from tests.simulation.tables import SHORT
 
 if TYPE_CHECKING:
     from tests.simulation.small.run import Land
@@ -66,6 +68,8 @@ class Options:
     thread_limit: int = 1
     drain_timeout: float = 5.0
     max_crashes: int | None = None
+    journal: JournalLevel = "auto"
+    retention: Retention | None = SHORT
 
     @property
     def heartbeat_interval(self) -> float:
@@ -182,12 +186,14 @@ class Host:
             task = chosen.address._task
             nursery = task.child_nurseries[0] if task is not None and task.child_nurseries else None
         if nursery is not None and not self.ended:
-            nursery.start_soon(_fail)
+            nursery.start_soon(_fail, self)
 
 
-async def _fail() -> None:
+async def _fail(host: Host) -> None:
     await trio.lowlevel.checkpoint()
-    raise Bug
+    await host.awake()  # its context is not the host's: it would run while the host stands still
+    if not host.dead:
+        raise Bug
 
 
 def _leaves(spec: ChildSpec) -> Iterator[ChildSpec]:

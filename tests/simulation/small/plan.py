@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 from tests.simulation.driver import Rates
-from tests.simulation.plan import Fault, Item, Kind, Plan, Strike
+from tests.simulation.plan import Fault, Item, Kind, Plan, Strike, with_levels
 
 KINDS: tuple[Kind, ...] = (
     "chain", "chain", "chain", "collector", "collector", "packer", "packer", "family", "chore", "sleeper",
@@ -103,11 +103,12 @@ def make_plan(seed: int) -> Plan:
         Strike(draw.uniform(0.05, lasts), draw.choice(faults), draw.randrange(nodes), draw.random() * shape.lasts[1])
         for _ in range(draw.randint(*shape.strikes))
     )  # fmt: skip
-    return Plan(
+    plan = Plan(
         seed=seed, nodes=nodes, lasts=lasts, options=options, concurrency=draw.choice((1, 2, 3)),
         prefetch=draw.choice((0, 0, 1)), rates=Rates(**rates | {"delay": rates["delay"] * min(lease, 2.0)}),
         items=_items(draw, shape, lasts, lease), strikes=strikes,
     )  # fmt: skip
+    return with_levels(plan)
 
 
 def _items(draw: Random, shape: Shape, lasts: float, lease: float) -> tuple[Item, ...]:

@@ -186,6 +186,7 @@ class Land:
             self.strike(strike)
         await trio.sleep_until(BEGIN + self.plan.lasts)
         self.world.log("calm")
+        self.book.check_journal()  # many instances are on their way
         self.network.calm()
         if not self.server.up:
             self.server.start()
@@ -227,6 +228,7 @@ class Land:
             self.book.fail("I7", f"not everything has ended: {stuck or 'not everything was inserted'}")
         elif self.book.failure is None:
             workload.check_results(self.plan.items, self.server.tables.rows, self.book)
+            self.book.check_journal()
 
 
 @contextmanager

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
+from tests.simulation.driver import Rates
+from tests.simulation.plan import Item, Strike
 from tests.simulation.run import Report
 from tests.simulation.shrink import shrink, told
 from tests.simulation.small.__main__ import PROGRAM
@@ -36,10 +39,31 @@ def test_known_schedules_keep_every_invariant_and_meet_every_protocol_and_every_
     assert seen >= faults | moves
 
 
+REGRESSIONS = {
+    1794987080063: "a feeder that was cancelled with its whole tree found the step pool closed, and failed of it",
+    1794986338586: "a due row that was locked was picked hundreds of times while a refresh was postponed",
+}
+"""Seeds that found a bug, and what it was."""
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_a_schedule_that_found_a_bug_keeps_every_invariant(seed: int):
+    check(seed)
+
+
 def test_new_schedules_keep_every_invariant():
     first = int.from_bytes(os.urandom(4))
     for seed in range(first, first + 50):
         check(seed)
+
+
+def test_a_bug_of_a_host_that_is_killed_while_it_stands_still_reaches_nobody():
+    """The bug ends an actor when its process goes on, and here that is only to be killed."""
+    strikes = (Strike(0.2, "pause", 0, 60.0), Strike(0.25, "bug", 0, 1.0))
+    items = (Item("chain-0", "chain", 0.3, 1, 0.01),)
+    for seed in range(10):  # it decides which actor
+        plan = attrs.evolve(make_plan(seed), nodes=2, items=items, strikes=strikes, rates=Rates(), lasts=9.0)
+        assert simulate(plan).violation is None
 
 
 def test_a_seed_repeats_itself_in_the_same_process_and_in_another():

@@ -1,0 +1,60 @@
+"""`durable-actors cancel`, and what the other commands show of cancelled instances."""
+
+from __future__ import annotations
+
+import getpass
+
+from tests.cli.conftest import Shell
+
+
+def test_by_id_and_by_key(shell: Shell):
+    number, keyed = shell.add(), shell.add(unique_key=b"order:1")
+    assert shell.ok("cancel", number, "order:1", number) == f"{number} cancelled\n{keyed} cancelled\n"
+    assert {each["id"] for each in shell.json("list", "--status", "cancelled")["instances"]} == {
+        number,
+        keyed,
+    }
+    newest, _ = shell.json("audit")["receipts"]
+    assert (newest["command"], newest["by"], newest["result"]) == ("cancel", getpass.getuser(), "cancelled")
+
+
+def test_what_runs_is_asked_or_forced(shell: Shell):
+    number = shell.add(status="executing")
+    said = f"{number} requested: a step runs, and its node cancels it\n"
+    assert shell.ok("cancel", number, "--by", "ada", "--reason", "wrong order") == said
+    assert "cancel requested by ada" in shell.ok("show", number)
+    assert shell.json("cancel", number) == [{"id": number, "result": "requested", "reason": None}]
+    assert shell.ok("cancel", number, "--force", "--by", "bob", "--reason", "now") == f"{number} cancelled\n"
+    shown = shell.ok("show", number)
+    assert "it has ended: cancelled in step 'charge' by bob: now; `durable-actors retry" in shown
+
+
+def test_what_is_refused(shell: Shell):
+    done, live = shell.add(status="done"), shell.add()
+    result = shell.run("cancel", done, live, 999, "nobody's")
+    assert result.exit_code == 1
+    assert result.stdout == f"{live} cancelled\n"
+    first, second, third = result.stderr.splitlines()
+    assert first == (
+        f"durable-actors: not cancelled: instance {done} is done, and only one that has not ended can be cancelled"
+    )
+    assert second == "durable-actors: not cancelled: there is no instance 999"
+    assert third.startswith(
+        'durable-actors: not cancelled: no instance has or had the unique key "nobody\'s"; '
+    )
+    assert "Missing argument" in shell.refused("cancel", code=2)
+
+
+def test_the_same_key_again(shell: Shell):
+    number = shell.add()
+    for _ in range(2):
+        assert shell.ok("cancel", number, "--idempotency-key", "k") == f"{number} cancelled\n"
+    assert len(shell.json("audit", "--command", "cancel")["receipts"]) == 1
+
+
+def test_a_node_that_is_too_old_to_notice(shell: Shell):
+    number = shell.add(status="executing", locked_by="old:1")
+    shell.node("old:1", queues={}, machines=[], version="0.1.0")
+    result = shell.run("cancel", number)
+    assert result.exit_code == 0
+    assert "node old:1 (0.1.0) ignores commands to running steps" in result.stderr

@@ -1,0 +1,101 @@
+"""A history as a timeline: times relative to its start, waits as gaps, attempts, errors, commands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from durable_actors.cli.timeline import timeline
+from durable_actors.journal import ErrorInfo, Record
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def record(rev: int, kind: str, after: float = 0.0, **fields: Any) -> Record:
+    return Record(instance_id=1, rev=rev, at=BEGAN + timedelta(seconds=after), kind=kind, **fields)
+
+
+def lines(*records: Record) -> list[str]:
+    return [" ".join(filter(None, (each.offset, each.kind, each.text))) for each in timeline(records)]
+
+
+def test_an_order():
+    assert lines(
+        record(1, "started", step="begin", data={"row": {"queue": "shop"}}),
+        record(2, "claimed", 0.1, step="begin", visit=1, attempt=0, node="web:1"),
+        record(3, "parked", 0.2, step="begin", to_step="ship", attempt=0, node="web:1", seconds=0.012,
+               data={"awaits": ["paid"], "deadline": "2026-01-04T00:00:00+00:00"}),
+        record(4, "woken", 86400 * 2 + 0.2, step="begin", to_step="ship", data={"signals": [{"name": "paid"}]}),
+        record(5, "claimed", 86400 * 2 + 0.2, step="ship", attempt=0, node="web:2"),
+        record(6, "retry", 86400 * 2 + 2.2, step="ship", attempt=0, node="web:2", seconds=2.0,
+               error=ErrorInfo(text="ValueError: no stock"), data={"eligible_at": "2026-01-03T00:00:04+00:00"}),
+        record(7, "claimed", 86400 * 2 + 4.2, step="ship", attempt=1, node="web:2"),
+        record(8, "done", 86400 * 2 + 4.3, step="ship", attempt=1, node="web:2", seconds=0.1),
+    ) == [
+        "+0.0 s started in step begin, queue shop",
+        "+0.1 s claimed begin · run 1, on web:1",
+        "+0.2 s parked begin → ship, awaits 'paid', until 2026-01-04 00:00:00 · run 1, 12 ms, on web:1",
+        "┆ 2 d it awaited a signal named 'paid'",
+        "+2 d woken → ship, signal 'paid'",
+        "+2 d claimed ship · run 1, on web:2",
+        "┆ 2.0 s the step ran",
+        "+2 d retry ship, again at 2026-01-03 00:00:04 · run 1, 2.0 s, on web:2 · ValueError: no stock",
+        "┆ 2.0 s it waited for its next run",
+        "+2 d claimed ship · run 2, on web:2",
+        "+2 d done ship · run 2, 100 ms, on web:2",
+    ]  # fmt: skip
+
+
+def test_a_wake_up_changes_nothing_of_what_the_instance_does():
+    assert lines(
+        record(1, "started", step="s", data={"row": {"queue": "q"}}),
+        record(2, "claimed", step="s", attempt=0, node="n"),
+        record(3, "wakeup", 2.0, step="s", visit=1, attempt=0),
+        record(4, "done", 4.0, step="s", attempt=0, seconds=4.0),
+    )[2:5] == ["┆ 2.0 s the step ran", "+2.0 s wakeup s, the notifier was told", "┆ 2.0 s the step ran"]
+
+
+def test_moves_that_were_not_recorded_are_said_to_be_missing():
+    found = lines(
+        record(1, "started", step="s"), record(3, "next", step="s", to_step="t"), record(6, "done", step="t")
+    )
+    assert found[1] == "┆ 1 move was not recorded"
+    assert found[3] == "┆ 2 moves were not recorded"
+
+
+def test_a_command_shows_who_and_why():
+    found = lines(
+        record(
+            9, "revived", step="s", by="ada", data={"command": {"type": "retry", "reason": "stock is back"}}
+        )
+    )
+    assert found == ["+0.0 s revived s · by ada, stock is back"]
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        (
+            record(1, "spawned", step="s", to_step="t", data={"children_total": 3}),
+            "it waited for its children",
+        ),
+        (record(1, "next", step="s", to_step="t", data={"keeps_claim": True}), "the step ran"),
+        (record(1, "next", step="s", to_step="t"), "it waited to be claimed"),
+        (record(1, "held", step="s"), "it waited for its partition key"),
+        (record(1, "shelved", step="s"), "it waited for a node that has its step"),
+        (record(1, "failed", step="s"), "it had ended"),
+        (record(1, "reaped", step="s"), "it waited to be claimed"),
+    ],
+)
+def test_a_gap_says_what_the_instance_waited_for(before: Record, text: str):
+    assert lines(before, record(2, "claimed", 5.0, step="t"))[1] == f"┆ 5.0 s {text}"
+
+
+def test_a_gap_before_a_reap_may_be_a_dead_node():
+    found = lines(record(1, "claimed", step="s"), record(2, "reaped", 30.0, step="s"))
+    assert found[1] == "┆ 30 s its node ran the step, or was gone"
+
+
+def test_no_history():
+    assert lines() == []
