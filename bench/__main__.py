@@ -10,12 +10,14 @@ import click
 from rich.console import Console
 
 from bench import (
+    audit,
     children,
     driver,
     growth,
     idle,
     inserts,
     jobs,
+    journal,
     keys,
     latency,
     machines,
@@ -23,6 +25,7 @@ from bench import (
     processes,
     recovery,
     report,
+    retention,
     signals,
 )
 from bench.contest import Figure, Progress, Spread
@@ -65,6 +68,9 @@ BENCHES: dict[str, Bench] = {
     "children": children.run,
     "growth": growth.run,
     "driver": _driver,
+    "journal": journal.run,
+    "audit": audit.run,
+    "retention": retention.run,
 }
 QUICK = ("jobs", "machines", "inserts", "latency")
 """What `--quick` measures when nothing is named: about a minute."""

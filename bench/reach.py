@@ -62,6 +62,12 @@ def _value(compute: Callable[[Figures], float], found: Figures) -> float | None:
         return None
 
 
+def _record_bytes(f: Figures) -> float:
+    one, none = (f.get("journal", f"jobs, {level}", "wal_bytes") for level in ("outcomes", "off"))
+    five, bare = (f.get("journal", f"five steps, {level}", "wal_bytes") for level in ("outcomes", "off"))
+    return max(one - none, (five - bare) / STEPS)
+
+
 def _defaults_over_peers(f: Figures) -> float:
     peers = [each for each in f.all if each.bench == "peers" and each.contender != DEFAULTS]
     return f.over_peer(DEFAULTS, *[p.contender for p in peers if "defaults" in p.contender and p.rounds])
@@ -81,6 +87,7 @@ POLLED = "another process, poll 0.02"
 FAST_POLL = "poll_interval = max_poll_interval = 0.02"
 MANY, BARE = "insert_many, 1,000 rows a call", "bare INSERT … SELECT unnest"
 START, WAKE, COMMIT = "insert → step", "signal → step", "one commit"
+VERIFY = "verify, ten records each"
 SLOW_PEERS = ("Procrastinate, best", "DBOS, best")
 
 GOALS: list[tuple[str, float, bool, Callable[[Figures], float]]] = [
@@ -111,4 +118,15 @@ GOALS: list[tuple[str, float, bool, Callable[[Figures], float]]] = [
     ("defaults : the fastest peer's defaults", 1.5, True, _defaults_over_peers),
     ("bytes per step in flight", 10_240, False,
      lambda f: f.get("memory", "resident bytes per step", "in_flight_bytes")),
+    ("jobs with failed attempts journaled : unjournaled, worker CPU", 1.05, False,
+     lambda f: f.ratio("journal", "jobs, failed attempts", "jobs, off", "worker_us")),
+    ("… Postgres CPU", 1.05, False, lambda f: f.ratio("journal", "jobs, failed attempts", "jobs, off", "server_us")),
+    ("jobs/s with outcomes journaled : unjournaled", 0.75, True,
+     lambda f: f.ratio("journal", "jobs, outcomes", "jobs, off")),
+    ("five-step machines/s with outcomes journaled : unjournaled", 0.7, True,
+     lambda f: f.ratio("journal", "five steps, outcomes", "five steps, off")),
+    ("bytes of WAL per record of an outcome", 450, False, _record_bytes),
+    ("instances that verify checks per second", 5_000, True, lambda f: f.get("audit", VERIFY)),
+    ("… more memory for ten times as many, MB", 10, False, lambda f: f.get("audit", VERIFY, "growth_mb")),
+    ("first page of 100,000 records, ms", 50, False, lambda f: f.get("audit", VERIFY, "first_page_ms")),
 ]  # fmt: skip
