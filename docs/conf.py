@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import durable_actors
-from durable_actors import otp
+from durable_actors import journal, otp
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.pycode import ModuleAnalyzer
@@ -32,7 +32,7 @@ python_use_unqualified_type_names = True
 suppress_warnings = ["myst.xref_missing"]
 default_role = "code"
 
-PACKAGES = {"durable_actors": durable_actors, "durable_actors.otp": otp}
+PACKAGES = {"durable_actors": durable_actors, "durable_actors.journal": journal, "durable_actors.otp": otp}
 HIDDEN = {"Context": {"port"}}
 """Fields that are the engine's own."""
 
@@ -89,26 +89,33 @@ def _fields(value: Any) -> set[str]:
     return {name for name in found if not name.startswith("_")} - HIDDEN.get(value.__name__, set())
 
 
+def _public_classes() -> list[tuple[type, list[str]]]:
+    """Every public class, with the names under which the reference may describe it."""
+    found: dict[type, list[str]] = {}
+    for package, module in PACKAGES.items():
+        for public in module.__all__:
+            value = getattr(module, public)
+            if isinstance(value, type) and value.__name__ == public:
+                found.setdefault(value, []).append(f"{package}.{public}")
+                found[value].append(f"durable_actors.errors.{public}")
+    return list(found.items())
+
+
 def _check_fields(app: Sphinx, error: Exception | None) -> None:
     if error is not None or app.builder.name != "html":
         return
     objects = app.env.get_domain("py").objects  # type: ignore[attr-defined]
-    missing = [
-        f"{name}.{public}.{field}"
-        for name, package in PACKAGES.items()
-        for public in package.__all__
-        for field in sorted(_fields(getattr(package, public)))
-        if getattr(package, public).__name__ == public and f"{name}.{public}.{field}" not in objects
-    ]
-    missing += [
-        f"{name}.{public}"
-        for name, package in PACKAGES.items()
-        for public in package.__all__
-        if isinstance(value := getattr(package, public), type)
-        and value.__name__ == public  # another name of the same class needs no place of its own
-        and f"{name}.{public}" not in objects
-        and not (name == "durable_actors" and f"durable_actors.errors.{public}" in objects)
-    ]
+    missing = []
+    for value, names in _public_classes():
+        described = [name for name in names if name in objects]
+        if not described:
+            missing.append(names[0])
+        else:
+            missing += [
+                f"{names[0]}.{f}"
+                for f in sorted(_fields(value))
+                if not any(f"{n}.{f}" in objects for n in described)
+            ]
     if missing:
         raise ExtensionError("the reference does not describe: " + ", ".join(missing))
 
