@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-RELEASES: Final = {"0.1": 9, "0.2": 20}
+RELEASES: Final = {"0.1": 9, "0.2": 24}
 """Every minor release with its schema version: its newest migration. The last one is this package."""
 
 

@@ -25,7 +25,7 @@ class Row:
         "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
         "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
         "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "meta",
-        "parent_id",
+        "manual", "parent_id", "rerun_of",
         "partition_key", "priority", "queue", "request", "result", "rev", "round", "scope", "shelved_step", "state",
         "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip

@@ -190,6 +190,10 @@ LOCKS: dict[str, dict[str, str]] = {
     "runners": {},
     "cancel": {},
     "retention": {"gen_durable": EXCLUSIVE, "signals": EXCLUSIVE},
+    "cascades": {},
+    "pauses": {},
+    "boundaries": {"gen_durable": EXCLUSIVE},
+    "reruns": {"gen_durable": EXCLUSIVE},
 }
 """The strongest lock that each migration since 0.1 takes of the tables that were there before it, until it commits.
 

@@ -38,6 +38,8 @@ drop table if exists durable.receipts;
 drop table if exists durable.journal;
 drop table if exists durable.checkpoints;
 drop table if exists durable.keeps;
+drop table if exists durable.cascades;
+drop table if exists durable.pauses;
 drop table if exists durable.gen_durable;
 drop table if exists durable.migrations;
 drop function if exists durable.judge_keys;
