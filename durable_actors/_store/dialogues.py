@@ -213,6 +213,11 @@ CANCEL: Final = InstanceCommand(
 )
 
 
+RUN_NOW: Final = InstanceCommand(
+    "hasten_instance", "run_now", frozenset({"runnable"}), "only a runnable one can be run now"
+)
+
+
 @attrs.frozen
 class CarriedOut:
     """A command is carried out, now or by an earlier call with the same idempotency key."""

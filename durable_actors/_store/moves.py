@@ -27,6 +27,7 @@ from durable_actors._store.move_rules import (
     is_claimed,
     is_crashed,
     is_expired,
+    is_hastened,
     is_held,
     is_joined,
     is_offered,
@@ -46,7 +47,7 @@ from durable_actors.machine import ENDED, Status
 MoveName = Literal[
     "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "released", "crashed",
     "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
-    "revived", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
+    "revived", "hastened", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
     "rebuilt", "snapshot",
 ]  # fmt: skip
 
@@ -366,6 +367,15 @@ MOVES: Final = (
         statements=("retry_instance",),
         columns=CLAIM | {"attempt", "crashes", "eligible_at", "finished_at", "request"},
         when=is_revived,
+    ),
+    Move(
+        name="hastened",
+        meaning="the command `run_now`: it was not due yet, and is now",
+        before=RUNNABLE,
+        after=RUNNABLE,
+        statements=("hasten_instance",),
+        columns=frozenset({"eligible_at"}),
+        when=is_hastened,
     ),
     Move(
         name="child_started",

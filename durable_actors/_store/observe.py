@@ -471,6 +471,13 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
     return bool((await conn.run(statement("retry_instance", schema), params)).rows)
 
 
+async def hasten_instance(conn: PgConn, schema: str, number: int) -> str | None:
+    """Let a delayed instance run now: "hastened", "due" or "held"; None if it is not runnable or does not exist."""
+    params = [encode.number(number), *Command().params()]
+    rows = (await conn.run(statement("hasten_instance", schema), params)).rows
+    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None
+
+
 async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False) -> str | None:
     """Cancel an instance, or ask its node to: "cancelled" or "requested"; None if it has ended or does not exist.
 

@@ -24,6 +24,7 @@ from durable_actors.journal.kinds import (
     Data,
     DoneData,
     ExpiredData,
+    HastenedData,
     NextData,
     OutcomeData,
     ParkedData,
@@ -52,7 +53,7 @@ def _run_signal_received(move: Move) -> None:
     receipt: dict[str, Any] = {"type": "start" if record.kind == "started" else "signal", "by": record.by}
     command = (
         data.command
-        if isinstance(data, RowData | CancelledData | RevivedData | ResolvedData | PausedData)
+        if isinstance(data, RowData | CancelledData | RevivedData | HastenedData | ResolvedData | PausedData)
         else None
     )
     if command is not None:
@@ -388,6 +389,10 @@ def _run_revived(move: Move) -> None:
     move.add("run_revived", {})
 
 
+def _run_hastened(move: Move) -> None:
+    move.add("run_hastened", {**move.place, "runnable_key": move.key, "visible_at": move.intent["visible_at"]})
+
+
 def _run_terminal(move: Move) -> None:
     record, data = move.record, move.data
     status = record.kind if record.kind in {"done", "cancelled"} else "failed"
@@ -455,6 +460,7 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "shelved": (_hold_changed,),
     "offered": (_hold_changed,),
     "revived": (_run_revived, _run_signal_received, _scheduled),
+    "hastened": (_run_signal_received, _run_hastened),
     "child_started": (*_UNDER_CLAIM, _child_run_started),
     "unfit": (_run_terminal,),
     "paused": (_paused,),

@@ -192,6 +192,12 @@ FACTS: Final[dict[str, FactKind]] = {
     ),
     "run_resumed": FactKind("run", "the operator's pause has ended", {}, {"by": str}, extension=True),
     "run_revived": FactKind("run", "a failed or cancelled run goes on", extension=True),
+    "run_hastened": FactKind(
+        "run",
+        "an operator let a runnable that was to run later run at once",
+        {**_PLACE, **_RUNNABLE, "visible_at": datetime},
+        extension=True,
+    ),
     "run_caught_up": FactKind(
         "run",
         "moves that were not recorded brought the run to this runnable",

@@ -112,6 +112,8 @@ class RowModel:
         match row["status"]:
             case "runnable":
                 here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
+                if row["hold"] == 0 and row["eligible_at"] > self.now and not self.suspended:
+                    here.append(self.hasten)
                 return [*(() if self.suspended else [self.claim] * 6), *here, *anywhere]
             case "executing":
                 ends = [self.next, self.retry, self.park, self.spawn, self.pause]
@@ -593,6 +595,9 @@ class RowModel:
             "claim_token_hash": None,
         }
         self.move("revived", change, by="ann", data=self.command("retry"))
+
+    def hasten(self) -> None:
+        self.move("hastened", {"eligible_at": self.now}, by="ann", data=self.command("run_now"))
 
     def snapshot(self) -> None:
         self.move("snapshot", {}, row=None)

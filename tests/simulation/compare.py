@@ -58,6 +58,7 @@ DUE = (
     "expired",
     "joined",
     "revived",
+    "hastened",
     "released",
     "crashed",
     "reaped",

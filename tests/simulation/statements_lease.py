@@ -242,6 +242,23 @@ def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     return [shown(row.id)]
 
 
+@meaning
+def hasten_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled, as that of `retry_instance`."""
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.status != "runnable":
+        return []
+    if row.hold or row.eligible_at <= tx.now:
+        return [shown('"held"' if row.hold else '"due"')]
+    old = row.clone()
+    new = tx.write(row, "hasten")
+    new.eligible_at = tx.now
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    command = present(type="run_now", key=key, reason=reason) | {"metadata": given and json.loads(given)}
+    note(tx, new, "hastened", old, level=OUTCOMES, by=by, data={"command": command})
+    return [shown('"hastened"')]
+
+
 # -- the notifier
 
 

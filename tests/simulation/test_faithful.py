@@ -414,6 +414,11 @@ class Pair:
             self.finals.pop(row.id, None)
             await self.same(observe.retry_instance, SCHEMA, row.id)
 
+    async def hasten(self) -> None:
+        """An instance that is delayed runs now."""
+        row = self.random.choice(list(self.server.tables.rows.values()))
+        await self.same(observe.hasten_instance, SCHEMA, row.id)
+
     async def cancel(self) -> None:
         """An instance is cancelled, or its node is asked to; both tell the node."""
         row = self.random.choice(list(self.server.tables.rows.values()))
@@ -567,7 +572,7 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
     "time": 3, "tell": 2, "delete": 1,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}

@@ -23,7 +23,7 @@ from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.moves import Move, Row, move_of, moves_by
 from durable_actors._store.node import register_node, stop_node
-from durable_actors._store.observe import cancel_instance, retry_instance
+from durable_actors._store.observe import cancel_instance, hasten_instance, retry_instance
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
 from durable_actors._store.retention import Ages, delete_ended
@@ -310,6 +310,16 @@ async def retries_by_an_operator(world: World) -> None:
     await commit(world.conn, outcome(failed, "failed", last_error="no"), cancellation(cancelled, "why"))
     for claim in (failed, cancelled):
         assert await retry_instance(world.conn, SCHEMA, claim.id)
+
+
+@scenario
+async def hastened_by_an_operator(world: World) -> None:
+    insert(world.db, eligible_at="=now() + interval '1 h'")
+    insert(world.db, hold=HELD, partition_key="key", eligible_at="=now() + interval '1 h'")
+    insert(world.db)
+    ids = [row[0] for row in world.db.execute("select id from durable.gen_durable order by id")]
+    said = [await hasten_instance(world.conn, SCHEMA, number) for number in ids]
+    assert said == ["hastened", "held", "due"]
 
 
 @scenario
