@@ -269,14 +269,35 @@ def carrying_out(
         # It was changed between the two statements: read it again.
 
 
+def attempting(
+    kind: InstanceCommand, schema: str, number: int, command: Command, *further: bytes
+) -> Dialogue[CarriedOut]:
+    """As `carrying_out`, for one of many: the statement alone. `found` is None; nothing is read that tells why not."""
+    try:
+        done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
+    except psycopg.errors.UniqueViolation as refused:
+        if refused.diag.constraint_name != "receipts_once":
+            raise Duplicate("unique key", None) from refused
+        return CarriedOut(number, None, None)
+    if not done:
+        raise Conflict(f"instance {number} has changed, and {kind.otherwise}")
+    return CarriedOut(number, decode_or_text(done[0][0] or b"null"), None, tuple(done[0][1:]))
+
+
 def cancelling(
-    schema: str, target: int | str | bytes, command: Command, *, force: bool
+    schema: str, target: int | str | bytes, command: Command, *, force: bool, at_once: bool = False
 ) -> Dialogue[CarriedOut]:
     """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
 
+    `at_once`: it is an id, one of many (`attempting`).
+
     A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it.
     """
-    done = yield from carrying_out(CANCEL, schema, target, command, b"t" if force else b"f")
+    forced = b"t" if force else b"f"
+    if at_once:
+        done = yield from attempting(CANCEL, schema, check_id(target), command, forced)
+    else:
+        done = yield from carrying_out(CANCEL, schema, target, command, forced)
     if not done.more:
         return done
     key, parent, queue = done.more

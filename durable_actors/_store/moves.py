@@ -165,7 +165,7 @@ MOVES: Final = (
         meaning="inserted",
         before=NOBODY,
         after=RUNNABLE,
-        statements=("insert_plain", "insert_instances", "start_child", "complete"),
+        statements=("insert_plain", "insert_instances", "start_child", "rerun_instance", "complete"),
     ),
     Move(
         name="claimed",

@@ -239,6 +239,7 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
         ("tags", ", ".join(instance.tags) or None),
         ("meta", one_line(instance.meta, limit=2000) if instance.meta else None),
         ("parent", None if instance.parent_run is None else started_by(instance.parent_run)),
+        ("rerun of", instance.rerun_of),
         ("inserted", f"{instance.inserted_at.isoformat()} ({ago(instance.inserted_at)})"),
         ("updated", f"{instance.updated_at.isoformat()} ({ago(instance.updated_at)})"),
         ("finished", None if instance.finished_at is None else instance.finished_at.isoformat()),

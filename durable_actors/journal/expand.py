@@ -390,7 +390,9 @@ def _run_revived(move: Move) -> None:
 
 
 def _run_hastened(move: Move) -> None:
-    move.add("run_hastened", {**move.place, "runnable_key": move.key, "visible_at": move.intent["visible_at"]})
+    move.add(
+        "run_hastened", {**move.place, "runnable_key": move.key, "visible_at": move.intent["visible_at"]}
+    )
 
 
 def _run_terminal(move: Move) -> None:

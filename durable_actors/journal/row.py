@@ -61,7 +61,7 @@ NOT_IN_THE_JOURNAL: Final[Mapping[str, str]] = {
 
 EMPTY_UNLESS_NAMED: Final = (
     "parent_id", "barrier", "partition_key", "unique_key", "child_uid", "child_args", "tags", "meta",
-    "fingerprint", "rate_limit",
+    "fingerprint", "rate_limit", "rerun_of",
 )  # fmt: skip
 """The columns of an insert that are null if its record does not name them. `weight` is 1 then."""
 

@@ -35,8 +35,9 @@ from durable_actors._store import (
     wakeup,
 )
 from durable_actors._store.claim import Owner, PickFrom
-from durable_actors._store.commands import Request
+from durable_actors._store.commands import Command, Request
 from durable_actors._store.read import read_by_ids
+from durable_actors._store.rerun import rerun_call
 from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
 from durable_actors.machine._labels import Labels
@@ -55,6 +56,10 @@ KNOWN = known_steps("m/1/s", "m/1/t")
 WALKS = int(os.environ.get("DURABLE_MODEL_EXAMPLES", "4"))
 """With seeds that are new every time."""
 STATE = {"bb": 1, "a": [1, 2]}
+
+
+async def rerun_instance(conn: Any, schema: str, number: int, **given: Any) -> list[Any]:
+    return [*(await conn.run(*rerun_call(schema, number, Command(), **given))).rows]
 
 
 class Model(da.Machine[dict[str, Any]], name="m"):
@@ -414,6 +419,14 @@ class Pair:
             self.finals.pop(row.id, None)
             await self.same(observe.retry_instance, SCHEMA, row.id)
 
+    async def rerun(self) -> None:
+        """A new instance is started from an old one, with its first state or a given one."""
+        row = self.random.choice(list(self.server.tables.rows.values()))
+        given = self.random.choice(
+            ({}, {}, {"step": "t"}, {"step": "t", "state": b'{"again": 1}', "key": ("red",)})
+        )
+        await self.same(rerun_instance, SCHEMA, row.id, **{"step": None, "state": None, "key": None, **given})
+
     async def hasten(self) -> None:
         """An instance that is delayed runs now."""
         row = self.random.choice(list(self.server.tables.rows.values()))
@@ -572,7 +585,8 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "strays": 1,
+    "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
     "time": 3, "tell": 2, "delete": 1,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}

@@ -16,7 +16,7 @@ from durable_actors._engine.committing.transition import cancellation
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
 from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Command, plan_command
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.holds import HELD, SHELVED
 from durable_actors._store.insert import insert_instances
@@ -26,6 +26,7 @@ from durable_actors._store.node import register_node, stop_node
 from durable_actors._store.observe import cancel_instance, hasten_instance, retry_instance
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
+from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.retention import Ages, delete_ended
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
@@ -310,6 +311,13 @@ async def retries_by_an_operator(world: World) -> None:
     await commit(world.conn, outcome(failed, "failed", last_error="no"), cancellation(cancelled, "why"))
     for claim in (failed, cancelled):
         assert await retry_instance(world.conn, SCHEMA, claim.id)
+
+
+@scenario
+async def run_again_by_an_operator(world: World) -> None:
+    insert(world.db, journal=4)
+    [number] = [row[0] for row in world.db.execute("select id from durable.gen_durable")]
+    await run_dialogue(world.conn, rerunning(SCHEMA, number, Command(), Start()))
 
 
 @scenario

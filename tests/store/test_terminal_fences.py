@@ -120,6 +120,7 @@ ELSEWHERE = {
     "join_parents": "the parent: test_children_of_an_ended_parent",
     "recheck_awaits": "rides on the commit that parks",
     "retry_instance": "the way back",
+    "rerun_instance": "begins a row",
     "hasten_instance": "refused: test_run_now.py",
     "rebuild_instance": "writes what the records say",
     "restore_instance": "writes what the records say",
