@@ -22,7 +22,7 @@ from durable_actors._store.claim import Owner
 from durable_actors._wording import counted
 from durable_actors.config import Config, Queue
 from durable_actors.errors import ConfigError, UnknownMachine
-from durable_actors.machine import MachineSpec, builtin_machines, current_registry
+from durable_actors.machine import MachineSpec, builtin_queues, current_registry
 from durable_actors.telemetry import Telemetry
 
 LONG_POLL_SHARE: Final = 0.7
@@ -98,7 +98,7 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
 def _builtin_queues(wanted: Mapping[str, Queue]) -> dict[str, Queue]:
     """The queues of our own machines: one instance at a time, looked for seldom unless the long poll watches."""
     slow = Queue(1, prefetch=0, poll_interval=BUILTIN_POLL, max_poll_interval=BUILTIN_POLL)
-    names = sorted({spec.queue for spec in builtin_machines().values()} - wanted.keys())
+    names = sorted(builtin_queues() - wanted.keys())
     return dict.fromkeys(names, slow)
 
 

@@ -58,6 +58,7 @@ from durable_actors.machine._registry import (
     Registry,
     add_builtin,
     builtin_machines,
+    builtin_queues,
     current_registry,
     isolated_registry,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "Stop",
     "add_builtin",
     "builtin_machines",
+    "builtin_queues",
     "canonical_json",
     "check_journal",
     "check_step",

@@ -148,6 +148,11 @@ def add_builtin(machine: MachineRef) -> None:
     _current.unregister(machine)
 
 
+def builtin_queues() -> frozenset[str]:
+    """Return the queues of the machines of this package. Lists for people leave them out while they are empty."""
+    return frozenset(spec.queue for spec in _builtin.values())
+
+
 def builtin_machines() -> Mapping[tuple[str, int], MachineSpec]:
     """Return the machines of this package."""
     return MappingProxyType(_builtin)

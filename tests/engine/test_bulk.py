@@ -1,4 +1,4 @@
-"""Commands on many instances: in the caller, in the background, interrupted, aborted, with rows that change meanwhile."""
+"""Commands on many instances: in the caller, in the background, interrupted, aborted, while rows change."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from durable_actors.testing import Bench
 
 FAILED = "status, finished_at, last_error) select 'm', 's', '{}', 'failed', now(), 'boom ' || n %% 5 from"
 ROWS = f"insert into durable.gen_durable (fsm, step, state, {FAILED} generate_series(1, %s) n returning id"
+
+LIVE = "{runnable,executing,awaiting_signal,awaiting_children}"
 
 
 def fill(bench: Bench, count: int) -> list[int]:
@@ -107,10 +109,10 @@ async def test_what_changed_meanwhile_is_skipped_and_what_came_later_is_not_mean
         return await plain(self, kind, target, *rest)
 
     monkeypatch.setattr(_bulk.BulkCalls, "_one", one)
-    look(durable, "update durable.gen_durable set unique_key = 'u', unique_scope = %s where id = %s returning 1",
-         ["{runnable,executing,awaiting_signal,awaiting_children}", numbers[4]])  # fmt: skip
-    holder = "insert into durable.gen_durable (fsm, step, state, unique_key, unique_scope) values ('o', 's', '{}', 'u', %s) returning 1"
-    look(durable, holder, ["{runnable,executing,awaiting_signal,awaiting_children}"])
+    occupy = "update durable.gen_durable set unique_key = 'u', unique_scope = %s where id = %s returning 1"
+    look(durable, occupy, [LIVE, numbers[4]])
+    holder = "(fsm, step, state, unique_key, unique_scope) values ('o', 's', '{}', 'u', %s) returning 1"
+    look(durable, f"insert into durable.gen_durable {holder}", [LIVE])
     bulk = await durable.retry(where=da.Filter(status="failed"))
     assert (bulk.count, bulk.done, bulk.skipped, bulk.failed) == (6, 4, 1, 1)
     assert bulk.failures == [(numbers[4], "another instance occupies its unique key")]
@@ -157,8 +159,11 @@ async def test_a_call_that_was_interrupted_goes_on_with_its_key(
 
 
 async def test_cancel_and_run_now_by_filter(durable: Bench):
-    look(durable, "insert into durable.gen_durable (fsm, step, state, queue, eligible_at, tags) select 'm', 's', '{}', 'q',"
-         " now() + n * interval '1 h', array['t' || n % 2] from generate_series(-1, 8) n returning 1")  # fmt: skip
+    look(
+        durable,
+        "insert into durable.gen_durable (fsm, step, state, queue, eligible_at, tags) select 'm', 's', '{}', 'q',"
+        " now() + n * interval '1 h', array['t' || n % 2] from generate_series(-1, 8) n returning 1",
+    )
     hastened = await durable.run_now(where=da.Filter(tag="t1"))
     assert (hastened.count, hastened.done, hastened.answers) == (4, 4, {"hastened": 4})
     assert look(durable, "select count(*) from durable.gen_durable where eligible_at <= now()") == [(6,)]
@@ -166,6 +171,29 @@ async def test_cancel_and_run_now_by_filter(durable: Bench):
     assert (cancelled.count, cancelled.done, cancelled.answers) == (10, 10, {"cancelled": 10})
     assert statuses(durable) == {"cancelled": 10}
     assert (await durable.cancel(where=da.Filter(everything=True))).count == 0
+
+
+async def test_between_two_instances_nothing_is_locked(durable: Bench, monkeypatch: pytest.MonkeyPatch):
+    """A lock of the parent, kept over two of its children, would meet a commit that has the second and wants it."""
+    [parent] = fill(durable, 1)
+    look(durable, "update durable.gen_durable set status = 'awaiting_children', finished_at = null, visit = 3,"
+         " children_pending = 3, children_total = 3, await_step = 't' where id = %s returning 1", [parent])  # fmt: skip
+    children = (
+        "(fsm, step, state, parent_id, barrier) select 'c', 's', '{}', %s, 3 from generate_series(1, 3)"
+    )
+    look(durable, f"insert into durable.gen_durable {children} returning 1", [parent])
+    plain = _bulk.BulkCalls._one
+
+    async def one(self: Any, *rest: Any) -> bool:
+        look(durable, "select 1 from durable.gen_durable where id = %s for update nowait", [parent])
+        return await plain(self, *rest)
+
+    monkeypatch.setattr(_bulk.BulkCalls, "_one", one)
+    bulk = await durable.cancel(where=da.Filter(parent=parent))
+    assert (bulk.done, bulk.answers) == (3, {"cancelled": 3})
+    assert look(durable, "select status::text, step from durable.gen_durable where id = %s", [parent]) == [
+        ("runnable", "t")
+    ]
 
 
 # -- in the background
