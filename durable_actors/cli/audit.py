@@ -128,7 +128,7 @@ def _target(receipt: Receipt) -> str:
     if receipt.scope != "bulk":
         return receipt.target if receipt.scope == "instance" else f"{receipt.scope} {receipt.target}"
     where: Mapping[str, Any] = receipt.data.get("where") or {}
-    return "all " + (", ".join(f"{name}={value}" for name, value in where.items()) or "that matched")
+    return "all " + (", ".join(f"{name}={value}" for name, value in sorted(where.items())) or "that matched")
 
 
 def _data(receipt: Receipt) -> object:

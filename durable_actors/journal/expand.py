@@ -7,7 +7,6 @@ adds, or after the kind of record if it has to choose; it adds nothing if the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from typing import Any, Final, cast
 
 import msgspec
@@ -24,7 +23,6 @@ from durable_actors.journal.kinds import (
     Data,
     DoneData,
     ExpiredData,
-    HastenedData,
     NextData,
     OutcomeData,
     ParkedData,
@@ -53,7 +51,7 @@ def _run_signal_received(move: Move) -> None:
     receipt: dict[str, Any] = {"type": "start" if record.kind == "started" else "signal", "by": record.by}
     command = (
         data.command
-        if isinstance(data, RowData | CancelledData | RevivedData | HastenedData | ResolvedData | PausedData)
+        if isinstance(data, RowData | CancelledData | RevivedData | ResolvedData | PausedData)
         else None
     )
     if command is not None:
@@ -497,8 +495,3 @@ def expand_all(records: Iterable[Record], *, queue: str = "") -> Iterator[Fact]:
         if facts:
             queue = facts[-1].queue
         yield from facts
-
-
-def dispatch_order(fact: Fact) -> tuple[datetime, int, int]:
-    """Sort key of the facts of many runs in the thread of a queue; sorting keeps the order inside a record."""
-    return (fact.at, fact.run, fact.rev)

@@ -270,14 +270,7 @@ class CountedData(Data, frozen=True, kw_only=True):
 
 
 class RevivedData(Data, frozen=True, kw_only=True):
-    """`revived`."""
-
-    command: Command | None = None
-    eligible_at: Instant | None = None
-
-
-class HastenedData(Data, frozen=True, kw_only=True):
-    """`hastened`."""
+    """`revived`, `hastened`."""
 
     command: Command | None = None
     eligible_at: Instant | None = None
@@ -365,7 +358,7 @@ KINDS: Final[dict[str, Kind]] = {
     "shelved": Kind("it waits for a node that knows its machine and step", "claims", _PLACE, Data),
     "offered": Kind("picks may claim it again", "claims", _PLACE, Data),
     "revived": Kind("a failed or cancelled instance runs again", "outcomes", _PLACE, RevivedData),
-    "hastened": Kind("a delayed instance is due at once", "outcomes", _PLACE, HastenedData),
+    "hastened": Kind("a delayed instance is due at once", "outcomes", _PLACE, RevivedData),
     "child_started": Kind("its step started a child", "outcomes", _CLAIM, ChildStartedData),
     "unfit": Kind(
         "a row that no index can hold, written by hand, has failed", "outcomes", (*_PLACE, "error"), UnfitData

@@ -31,7 +31,7 @@ def test_retry_by_filter(shell: Shell):
     newest, _, of_all, *_ = shell.json("audit")["receipts"][::-1]
     assert (of_all["scope"], newest["scope"]) == ("bulk", "bulk")
     shown = shell.ok("audit")
-    assert "all status=failed, machine=shop:Checkout, error=such host" in shown
+    assert "all error=such host, machine=shop:Checkout, status=failed" in shown
     assert "1 of 1 done" in shown
 
 
@@ -96,9 +96,8 @@ def test_in_the_background(shell: Shell):
     assert (told["state"], told["count"], told["done"]) == ("running", 1, 0)
     assert shell.row(told["instance_id"], "fsm, queue, status") == ("durable:bulk", "durable.ops", "runnable")
     assert "1 matched; no end is recorded" in shell.ok("audit")
-    assert (
-        f"as instance {told['instance_id'] + 2}" in shell.ok("retry", "--everything", "--background") or True
-    )
+    said = shell.ok("retry", "--everything", "--background")
+    assert said.startswith("retry of 1 instance runs in the background, as instance ")
     shell.ok("cancel", told["instance_id"])
 
 

@@ -191,9 +191,8 @@ async def test_between_two_instances_nothing_is_locked(durable: Bench, monkeypat
     monkeypatch.setattr(_bulk.BulkCalls, "_one", one)
     bulk = await durable.cancel(where=da.Filter(parent=parent))
     assert (bulk.done, bulk.answers) == (3, {"cancelled": 3})
-    assert look(durable, "select status::text, step from durable.gen_durable where id = %s", [parent]) == [
-        ("runnable", "t")
-    ]
+    opened = look(durable, "select status::text, step from durable.gen_durable where id = %s", [parent])
+    assert opened == [("runnable", "t")]
 
 
 # -- in the background

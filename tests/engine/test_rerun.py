@@ -48,7 +48,8 @@ async def test_with_its_first_state_where_that_is_recorded(durable: Bench):
     await durable.drain()
     new = await durable.rerun("u", by="ada", reason="again", idempotency_key="k")
     assert new != old
-    columns = "fsm, fsm_version, step, state, queue, priority, partition_key, tags, meta, unique_key, parent_id, rerun_of"
+    columns = "fsm, fsm_version, step, state, queue, priority, partition_key, tags, meta"
+    columns += ", unique_key, parent_id, rerun_of"
     expected = ("shop", 1, "begin", {"n": 7}, "q", 5, "p", ["t"], {"who": "me"}, None, None, old)
     assert row(durable, new, columns) == expected
     assert await durable.rerun(old, idempotency_key="k") == new, "the same key again"
@@ -95,11 +96,11 @@ async def test_where_nothing_is_recorded(durable: Bench):
     first = await durable.rerun(gone_on)  # no outcome can have changed it yet
     assert row(durable, first, "step, state") == ("begin", {"n": 7})
     await durable.drain()
-    with pytest.raises(da.Conflict, match="the first state of instance .* is not recorded .*give state="):
+    with pytest.raises(da.Conflict, match=r"the first state of instance .* is not recorded .*give state="):
         await durable.rerun(gone_on)
-    with pytest.raises(da.Conflict, match="the first step of instance .* is not recorded"):
+    with pytest.raises(da.Conflict, match=r"the first step of instance .* is not recorded"):
         await durable.rerun(gone_on, state=Cart(1))
-    with pytest.raises(da.Conflict, match="has no record of revision 1.*Give step and state"):
+    with pytest.raises(da.Conflict, match=r"has no record of revision 1.*Give step and state"):
         await durable.rerun(gone_on, at_rev=1)
     given = await durable.rerun(gone_on, step="ship", state=Cart(1))
     assert row(durable, given, "step, state") == ("ship", {"n": 1})

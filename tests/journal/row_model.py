@@ -112,8 +112,8 @@ class RowModel:
         match row["status"]:
             case "runnable":
                 here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
-                if row["hold"] == 0 and row["eligible_at"] > self.now and not self.suspended:
-                    here.append(self.hasten)
+                delayed = row["hold"] == 0 and row["eligible_at"] > self.now and not self.suspended
+                here += [self.hasten] * delayed
                 return [*(() if self.suspended else [self.claim] * 6), *here, *anywhere]
             case "executing":
                 ends = [self.next, self.retry, self.park, self.spawn, self.pause]
@@ -585,15 +585,9 @@ class RowModel:
 
     def revive(self) -> None:
         change = {
-            "status": "runnable",
-            "hold": 0,
-            "attempt": 0,
-            "crashes": 0,
-            "eligible_at": self.now,
-            "finished_at": None,
-            "claim_id": None,
-            "claim_token_hash": None,
-        }
+            "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "eligible_at": self.now, "finished_at": None,
+            "claim_id": None, "claim_token_hash": None,
+        }  # fmt: skip
         self.move("revived", change, by="ann", data=self.command("retry"))
 
     def hasten(self) -> None:

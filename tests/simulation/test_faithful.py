@@ -35,13 +35,13 @@ from durable_actors._store import (
     wakeup,
 )
 from durable_actors._store.claim import Owner, PickFrom
-from durable_actors._store.commands import Command, Request
+from durable_actors._store.commands import Request
 from durable_actors._store.read import read_by_ids
-from durable_actors._store.rerun import rerun_call
 from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
 from durable_actors.machine._labels import Labels
 from tests.invariants.journal import instance_problems, read_journal
+from tests.simulation.commands import Commands
 from tests.simulation.compare import COLUMNS, DUE, plain, plain_instance, recorded, stored, unordered
 from tests.simulation.local import LocalConn
 from tests.simulation.process import World
@@ -56,10 +56,6 @@ KNOWN = known_steps("m/1/s", "m/1/t")
 WALKS = int(os.environ.get("DURABLE_MODEL_EXAMPLES", "4"))
 """With seeds that are new every time."""
 STATE = {"bb": 1, "a": [1, 2]}
-
-
-async def rerun_instance(conn: Any, schema: str, number: int, **given: Any) -> list[Any]:
-    return [*(await conn.run(*rerun_call(schema, number, Command(), **given))).rows]
 
 
 class Model(da.Machine[dict[str, Any]], name="m"):
@@ -89,7 +85,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair:
+class Pair(Commands):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -410,27 +406,6 @@ class Pair:
         ours, theirs = results
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         self._far_future()
-
-    async def retry(self) -> None:
-        """An instance that failed runs again."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
-        if row.unique_key is None or not occupied:
-            self.finals.pop(row.id, None)
-            await self.same(observe.retry_instance, SCHEMA, row.id)
-
-    async def rerun(self) -> None:
-        """A new instance is started from an old one, with its first state or a given one."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        given = self.random.choice(
-            ({}, {}, {"step": "t"}, {"step": "t", "state": b'{"again": 1}', "key": ("red",)})
-        )
-        await self.same(rerun_instance, SCHEMA, row.id, **{"step": None, "state": None, "key": None, **given})
-
-    async def hasten(self) -> None:
-        """An instance that is delayed runs now."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        await self.same(observe.hasten_instance, SCHEMA, row.id)
 
     async def cancel(self) -> None:
         """An instance is cancelled, or its node is asked to; both tell the node."""

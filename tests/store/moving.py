@@ -315,17 +315,18 @@ async def retries_by_an_operator(world: World) -> None:
 
 @scenario
 async def run_again_by_an_operator(world: World) -> None:
-    insert(world.db, journal=4)
-    [number] = [row[0] for row in world.db.execute("select id from durable.gen_durable")]
+    [number] = insert(world.db)
     await run_dialogue(world.conn, rerunning(SCHEMA, number, Command(), Start()))
 
 
 @scenario
 async def hastened_by_an_operator(world: World) -> None:
-    insert(world.db, eligible_at="=now() + interval '1 h'")
-    insert(world.db, hold=HELD, partition_key="key", eligible_at="=now() + interval '1 h'")
-    insert(world.db)
-    ids = [row[0] for row in world.db.execute("select id from durable.gen_durable order by id")]
+    later = {"eligible_at": "=now() + interval '1 h'"}
+    ids = [
+        *insert(world.db, **later),
+        *insert(world.db, hold=HELD, partition_key="key", **later),
+        *insert(world.db),
+    ]
     said = [await hasten_instance(world.conn, SCHEMA, number) for number in ids]
     assert said == ["hastened", "held", "due"]
 
