@@ -44,6 +44,7 @@ SERVE = [
     "--queue", "--node", "--lease", "--poll", "--max-poll", "--long-poll", "--reap", "--dead-after", "--drain",
     "--start-timeout", "--max-crashes", "--pool-size", "--threads", "--session-dsn",
 ]  # fmt: skip
+FILTERS = ["--status", "--machine", "--queue", "--step", "--error", "--tag", "--parent", "--older-than"]
 # (what stands before the option, its names). A schema that is not there ends `serve` before it runs.
 VERBS: dict[str, tuple[list[str], list[str]]] = {
     "insert": (["good"], ["--module", *INSERT, *DATABASE]),
@@ -51,8 +52,10 @@ VERBS: dict[str, tuple[list[str], list[str]]] = {
     "list": ([], ["--status", "--machine", "--queue", "--key", "--limit", "--before", "--depth", *DATABASE]),
     "show": (["1"], DATABASE),
     "tree": (["1"], ["--depth", "--children", "--limit", *DATABASE]),
-    "retry": (["1"], ["--by", "--reason", "--idempotency-key", *DATABASE]),
+    "retry": (["1"], [*FILTERS, "--by", "--reason", "--idempotency-key", *DATABASE]),
     "cancel": (["1"], ["--by", "--reason", "--idempotency-key", *DATABASE]),
+    "run-now": ([], [*FILTERS, "--by", "--reason", "--idempotency-key", *DATABASE]),
+    "rerun": (["1"], ["--step", "--state", "--at-rev", "--by", "--reason", "--idempotency-key", *DATABASE]),
     "audit": ([], ["--command", "--limit", "--before", *DATABASE]),
     "queues": ([], DATABASE),
     "nodes": ([], DATABASE),
@@ -67,6 +70,8 @@ ARGUMENTS = [
     ["tree"],
     ["retry"],
     ["cancel"],
+    ["rerun"],
+    ["run-now"],
     ["audit"],
     ["audit", "--key"],
     ["insert"],
