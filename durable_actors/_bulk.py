@@ -59,6 +59,9 @@ BATCH: Final = 100
 MAX_FAILURES: Final = 100
 """Failures that a bulk remembers."""
 
+REFUSED: Final = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+"""Errors that are about one instance: a row that SQL by hand has written. Others end the bulk, or its batch."""
+
 BulkState = Literal["dry run", "running", "finished", "aborted", "failed"]
 
 
@@ -272,15 +275,34 @@ class BulkCalls(HintCalls):
         background: bool,
         progress: Watch | None,
     ) -> Bulk:
-        async with self._pool.acquire(self._lane) as conn:
-            earlier = await _earlier(conn, self._schema, kind.name, command)
-            if earlier is None or dry_run:
-                frozen = await freeze(conn, self._schema, kind, where)
-                count = await count_matching(conn, self._schema, frozen)
-                earlier = None
+        client = cast("BulkClient", self)
         if dry_run:
-            return Bulk(cast("BulkClient", self), kind.name, count)
+            return Bulk(client, kind.name, (await self._freeze(kind, where))[1])
+        job, earlier = await self._begin(kind, where, command, options, background=background)
+        bulk = Bulk(client, kind.name, job.count)
+        bulk.id, bulk.state = job.id, "running"
+        if earlier is not None:
+            if bulk._ended_as(earlier.result):  # noqa: SLF001 - same module
+                return bulk
+            background = bool(earlier.data.get("background"))
+        if not background:
+            return await self._in_caller(bulk, job, progress)
+        bulk.instance_id = await self._resolve(_unique_key(job.id))
+        self._after_commit(None, partial(self._hint, QUEUE, bulk.instance_id))
+        return await bulk.refresh()
+
+    async def _freeze(self, kind: BulkCommand, where: Filter) -> tuple[Frozen, int]:
+        async with self._pool.acquire(self._lane) as conn:
+            frozen = await freeze(conn, self._schema, kind, where)
+            return frozen, await count_matching(conn, self._schema, frozen)
+
+    async def _begin(
+        self, kind: BulkCommand, where: Filter, command: Command, options: dict[str, Any], *, background: bool
+    ) -> tuple[BulkJob, Receipt | None]:
+        """Write the receipt of a new bulk, or find the one that an earlier call with the same key has begun."""
+        earlier = await self._earlier_bulk(kind.name, command)
         if earlier is None:
+            frozen, count = await self._freeze(kind, where)
             job = BulkJob(
                 id=0, command=kind.name, frozen=frozen, count=count, options=options, by=command.by,
                 reason=command.reason, meta=cast("dict[str, Any]", decode_json(command.data, what="meta")),
@@ -289,23 +311,21 @@ class BulkCalls(HintCalls):
                 _start, schema=self._schema, job=job, command=command, where=where, background=background
             )
             try:
-                job = await self._run(start)
+                return await self._run(start), None
             except psycopg.errors.UniqueViolation:  # another call with the same key came first
-                async with self._pool.acquire(self._lane) as conn:
-                    earlier = await _earlier(conn, self._schema, kind.name, command)
+                earlier = await self._earlier_bulk(kind.name, command)
                 if earlier is None:
                     raise
-        if earlier is not None:
-            job, background = _job_of(earlier, where), bool(earlier.data.get("background"))
-        bulk = Bulk(cast("BulkClient", self), kind.name, job.count)
-        bulk.id, bulk.state = job.id, "running"
-        if earlier is not None and bulk._ended_as(earlier.result):  # noqa: SLF001 - same module
-            return bulk
-        if not background:
-            return await self._in_caller(bulk, job, progress)
-        bulk.instance_id = await self._resolve(_unique_key(job.id))
-        self._after_commit(None, partial(self._hint, QUEUE, bulk.instance_id))
-        return await bulk.refresh()
+        return _job_of(earlier, where), earlier
+
+    async def _earlier_bulk(self, name: str, command: Command) -> Receipt | None:
+        """The receipt of the same bulk, if the caller has given a key that was used."""
+        if command.idempotency_key is None:
+            return None
+        params = [*map(encode.text, (name, SCOPE, TARGET, command.idempotency_key))]
+        async with self._pool.acquire(self._lane) as conn:
+            rows = (await conn.run(statement("find_receipt", self._schema, read_only=True), params)).rows
+        return read_receipt(rows[0]) if rows else None
 
     async def _in_caller(self, bulk: Bulk, job: BulkJob, progress: Watch | None) -> Bulk:
         ended = False
@@ -368,7 +388,7 @@ class BulkCalls(HintCalls):
                 return False
             except Duplicate:
                 return _count_failure(progress, target, "another instance occupies its unique key")
-            except psycopg.Error as error:
+            except REFUSED as error:
                 return _count_failure(progress, target, str(error).splitlines()[0])
             break
         progress.done += 1
@@ -410,15 +430,6 @@ def _count_failure(progress: BulkProgress, target: Matched, reason: str) -> bool
 
 def _unique_key(number: int) -> str:
     return f"{MACHINE}:{number}"
-
-
-async def _earlier(conn: PgConn, schema: str, name: str, command: Command) -> Receipt | None:
-    """The receipt of the same bulk, if the caller has given a key that was used."""
-    if command.idempotency_key is None:
-        return None
-    params = [*map(encode.text, (name, SCOPE, TARGET, command.idempotency_key))]
-    rows = (await conn.run(statement("find_receipt", schema, read_only=True), params)).rows
-    return read_receipt(rows[0]) if rows else None
 
 
 def _job_of(receipt: Receipt, where: Filter) -> BulkJob:

@@ -8,7 +8,7 @@ import msgspec
 
 from durable_actors._bulk import MACHINE, QUEUE, BulkWork
 from durable_actors._client import current_client
-from durable_actors.machine import Context, Done, Machine, Next, Outcome, Retry, Stop, add_builtin, step
+from durable_actors.machine import Context, Done, Machine, Next, Outcome, Retry, Stop, step
 
 PATIENCE: Final = 100
 """Runs of one batch that may fail in a row: hours, with their pauses."""
@@ -32,6 +32,3 @@ class BulkMachine(Machine[BulkWork], name=MACHINE, queue=QUEUE):
     async def handle(self, error: Exception, ctx: Context[BulkWork]) -> Outcome:
         """Try again: the database may be away for long."""
         return Retry(delay=min(2**ctx.attempt, 300)) if ctx.attempt < PATIENCE else Stop(error)
-
-
-add_builtin(BulkMachine)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
 
-from durable_actors import _bulk_machine  # noqa: F401 - it registers itself
+from durable_actors._bulk_machine import BulkMachine
 from durable_actors._client import Client, SignalOptions, SignalOutcome, current_client
 from durable_actors._engine.executor import Executor
 from durable_actors._engine.lanes import client_lanes
@@ -31,11 +31,13 @@ from durable_actors._trio_run import require_trio
 from durable_actors.config import Config, Notifier
 from durable_actors.errors import ConfigError, DurableError
 from durable_actors.journal import Problem, Record, VerifyReport
-from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
+from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions, add_builtin
 
 T = TypeVar("T")
 
 _open: dict[str, Client] = {}
+
+add_builtin(BulkMachine)
 
 
 @contextmanager

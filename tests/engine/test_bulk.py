@@ -10,6 +10,7 @@ import pytest
 import trio
 from durable_actors import _bulk
 from durable_actors._bulk_machine import BulkMachine
+from durable_actors._engine.setup import plan_queues
 from durable_actors._store.observe import retry_instance
 from durable_actors.testing import Bench
 
@@ -246,3 +247,23 @@ async def test_an_abort_in_the_background(durable: Bench, monkeypatch: pytest.Mo
     assert statuses(durable) == {"runnable": 8, "failed": 2}
     same = await durable.retry(where=da.Filter(status="failed"), idempotency_key="k")
     assert (same.id, same.state) == (bulk.id, "aborted")
+
+
+@pytest.mark.parametrize("queues", [None, {"q": 1}])
+async def test_every_engine_that_serves_a_queue_serves_this_one(
+    durable: Bench, queues: dict[str, int] | None
+):
+    fill(durable, 150)
+    async with da.open_engine(dsn=durable.dsn, queues=queues, name="e") as engine:
+        bulk = await engine.client.retry(where=da.Filter(queue="default"), background=True)
+        with trio.fail_after(20):
+            await bulk.wait()
+    assert (bulk.state, bulk.done) == ("finished", 150)
+    assert statuses(durable) == {"runnable": 150}
+
+
+def test_an_engine_without_queues_is_a_client_only():
+    assert plan_queues(da.Config(dsn="x", queues={}), {}) == {}
+    assert plan_queues(da.Config(dsn="x", queues={"durable.ops": 3}), {})["durable.ops"].concurrency == 3
+    found = plan_queues(da.Config(dsn="x", queues={"q": 3}), {})
+    assert {name: limits.concurrency for name, limits in found.items()} == {"q": 3, "durable.ops": 1}
