@@ -18,7 +18,7 @@ from durable_actors._engine.committing.verdicts import Overruled, Refused, Verdi
 from durable_actors._engine.node import Node, logger
 from durable_actors._store.children import Spawn
 from durable_actors._store.read import Ending
-from durable_actors._store.rows import Claim, Committed, Raised, Transition
+from durable_actors._store.rows import Claim, Committed, Raised
 from durable_actors.machine import ENDED, Status, error_type, reason_text, shown_error, traceback_text
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
 
@@ -103,7 +103,10 @@ class Completion:
         if status == "executing":  # it runs ahead
             pass
         elif status in ENDED:
-            self._ended(pending.transition, status)
+            if pending.transition.deletes:  # its row may be gone
+                node.on_final(claim.id, Ending(claim.id, status, pending.transition.result, None))
+            else:
+                node.on_final(claim.id)
         elif status == "runnable":
             if not pending.transition.delay:
                 node.notify(claim.queue, instance_id=claim.id)
@@ -114,15 +117,13 @@ class Completion:
         if spawn is not None:
             self.spawned(claim, spawn, verdict.children)
         if node.telemetry.active:
-            node.telemetry.emit(StepCommitted(**facts(claim), status=verdict.status))
-            if now > claim.trusted_until:
-                node.telemetry.emit(OutcomeLate(**facts(claim)))
+            self._emit_committed(claim, status, now)
 
-    def _ended(self, after: Transition, status: Status) -> None:
-        if after.deletes:  # its row may be gone
-            self._node.on_final(after.claim.id, Ending(after.claim.id, status, after.result, None))
-        else:
-            self._node.on_final(after.claim.id)
+    def _emit_committed(self, claim: Claim, status: Status, now: float) -> None:
+        emit = self._node.telemetry.emit
+        emit(StepCommitted(**facts(claim), status=status))
+        if now > claim.trusted_until:
+            emit(OutcomeLate(**facts(claim)))
 
     def spawned(self, claim: Claim, spawn: Spawn, children: Sequence[int] = ()) -> None:
         """Children may have been inserted, and their parent parked. The hints are harmless if they were not.
