@@ -165,9 +165,10 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
             children,
             round_,
             trusted_until,
-            FAILURES,
         )
-        if journal is not None:  # its level, its definition, and from every move on the end of its lease
+        if journal == "1":  # most jobs
+            found.journal = FAILURES
+        elif journal is not None:  # its level, its definition, and from every move on the end of its lease
             level, _, rest = journal.partition(" ")
             definition, _, lease = rest.partition(" ")
             found.journal = int(level)

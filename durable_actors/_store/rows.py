@@ -135,7 +135,15 @@ class Transition:
     @property
     def plain(self) -> bool:
         """Whether the short commit statement can write it."""
-        return self.claim.plain and self.awaits is None and not self.consumed and self.raised is None
+        claim = self.claim  # its `plain`, asked in place: 60 ns a job
+        return (
+            claim.awaits is None
+            and not claim.inbox
+            and not claim.children_total
+            and self.awaits is None
+            and not self.consumed
+            and self.raised is None
+        )
 
     @property
     def kind(self) -> str:

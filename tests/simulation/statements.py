@@ -138,7 +138,7 @@ def _claim(scene: Scene, tx: Tx, row: Row, params: Params, token: bytes | None) 
 
 def _recorded(row: Row) -> str | None:
     """Its level, from outcomes on its definition, from every move on the end of its lease; None: not recorded."""
-    if row.journal == 1:  # most jobs
+    if not row.journal:
         return None
     definition = f" {row.fingerprint or ''}" if row.journal >= 2 else ""
     return f"{row.journal}{definition}" + (f" {lit.instant(row.lease)}" if row.journal >= 3 else "")

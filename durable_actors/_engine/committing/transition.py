@@ -90,17 +90,21 @@ def transition(
                 consumed=_consumed(handed, ()),
             )
         case Stop():
-            cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
-            return Transition(
-                claim,
-                "failed",
-                claim.step,
-                attempt=claim.attempt,
-                last_error=reason_text(outcome.reason),
-                raised=None if cause is None else _raised(cause),
-            )
+            return _fail(claim, outcome, error)
         case _:
             assert_never(outcome)
+
+
+def _fail(claim: Claim, outcome: Stop, error: BaseException | None) -> Transition:
+    cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
+    return Transition(
+        claim,
+        "failed",
+        claim.step,
+        attempt=claim.attempt,
+        last_error=reason_text(outcome.reason),
+        raised=None if cause is None else _raised(cause),
+    )
 
 
 def _enter(
