@@ -230,7 +230,12 @@ class Courier(Base, name="chaos.Courier", queue="work"):
         try:
             await ctx.signal(ctx.state["target"], "tick", payload)
         except da.NoTarget:
-            # An earlier run has sent the last tick that the target waited for, and its worker was killed, or drained.
+            # Its target was cancelled; or an earlier run of this one has sent the last tick that the target waited for,
+            # and was cancelled and retried, or its worker was killed, or drained.
+            if await da.receipts(ctx.state["target"], command="cancel", limit=1):
+                return
+            if await da.receipts(ctx.id, command="retry", limit=1):
+                return
             if ctx.attempt == 0 and not (await da.inspect(ctx.id)).interruptions:
                 raise
 
@@ -241,6 +246,15 @@ class Courier(Base, name="chaos.Courier", queue="work"):
             await moment(ctx)
             await ctx.insert(job, args={"n": 2})
             return run.end(da.Done("delivered"))
+
+
+class Hang(Base, name="chaos.Hang", queue="work"):
+    """Never ends by itself: whoever commands it to end must reach it, wherever it runs."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx):
+            await trio.sleep_forever()
 
 
 class Lane(Base, name="chaos.Lane", queue="keys"):
