@@ -2,8 +2,8 @@
 
     python -m tests.chaos.commander --dsn ... --direct ... --seed 7 --seconds 5 --number 0 --effects FILE
 
-Every attempt is written to an effect log before it is sent, and every answer when it has come (`tests.invariants.commands`
-says how they are judged). A command is repeated with its idempotency key until it is answered; some are sent twice at
+Every attempt is written to an effect log before it is sent, and every answer when it has come
+(`tests.invariants.commands` says how they are judged). A command is repeated with its idempotency key until it is answered; some are sent twice at
 the same time, some again after their answer: each is carried out once.
 """
 
@@ -47,7 +47,8 @@ select g.id from durable.gen_durable g
    and (g.fsm = 'chaos.Hang' or g.fsm in ('chaos.Tally', 'chaos.Pack') and exists (
             select 1 from durable.receipts r where r.scope = 'instance' and r.target in (
                 select c.id::text from durable.gen_durable c
-                 where c.id = g.id or c.unique_key = replace(convert_from(g.unique_key, 'utf8'), 'receiver:', 'courier:')::bytea)))
+                 where c.id = g.id
+                    or c.unique_key = replace(convert_from(g.unique_key, 'utf8'), 'receiver:', 'courier:')::bytea)))
 """
 """Who waits for what a command has prevented: signals that were refused while it was cancelled, or whose sender was."""
 

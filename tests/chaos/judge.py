@@ -35,8 +35,8 @@ select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_i
   from durable.gen_durable order by id
 """
 GONE: Final[LiteralString] = """
-select (before).id, (before).fsm, convert_from((before).unique_key, 'utf8'), (before).status::text, null, (before).parent_id,
-       (before).last_error, (before).barrier, true
+select (before).id, (before).fsm, convert_from((before).unique_key, 'utf8'), (before).status::text, null,
+       (before).parent_id, (before).last_error, (before).barrier, true
   from durable_audit.change where after is null and new_signal is null and old_signal is null order by 1
 """
 COMMANDS: Final[LiteralString] = (

@@ -149,7 +149,8 @@ def fetch_signals(connection: psycopg.Connection[Any], schema: str) -> Mapping[i
 
 def fetch_receipts(connection: psycopg.Connection[Any], schema: str) -> Sequence[ReceiptRow]:
     """The commands that were carried out, in order."""
-    query = "select id, xmin::text::bigint, command, scope, target, by, idempotency_key, result from durable.receipts order by id"
+    columns = "id, xmin::text::bigint, command, scope, target, by, idempotency_key, result"
+    query = f"select {columns} from durable.receipts order by id"
     names = ("id", "xid", "command", "scope", "target", "by", "key", "result")
     return [
         ReceiptRow(**dict(zip(names, row, strict=True))) for row in connection.execute(_text(query, schema))

@@ -186,7 +186,8 @@ class ReceiptRow:
         return int(self.target) if self.scope == "instance" else None
 
     def __str__(self) -> str:
-        return f"receipt {self.id}: {self.command} of {self.scope} {self.target} by {self.by}, key {self.key}: {self.result}"
+        what = f"{self.command} of {self.scope} {self.target}"
+        return f"receipt {self.id}: {what} by {self.by}, key {self.key}: {self.result}"
 
 
 _NOT_SHOWN: Final = frozenset({"rev", "eligible_at", "inbox", "hold"})

@@ -19,7 +19,7 @@ from tests.invariants.history import XIDS, History, Violation
 ASKED: Final = "asked"
 """A command is about to be sent: `id`, `command`, `key` (its idempotency key)."""
 ANSWERED: Final = "answered"
-"""The same command was answered: with `answer`, or `refused` by the name of an error that says that nothing was done."""
+"""The same command was answered: with `answer`, or `refused` by the name of an error: nothing was done."""
 HAIR: Final = 0.01
 """Seconds: instants are rounded on the way."""
 
@@ -44,8 +44,8 @@ def i13_commands_do_what_they_answered(history: History) -> list[Violation]:
 
     * A command that was answered has one receipt, which says the same; one that was refused has none.
     * Receipt and effect are in one transaction, which was committed before the answer came.
-    * Only commands cancel, and ask a node for anything. After "cancelled" nothing is written until a retry (I8); an instance that was
-      asked to end is done or cancelled next, whoever ends its claim, and enters no other step.
+    * Only commands cancel, and ask a node for anything. After "cancelled" nothing is written until a retry (I8); an
+      instance that was asked to end is done or cancelled next, whoever ends its claim, and enters no other step.
     """
     return [
         *_wrong_answers(history),
@@ -109,7 +109,8 @@ def _without_effect(history: History) -> Iterator[Violation]:
             continue
         here = [move for change, move in history.by_instance[number] if change.txid % XIDS == receipt.xid]
         if expected not in here:
-            sentence = f"a receipt says {receipt.command}: {receipt.result!r}, and its transaction has not {expected} it"
+            told = f"{receipt.command}: {receipt.result!r}"
+            sentence = f"a receipt says {told}, and its transaction has not {expected} it"
             yield history.violation("I13", sentence, receipt)
 
 

@@ -1,4 +1,4 @@
-"""I13 and I14 on hand-made histories: each planted violation is reported, and nothing in the lawful history next to it."""
+"""I13 and I14 on hand-made histories: planted violations are reported, and nothing in the lawful one next to them."""
 
 from __future__ import annotations
 

@@ -315,12 +315,13 @@ async def send(client: Client, item: Item, number: int | None, parcel: int) -> N
         book().world.log("client", "signalled", item.name, parcel)
 
 
-def by_target(orders: Sequence[Order]) -> list[list[Order]]:
-    """Whoever commands an item does so in order."""
-    found: dict[str, list[Order]] = {}
-    for order in orders:
-        found.setdefault(order.target, []).append(order)
-    return [*found.values()]
+def by_target(plan: Plan) -> list[list[Order]]:
+    """The commands on each item: they are given in order."""
+    found: dict[str, list[Order]] = {item.name: [] for item in plan.items}
+    for order in plan.orders:
+        if order.target in found:
+            found[order.target].append(order)
+    return [orders for orders in found.values() if orders]
 
 
 async def command(client: Client, orders: Sequence[Order]) -> None:
@@ -359,5 +360,5 @@ async def run_client(process: Process, client: Client, plan: Plan) -> None:
     async with trio.open_nursery() as nursery:
         for item in plan.items:
             nursery.start_soon(submit, client, item)
-        for orders in by_target(plan.orders):
+        for orders in by_target(plan):
             nursery.start_soon(command, client, orders)

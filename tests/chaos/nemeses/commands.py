@@ -10,8 +10,7 @@ import durable_actors as da
 import trio
 from psycopg.conninfo import make_conninfo
 from tests.chaos.commander import INSIST, STARVED, Command, Orders, look
-from tests.chaos.nemeses import Attack, nemesis
-from tests.chaos.nemeses import database, network, process, strangers
+from tests.chaos.nemeses import Attack, database, nemesis, network, process, strangers
 from tests.chaos.world import World
 from tests.invariants.commands import ANSWERED
 from tests.invariants.effect_log import read_effects

@@ -216,7 +216,7 @@ class Land:
         async with trio.open_nursery() as nursery:
             for item in self.plan.items:
                 nursery.start_soon(workload.submit, lines, item)
-            for orders in workload.by_target(self.plan.orders):
+            for orders in workload.by_target(self.plan):
                 nursery.start_soon(workload.command, lines, orders)
         self._sent = True
         self._look()
