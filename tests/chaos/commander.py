@@ -3,8 +3,8 @@
     python -m tests.chaos.commander --dsn ... --direct ... --seed 7 --seconds 5 --number 0 --effects FILE
 
 Every attempt is written to an effect log before it is sent, and every answer when it has come
-(`tests.invariants.commands` says how they are judged). A command is repeated with its idempotency key until it is answered; some are sent twice at
-the same time, some again after their answer: each is carried out once.
+(`tests.invariants.commands` says how they are judged). A command is repeated with its idempotency key until it is
+answered; some are sent twice at the same time, some again after their answer: each is carried out once.
 """
 
 from __future__ import annotations

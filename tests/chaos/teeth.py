@@ -28,7 +28,9 @@ STORE: Final = "durable_actors/_store"
 FENCE: Final = "where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null"
 
 
-OVERRULE: Final = "\n   and (g.request is null or o.status in ('done', 'cancelled') or not durable.asked_to_cancel(g.request))"
+OVERRULE: Final = (
+    "g.request is null or o.status in ('done', 'cancelled') or not durable.asked_to_cancel(g.request)"
+)
 TAKEN: Final = "        async with node.pool.acquire(node.lane(role), within=within) as conn:\n"
 PROCEED: Final = """\
         lost = [e for e in batch if e.transition.keep_claim and e.transition.claim.id % 5 == 0]
@@ -193,8 +195,8 @@ BREAKAGES: Final = {
     # what a step commits, whatever was asked of it
     "overrule": Breakage(
         (
-            (f"{STORE}/sql/commit_outcomes.sql", OVERRULE, ""),
-            (f"{STORE}/sql/commit_parks.sql", OVERRULE, ""),
+            (f"{STORE}/sql/commit_outcomes.sql", OVERRULE, "true"),
+            (f"{STORE}/sql/commit_parks.sql", OVERRULE, "true"),
         ),
         ("commands",),
     ),
@@ -247,8 +249,20 @@ BREAKAGES: Final = {
     ),
     # nodes do not learn what is asked of them
     "control": _edit(f"{ENGINE}/maintenance/control.py", "await self._look()", "pass", "commands"),
+    # retention deletes what has just ended
+    "retention-age": _edit(
+        f"{STORE}/sql/delete_ended.sql",
+        "a.finished_at <= durable.now() - make_interval(secs => least(a.age, 1e10))",
+        "true",
+        "commands-retention",
+    ),
     # retention deletes what its parent has not read
-    "retention": _edit(f"{STORE}/sql/delete_ended.sql", "RETENTION", "", "commands-retention"),
+    "retention": _edit(
+        f"{STORE}/sql/delete_ended.sql",
+        "p.status <> 'done' and (l.barrier is null or l.barrier >= p.visit)",
+        "false",
+        "commands-retention",
+    ),
     # a move that its journal does not tell
     "unrecorded": _edit(f"{STORE}/sql/release_claims.sql", "g.journal >= 3", "g.journal > 4", "term"),
     # a state that its journal tells wrongly
