@@ -38,9 +38,12 @@ PAUSE: Final = (0.02, 0.25)
 INSIST: Final = 20.0
 """Seconds after the end of the faults for the last command to be answered."""
 CANDIDATES: Final[LiteralString] = """
-select distinct on (status) id, status::text from durable.gen_durable order by status, random()
+(select distinct on (status) id, status::text from durable.gen_durable order by status, random())
+union all
+(select id, status::text from durable.gen_durable where barrier is not null and finished_at is null
+  order by random() limit 2)
 """
-"""One instance of each status that there is: most have ended, and commands on those are refused."""
+"""One instance of each status that there is (most have ended, and commands on those are refused), and two children."""
 STARVED: Final[LiteralString] = """
 select g.id from durable.gen_durable g
  where g.finished_at is null
@@ -99,7 +102,7 @@ class Orders:
                 self._log.note(ANSWERED, **about, refused=type(exc).__name__)
                 return None
             except (da.StoreUnavailable, trio.TooSlowError, psycopg.Error) as exc:
-                logger.warning("%s: %s; again", command, exc)
+                logger.info("%s: %s; again", command, exc)
             else:
                 self._log.note(ANSWERED, **about, answer=answer)
                 return answer

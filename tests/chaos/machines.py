@@ -19,6 +19,8 @@ from tests.invariants.effect_log import EffectLog, Run
 
 LONG = 3.0
 """Seconds of a step that outlives its first lease."""
+LATER = 0.5
+"""Seconds until some children are due."""
 NAP = 0.1
 """Seconds of one nap of it."""
 
@@ -209,7 +211,8 @@ class Family(Base, name="chaos.Family", queue="work"):
 
     def _children(self, state: State) -> Generator[da.Child]:
         for n in range(state["good"]):
-            yield da.Child(job, args={"n": n, "fails": n % 2})
+            # Every second one waits for a moment: what is done to a child that no worker has claimed is done to these.
+            yield da.Child(job, args={"n": n, "fails": n % 2}, schedule_in=LATER * (n % 2))
         for n in range(state["bad"]):
             yield da.Child(hopeless, args={"cancel": n % 2 == 0})
 

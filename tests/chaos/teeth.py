@@ -221,18 +221,11 @@ BREAKAGES: Final = {
         "null::text as opened",
         "commands",
     ),
-    # a claim that force has ended may still commit
-    "force": _edit(
-        f"{STORE}/sql/cancel_instance.sql",
-        "y.status = 'executing' and not $6::boolean as runs",
-        "y.status = 'executing' as runs",
-        "commands",
-    ),
     # a command is answered, and nothing is done
     "unfounded": _edit(
         f"{STORE}/sql/cancel_instance.sql",
-        "where g.id = t.id and t.runs\n    returning g.id",
-        "where g.id = t.id and t.runs and false\n    returning t.id",
+        "set request = t.request, updated_at",
+        "set request = g.request, updated_at",
         "commands",
     ),
     # a command with a key is carried out as often as it is sent
