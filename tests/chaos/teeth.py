@@ -171,7 +171,7 @@ BREAKAGES: Final = {
             ),
             (
                 f"{ENGINE}/committing/flusher.py",
-                "return {**flushed.committed}",
+                'return cast("dict[int, Verdict]", flushed.committed)',
                 "return {**flushed.committed, **fake}",
             ),
         ),

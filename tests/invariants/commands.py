@@ -34,9 +34,9 @@ COMMANDS: Final[Mapping[MoveName, str]] = {"requested": "cancel"}
 
 def effect_of(receipt: ReceiptRow) -> MoveName | None:
     """The move that this command makes; None: unknown."""
-    moves = EFFECTS.get(receipt.command, {})
+    moves: Mapping[object, MoveName] = EFFECTS.get(receipt.command, {})
     answer = receipt.result if isinstance(receipt.result, str) else None
-    return moves.get(answer, moves.get(None))
+    return moves[answer] if answer in moves else moves.get(None)
 
 
 def i13_commands_do_what_they_answered(history: History) -> list[Violation]:
@@ -59,8 +59,8 @@ def i13_commands_do_what_they_answered(history: History) -> list[Violation]:
 class _Attempts:
     """What is known of one command: all attempts with its key."""
 
-    asked: list[Effect] = attrs.field(factory=list)
-    answered: list[Effect] = attrs.field(factory=list)
+    asked: list[Effect] = attrs.field(factory=list[Effect])
+    answered: list[Effect] = attrs.field(factory=list[Effect])
 
 
 def _wrong_answers(history: History) -> Iterator[Violation]:
