@@ -70,6 +70,7 @@ class RowModel:
             "await_step": None,
             "await_deadline": None,
             "manual": None,
+            "request": None,
             "children_total": 0,
             "children_pending": 0,
             "wake_on_failure": False,
@@ -107,12 +108,13 @@ class RowModel:
     def possible(self) -> list[Callable[[], None]]:
         row = self.row
         anywhere = [self.maybe_cancel, self.wakeup, *([self.resume] if self.suspended else [self.suspend])]
-        if not self.suspended:
-            anywhere.append(self.snapshot)
+        anywhere.append(self.snapshot)
         match row["status"]:
             case "runnable":
+                if self.suspended:  # no pick reads it
+                    return anywhere
                 here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
-                return [*(() if self.suspended else [self.claim] * 6), *here, *anywhere]
+                return [*[self.claim] * 6, *here, *anywhere]
             case "executing":
                 ends = [self.next, self.retry, self.park, self.spawn, self.pause]
                 return [
@@ -150,6 +152,10 @@ class RowModel:
         self.row["rev"] += 1
         if self.row["finished_at"] is not None:
             self.suspended = False
+        if self.suspended and self.row["status"] == "runnable":
+            self.row["hold"] = 4
+        if not self.suspended:
+            self.row["request"] = None  # as far as the journal tells
         data = dict(fields.pop("data", {}))
         outside = fields.pop("outside", False)
         if before["round"] and kind not in {"started", "snapshot"}:
@@ -417,6 +423,7 @@ class RowModel:
 
     def release(self) -> None:
         row, counted, hold = self.row, self.chance(), self.number(3)
+        hold = 4 if self.suspended else hold
         interrupted = not counted and self.chance()
         change = {
             **self.returned(row["eligible_at"]),
@@ -538,11 +545,17 @@ class RowModel:
 
     def suspend(self) -> None:
         self.suspended = True
-        self.move("paused", {}, by="ann", data=self.command("pause"))
+        self.move(
+            "paused",
+            {"request": {"kind": "pause", "by": "ann", "at": json(self.now)}},
+            by="ann",
+            data=self.command("pause"),
+        )
 
     def resume(self) -> None:
         self.suspended = False
-        self.move("resumed", {}, by="ann", data=self.command("resume"))
+        held = {"hold": 0} if self.row["hold"] == 4 else {}
+        self.move("resumed", held, by="ann", data=self.command("resume"))
 
     def maybe_cancel(self) -> None:
         if self.number(6) == 1:
