@@ -36,13 +36,26 @@ from durable_actors._store.dialogues import (
 )
 from durable_actors._store.foreign import polling_async, run_dialogue_async
 from durable_actors._store.insert import Insertion, plan_rows
+from durable_actors._store.pausing import RESUME, pausing
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import plan_signal
 from durable_actors._store.tree import Tree
 from durable_actors._store.why import Explanation
 from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
 
-__all__ = ["cancel", "explain", "insert", "insert_many", "inspect", "result", "retry", "signal", "tree"]
+__all__ = [
+    "cancel",
+    "explain",
+    "insert",
+    "insert_many",
+    "inspect",
+    "pause",
+    "result",
+    "resume",
+    "retry",
+    "signal",
+    "tree",
+]
 
 
 @overload
@@ -193,6 +206,50 @@ async def cancel(
     dialogue = cancelling(check_schema_name(schema), target, command, force=force)
     done = await run_dialogue_async(conn, dialogue, schema=schema)
     return cast("Literal['cancelled', 'requested']", done.result)
+
+
+async def pause(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> Literal["paused", "requested"]:
+    """Pause an instance once your transaction commits. Returns "paused", or "requested" if a step runs.
+
+    `durable_actors.pause` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
+    it has ended, is paused, or is to be cancelled. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = pausing(check_schema_name(schema), target, command)
+    done = await run_dialogue_async(conn, dialogue, schema=schema)
+    return cast("Literal['paused', 'requested']", done.result)
+
+
+async def resume(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """End the pause of an instance once your transaction commits; return its id. It leaves a receipt.
+
+    Raises `NoTarget` if the instance does not exist, and `Conflict` if it is not paused. These errors do not abort your
+    transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def result(

@@ -310,9 +310,7 @@ async def read_queue(conn: PgConn, schema: str, queue: str, *, since: float = 0.
     )
 
 
-async def read_queue_pauses(
-    conn: PgConn, schema: str, queues: Sequence[str]
-) -> dict[str, dict[str, float]]:
+async def read_queue_pauses(conn: PgConn, schema: str, queues: Sequence[str]) -> dict[str, dict[str, float]]:
     """The pauses of these queues, each as in `QueueShape.pauses`. A queue that is not paused has none."""
     call = statement("read_pauses", schema, read_only=True)
     found: dict[str, dict[str, float]] = {queue: {} for queue in queues}

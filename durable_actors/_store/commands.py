@@ -200,7 +200,7 @@ def read_receipt(row: Row) -> Receipt:
 
 @attrs.frozen
 class Request:
-    """The standing order of a command: the column `request` of a row. It asks the node that runs it to cancel it, or pauses it.
+    """The standing order of a command, in the column `request` of a row: to cancel the instance, or to pause it.
 
     A JSON object with the names of these fields; `at` is an instant in ISO format.
     """

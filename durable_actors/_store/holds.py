@@ -34,7 +34,7 @@ class HoldReason:
     index: str | None
     """The index that finds these rows; None while nothing sets this reason."""
     released_by: tuple[str, ...]
-    """The statements that offer such a row again, or claim it. Only the commands that pause or end it change its `hold`, too."""
+    """The statements that offer such a row again, or claim it. Commands that pause or end it change its `hold`, too."""
     explanation: str
     """Why it does not run, for people."""
 

@@ -107,7 +107,9 @@ def has_pause(row: Row) -> bool:
 def is_paused(old: Row, new: Row) -> bool:
     """A paused row that is runnable is held with reason 4, and no other one is: `durable.hold_of`."""
     held = PAUSED if new["status"] == "runnable" else old["hold"]
-    return bool(old["status"] == new["status"] and has_pause(new) and not has_pause(old) and new["hold"] == held)
+    return bool(
+        old["status"] == new["status"] and has_pause(new) and not has_pause(old) and new["hold"] == held
+    )
 
 
 def is_resumed(old: Row, new: Row) -> bool:

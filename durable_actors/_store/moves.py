@@ -48,8 +48,8 @@ from durable_actors.machine import ENDED, Status
 MoveName = Literal[
     "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "released", "crashed",
     "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
-    "revived", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
-    "rebuilt", "snapshot",
+    "revived", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled",
+    "requested", "rebuilt", "snapshot",
 ]  # fmt: skip
 
 MAX_REV: Final = 2**63 - 1
@@ -135,9 +135,9 @@ CLAIM: Final = frozenset({"status", "hold", "locked_by", "lease_expires_at", "cl
 """What a claim sets, and what taking it back clears."""
 OUTCOME: Final = frozenset(
     {
-        "status", "hold", "step", "state", "result", "attempt", "visit", "crashes", "round", "eligible_at", "last_error",
-        "error_type", "traceback", "partition_key", "locked_by", "lease_expires_at", "awaits", "await_step",
-        "await_deadline", "children_total", "children_pending", "wake_on_failure",
+        "status", "hold", "step", "state", "result", "attempt", "visit", "crashes", "round", "eligible_at",
+        "last_error", "error_type", "traceback", "partition_key", "locked_by", "lease_expires_at", "awaits",
+        "await_step", "await_deadline", "children_total", "children_pending", "wake_on_failure",
     }
 )  # fmt: skip
 """What the commit of an outcome writes. The claim's id stays, so that a repeated commit is recognised."""
@@ -343,7 +343,7 @@ MOVES: Final = (
     ),
     Move(
         name="shelved",
-        meaning="the node that read it does not have its machine, version or step, or its machine is paused in its queue",
+        meaning="the node that read it lacks its machine, version or step, or its machine is paused in its queue",
         before=RUNNABLE,
         after=RUNNABLE,
         statements=("pick_instances", "claim_next"),

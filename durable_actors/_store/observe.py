@@ -16,7 +16,7 @@ from durable_actors._postgres.driver.decode import decode_instant, decode_text_a
 from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.commands import Command, Request
 from durable_actors._store.lease import RUNNER
-from durable_actors._store.pauses import Pause, read_pause_list
+from durable_actors._store.pauses import QueuePause, read_pause_list
 from durable_actors._store.read import Instance, read_by_ids, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
@@ -215,7 +215,7 @@ class InstanceDetails:
     """The definition of its machine that it was started with; None if its outcomes are not recorded."""
     definition: str | None = None
     """Another definition that ran one of its last steps."""
-    pauses: tuple[Pause, ...] = ()
+    pauses: tuple[QueuePause, ...] = ()
     """The pauses of its queue, and of its machine there."""
 
 
@@ -341,7 +341,7 @@ class QueueWork:
     """Seconds that the oldest due row has been waiting."""
     paused: int = 0
     """Instances that are paused and would be runnable. Those that wait for something else are not counted."""
-    pauses: tuple[Pause, ...] = ()
+    pauses: tuple[QueuePause, ...] = ()
     """The pause of the queue, and those of machines in it."""
 
 

@@ -1,10 +1,11 @@
-"""`Pause`: a queue, or one machine in a queue, from which nothing is picked. A row of the table `pauses`."""
+"""`QueuePause`: a queue, or one machine in a queue, from which nothing is picked. A row of the table `pauses`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from datetime import datetime
+
 import attrs
 import msgspec
 
@@ -14,7 +15,7 @@ from durable_actors._store.sql import statement
 
 
 @attrs.frozen(kw_only=True)
-class Pause:
+class QueuePause:
     """A queue, or one machine in it, from which nothing is picked."""
 
     queue: str
@@ -35,18 +36,13 @@ class Pause:
         whole = f"queue {self.queue!r}"
         return whole if self.machine is None else f"machine {self.machine!r} in {whole}"
 
-    @property
-    def command(self) -> str:
-        """The verb that ends it, with its arguments unquoted."""
-        return f"queue resume {self.queue}" + ("" if self.machine is None else f" --machine {self.machine}")
-
 
 def pause_target(queue: str, machine: str | None) -> str:
     """How receipts name it."""
     return queue if machine is None else f"{queue}/{machine}"
 
 
-def pause_of(stored: object) -> Pause:
+def pause_of(stored: object) -> QueuePause:
     """Read the result of a receipt of pause_queue.sql or resume_queue.sql. Pure."""
     found = msgspec.convert(stored, _Stored)
     listed = _Listed(found.machine or "", found.until, found.at, found.by, found.reason)
@@ -70,30 +66,30 @@ class _Listed(msgspec.Struct, array_like=True):
     reason: str | None
 
 
-def read_pause_list(queue: str, raw: bytes | None) -> tuple[Pause, ...]:
+def read_pause_list(queue: str, raw: bytes | None) -> tuple[QueuePause, ...]:
     """Read the pauses of a queue as observe_instances.sql and read_queues.sql return them. Pure."""
     found = () if raw is None else msgspec.json.decode(raw, type=tuple[_Listed, ...])
     return tuple(_pause(queue, each) for each in found)
 
 
-def _pause(queue: str, listed: _Listed) -> Pause:
+def _pause(queue: str, listed: _Listed) -> QueuePause:
     since = decode_instant(listed.at.encode())
     assert since is not None
     until = None if listed.until is None else decode_instant(listed.until.encode())
-    return Pause(
+    return QueuePause(
         queue=queue, machine=listed.fsm or None, at=since, until=until, by=listed.by, reason=listed.reason
     )
 
 
-async def read_pauses(conn: PgConn, schema: str) -> list[Pause]:
+async def read_pauses(conn: PgConn, schema: str) -> list[QueuePause]:
     """Read what is paused, by queue and machine."""
     rows = (await conn.run(statement("read_pauses", schema, read_only=True), [None])).rows
-    found: list[Pause] = []
+    found: list[QueuePause] = []
     for queue, fsm, until, at, by, reason, _left in rows:
         since = decode_instant(at)
         assert since is not None
         found.append(
-            Pause(
+            QueuePause(
                 queue=(queue or b"").decode(),
                 machine=(fsm or b"").decode() or None,
                 at=since,

@@ -18,7 +18,7 @@ from durable_actors._store.commands import QUEUE, Command, read_receipt
 from durable_actors._store.dialogues import CarriedOut, InstanceCommand, carrying_out
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.holds import PAUSED
-from durable_actors._store.pauses import Pause, pause_of, pause_target
+from durable_actors._store.pauses import QueuePause, pause_of, pause_target
 from durable_actors._store.read import Instance
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict
@@ -128,7 +128,7 @@ def _machine_name(machine: object) -> str:
 class QueueCommand:
     """A command on a queue was carried out, now or by an earlier call with the same idempotency key."""
 
-    pause: Pause
+    pause: QueuePause
     """The pause: as it is now, or as it was when it ended."""
     repeated: bool
 
@@ -136,18 +136,16 @@ class QueueCommand:
 def pausing_queue(schema: str, plan: QueuePlan, command: Command) -> Dialogue[QueueCommand]:
     """Pause a queue, or change its pause."""
     instant = None if plan.until is None else plan.until.isoformat().encode()
-    call = statement("pause_queue", schema)
-    done = yield from _on_queue(
-        schema, "pause", call, plan, command, [instant, encode.number(plan.seconds)]
-    )
+    call = statement("pause_queue", schema), [instant, encode.number(plan.seconds)]
+    done = yield from _on_queue("pause", schema, plan, command, call)
     assert done is not None
     return done
 
 
 def resuming_queue(schema: str, plan: QueuePlan, command: Command) -> Dialogue[QueueCommand]:
     """End the pause of a queue. Raises `Conflict` if it is not paused."""
-    call = statement("resume_queue", schema)
-    done = yield from _on_queue(schema, "resume", call, plan, command, [])
+    call = statement("resume_queue", schema), list[bytes | None]()
+    done = yield from _on_queue("resume", schema, plan, command, call)
     if done is None:
         what = f"queue {plan.queue!r}"
         what = what if plan.machine is None else f"machine {plan.machine!r} in {what}"
@@ -156,16 +154,20 @@ def resuming_queue(schema: str, plan: QueuePlan, command: Command) -> Dialogue[Q
 
 
 def _on_queue(
-    schema: str, name: str, call: Statement, plan: QueuePlan, command: Command, further: list[bytes | None]
+    name: str,
+    schema: str,
+    plan: QueuePlan,
+    command: Command,
+    call: tuple[Statement, list[bytes | None]],
 ) -> Dialogue[QueueCommand | None]:
     """Carry it out, or find that an earlier call with the same key did. None: the statement found nothing to do."""
     earlier = yield from _earlier(schema, name, plan, command)
     if earlier is not None:
         return earlier
     queue, machine = encode.text(plan.queue), encode.text(plan.machine or "")
-    params = [encode.text(plan.target), *command.params(), queue, machine, *further]
+    params = [encode.text(plan.target), *command.params(), queue, machine, *call[1]]
     try:
-        rows = yield call, params
+        rows = yield call[0], params
     except psycopg.errors.UniqueViolation:
         earlier = yield from _earlier(schema, name, plan, command)
         if earlier is None:

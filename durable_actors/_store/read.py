@@ -79,7 +79,7 @@ class Instance:
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
     does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
     request: Request | None = None
-    """The standing order of a command, "cancel" or "pause": who gave it, when and why. That of a cancelled instance stays."""
+    """The standing order of a command, "cancel" or "pause": by whom, when and why. A cancelled instance keeps it."""
 
     @property
     def paused(self) -> Request | None:

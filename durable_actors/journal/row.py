@@ -209,7 +209,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pause_in(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Who paused the instance, when and why; None if it is not paused. A request to cancel is no part of the history."""
+    """Who paused the instance, when and why; None if it is not paused. Requests to cancel are not in the history."""
     request = row.get("request")
     if not isinstance(request, dict) or cast("dict[str, Any]", request).get("kind") != "pause":
         return None

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from trio_util import AsyncBool
 
@@ -24,9 +24,10 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.limits import QueueLimits, demand, max_inflight
 from durable_actors._engine.running.prefetch import AdaptivePrefetch
+from durable_actors._engine.running.task_slice import RunSlice, TaskPool, TaskSlice
 from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim
-from durable_actors.otp import PoolClosed, PoolFull, PoolTask
+from durable_actors.otp import PoolClosed, PoolFull
 
 INBOX_FRESH: Final = 0.25
 """Seconds for which the inbox flag of a claimed row is believed, while the row waits for nothing but its turn."""
@@ -38,49 +39,6 @@ RUN_AHEAD_SECONDS: Final = 0.5
 """Seconds for which it may do so."""
 
 GONE, BUFFERED, RUNNING, COMMITTING, CONTINUING, READY, RECOVERING, ABANDONED = ClaimState
-
-
-class TaskSlice:
-    """What one task of the step pool runs: a claim, and after a step that did not wait the next claim."""
-
-    __slots__ = ("active", "dispatcher", "since", "suspended", "task")
-
-    def __init__(
-        self, dispatcher: Dispatcher, active: ActiveClaim, since: float, *, suspended: bool = False
-    ) -> None:
-        self.dispatcher = dispatcher
-        self.active = active
-        """The claim whose step runs now, or ran last."""
-        self.since = since
-        self.suspended = suspended
-        """The task has waited for something: it ends after this step."""
-        self.task: PoolTask | None = None
-
-    def __str__(self) -> str:
-        claim = self.active.claim
-        return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
-
-
-RunSlice = Callable[[TaskSlice, PendingCommit | None], Awaitable[object]]
-"""The body of a step task (`StepTasks.run`). The second argument is an outcome that Postgres refused."""
-
-
-class TaskPool(Protocol):
-    """The part of `otp.Pool` that is needed here."""
-
-    @property
-    def free(self) -> int:
-        """Tasks that can be started now."""
-        ...
-
-    @property
-    def can_follow(self) -> bool:
-        """Whether a task started now runs on in the worker of the task that is just ending."""
-        ...
-
-    def start_nowait(self, fn: RunSlice, *args: Any, key: TaskSlice, deadline: float) -> PoolTask:
-        """Start a task, or raise `PoolClosed` or `PoolFull`."""
-        ...
 
 
 class Dispatcher:
@@ -118,6 +76,7 @@ class Dispatcher:
         self._may_have_keys = False  # some claims of the buffer may have a partition key
         self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
         self._closed = False
+        self._pauses: Mapping[str, float] = {}  # paused machines, until when; "": all
         self._feeder_woken = False  # the feeder will ask for the demand: no need to wake it again
         self.has_excess = False
         """Some claims of the buffer were prefetched, and have had no slot yet."""
@@ -249,11 +208,23 @@ class Dispatcher:
             self._on_contended(active.claim)
 
     def give_back_between_steps(self, active: ActiveClaim) -> None:
-        """A command asks to cancel it before its next step: release it. One whose key is being taken: after that."""
+        """A command asks for it before its next step: release it. One whose key is being taken: after that."""
         if active.claim.partition_key is None or self._keys.owns(active.claim):
             (self._buffer if active.state is BUFFERED else self._ready).remove(active)
             self._give_back(active)
             self._wake()
+
+    def pause(self, pauses: Mapping[str, float], now: float) -> None:
+        """Nothing of these machines begins until then; "" is the whole queue. Release what has not begun."""
+        self._pauses = pauses
+        if pauses:
+            for active in [*self._ready, *self._buffer]:
+                if self._is_paused(active.claim, now):
+                    self.give_back_between_steps(active)
+
+    def _is_paused(self, claim: Claim, now: float) -> bool:
+        """Whether its queue or its machine is paused."""
+        return max(self._pauses.get("", -math.inf), self._pauses.get(claim.fsm, -math.inf)) > now
 
     def _note_if_all_ran(self, now: float) -> None:
         if not self._buffer and not self._eager:  # a step that waited was noted already
@@ -311,7 +282,7 @@ class Dispatcher:
                 runs = _may_run(active, now)
             else:
                 return None
-            if runs:
+            if runs and not (self._pauses and self._is_paused(active.claim, now)):
                 if now - active.inbox_known_at > INBOX_FRESH:
                     active.claim.inbox = True  # a signal may have come since: read the inbox
                 active.steps += 1
@@ -386,6 +357,8 @@ class Dispatcher:
         if self._draining.value or active.interrupted is not None or not self._limits.run_ahead:
             return False
         if active.steps >= RUN_AHEAD_STEPS or now >= active.run_ahead_until:
+            return False
+        if self._pauses and self._is_paused(active.claim, now):
             return False
         return not self._buffer or self._buffer[0].claim.priority >= active.claim.priority
 

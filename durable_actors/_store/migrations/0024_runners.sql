@@ -8,9 +8,7 @@ create function durable.pick_instances(text, int, text, float8, text[], smallint
 returns table (id bigint, priority smallint, eligible_at timestamptz, what text, claim_id uuid, fsm text, fsm_version int, step text,
                attempt int, crashes int, visit bigint, state jsonb, partition_key text, parent_id bigint, awaits text[], inbox boolean,
                children_total int, round int, journal text) language sql volatile as $$
-with stopped as materialized (
-    select array_agg(p.fsm) as machines from durable.pauses p where p.queue = $1::text and durable.lasts(p.until)
-), extra as materialized (
+with extra as materialized (
     select g.id, g.priority, g.eligible_at, g.partition_key as k,
        g.fsm || chr(31) || g.fsm_version || chr(31) || g.step as at_step
       from durable.gen_durable g
@@ -19,6 +17,8 @@ with stopped as materialized (
        and not exists (select 1 from unnest($6::smallint[], $7::timestamptz[], $8::bigint[]) b(priority, at, id)
                         where g.priority = b.priority and (g.eligible_at, g.id) > (b.at, b.id))
        for no key update skip locked
+), stopped as materialized (
+    select array_agg(p.fsm) as machines from durable.pauses p where p.queue = $1::text and durable.lasts(p.until)
 ), shelf as materialized (
     select c.* from unnest($11::text[]) m(at_step)
      cross join lateral (

@@ -31,9 +31,7 @@
 --          instructions, for 10 rows as for 34
 -- hostile  a row whose names the shelf's index could not hold (only a hand writes one; names have 255 characters at most) ends
 --          as failed: shelved, it would refuse every pick of its queue, for ever
-with stopped as materialized (
-    select array_agg(p.fsm) as machines from durable.pauses p where p.queue = $1::text and durable.lasts(p.until)
-), extra as materialized (
+with extra as materialized (
     select g.id, g.priority, g.eligible_at, g.partition_key as k,
        g.fsm || chr(31) || g.fsm_version || chr(31) || g.step as at_step
       from durable.gen_durable g
@@ -42,6 +40,8 @@ with stopped as materialized (
        and not exists (select 1 from unnest($6::smallint[], $7::timestamptz[], $8::bigint[]) b(priority, at, id)
                         where g.priority = b.priority and (g.eligible_at, g.id) > (b.at, b.id))
        for no key update skip locked
+), stopped as materialized (
+    select array_agg(p.fsm) as machines from durable.pauses p where p.queue = $1::text and durable.lasts(p.until)
 ), shelf as materialized (
     select c.* from unnest($11::text[]) m(at_step)
      cross join lateral (

@@ -8,9 +8,7 @@
 -- locks    none
 -- index    pauses_pkey; gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and step, whatever the backlog
 -- hostile  epochs are subtracted, not instants: before Postgres 17 an infinite one refuses that, and one row would stop its queue
-with recursive stopped as materialized (
-    select array_agg(x.fsm) as machines from durable.pauses x where x.queue = $1::text and durable.lasts(x.until)
-), p(priority) as (
+with recursive p(priority) as (
     (select g.priority from durable.gen_durable g
       where durable.offered(g.status, g.hold) and g.queue = $1::text
         and (select s.machines is null or '' <> all (s.machines) from stopped s)
@@ -32,6 +30,8 @@ with recursive stopped as materialized (
          where g.status = 'runnable' and g.hold = 2 and g.queue = $1::text
            and (g.fsm, g.fsm_version, coalesce(g.shelved_step, '')) > (m.fsm, m.version, m.step)
          order by g.fsm, g.fsm_version, coalesce(g.shelved_step, '') limit 1) n
+), stopped as materialized (
+    select array_agg(x.fsm) as machines from durable.pauses x where x.queue = $1::text and durable.lasts(x.until)
 )
 select p.priority, (extract(epoch from f.eligible_at) - extract(epoch from durable.now()))::float8, null::text, null::float8,
        null::text, null::float8
