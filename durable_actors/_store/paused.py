@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from datetime import datetime
 
-from durable_actors._store.holds import PAUSED
+from durable_actors._store.holds import PAUSED, REASONS
 from durable_actors._store.observe import InstanceDetails
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance
@@ -23,11 +23,11 @@ def _by(by: str | None, reason: str | None) -> str:
     return f"{said}: {reason}" if reason else said
 
 
-def instance_text(instance: Instance, around: InstanceDetails) -> str:
-    """Of an instance that would be runnable: by whom it was paused, when and why."""
+def held_text(instance: Instance, around: InstanceDetails) -> str:
+    """Why a row is held; if it is paused: since when, by whom and why."""
     request = instance.paused
-    if request is None:
-        return "it is paused"
+    if request is None or instance.hold != PAUSED:
+        return REASONS[instance.hold].explanation
     since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
     return f"it was paused{since}{_by(request.by, request.reason)}"
 

@@ -261,8 +261,7 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     held = _HOLDS.get(instance.hold)
     if held is not None:
         limit = [Blocker(kind="limit", name="", text="a limit is used up")] if held == "throttled" else []
-        paused = held == "paused"
-        text = paused_texts.instance_text(instance, around) if paused else REASONS[instance.hold].explanation
+        text = paused_texts.held_text(instance, around)
         return _Found(held, _with(text, stops := _pauses(around)), [*limit, *stops])
     serving = _serving(instance, nodes)
     knowing = [each for each in serving if each.knows(_machine(instance), instance.step)]
