@@ -79,12 +79,13 @@ class Instance:
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
     does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
     request: Request | None = None
-    """The standing order of a command, "cancel" or "pause": by whom, when and why. A cancelled instance keeps it."""
+    """The standing order of a command, "cancel" or "pause": by whom, when and why. One that has ended keeps it."""
 
     @property
     def paused(self) -> Request | None:
         """Who paused it, when and why; None if it is not paused. A step that runs then finishes first."""
-        return self.request if self.request is not None and self.request.pauses else None
+        live = self.request is not None and self.finished_at is None
+        return self.request if live and self.request.pauses else None
 
 
 def read_instance(row: Row) -> Instance:

@@ -71,7 +71,7 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         stopped = row.locked_by in tx.tables.stopped
         gone = crashed and not stopped
         pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
         new.eligible_at = tx.now + pause * SECOND
         new.attempt, new.crashes = row.attempt + (not stopped and not gone), row.crashes + (not stopped)
         new.interruptions = row.interruptions + stopped
@@ -136,7 +136,7 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         old = row.clone()
         new = tx.write(row, "crash", claim)
         pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
         new.attempt, new.crashes = row.attempt + (not gone), row.crashes + 1
         new.eligible_at = tx.now + pause * SECOND
         last = f"the last time: {error}"
@@ -187,7 +187,11 @@ def sweep_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
             (
                 r
                 for r in mine
-                if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2 and r.keeps_place
+                if r.status == "runnable"
+                and r.eligible_at <= tx.now
+                and r.hold != 2
+                and r.keeps_place
+                and not tx.is_stopped(r)
             ),
             key=lambda row: row.urgency,
             default=None,
