@@ -393,14 +393,18 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = _current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(row, status):
             continue
-        stays = ahead and not row.paused and not (
-            key is not None
-            and any(
-                y.partition_key == key
-                and y.status == "runnable"
-                and y.eligible_at <= tx.now
-                and y.keeps_place
-                for y in tx.all()
+        stays = (
+            ahead
+            and not row.paused
+            and not (
+                key is not None
+                and any(
+                    y.partition_key == key
+                    and y.status == "runnable"
+                    and y.eligible_at <= tx.now
+                    and y.keeps_place
+                    for y in tx.all()
+                )
             )
         )
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))

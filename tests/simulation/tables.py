@@ -198,7 +198,9 @@ class Tx:
     def stopped(self, queue: str) -> set[str]:
         """The machines that are paused in a queue; "" is the whole queue."""
         pauses = self.tables.pauses.items()
-        return {fsm for (name, fsm), until in pauses if name == queue and (until is None or until > self.clock)}
+        return {
+            fsm for (name, fsm), until in pauses if name == queue and (until is None or until > self.clock)
+        }
 
     def is_stopped(self, row: Row) -> bool:
         """Whether its queue or its machine there is paused."""
