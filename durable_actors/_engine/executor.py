@@ -43,10 +43,9 @@ from durable_actors._engine.maintenance.reaper import reap_some, sweep_some
 from durable_actors._engine.node import Node, OnFinal, QueueHints
 from durable_actors._engine.outage import TRANSIENT_ERRORS
 from durable_actors._engine.running.context_port import EnginePort
-from durable_actors._engine.running.dispatcher import Dispatcher
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._engine.running.step_task import StepTasks
-from durable_actors._engine.running.task_slice import TaskSlice
 from durable_actors._engine.setup import config_error_in, make_node
 from durable_actors._engine.threads import Threads
 from durable_actors._engine.tree import key_contended, request_received

@@ -35,10 +35,9 @@ from durable_actors._engine.maintenance.janitor import Janitor
 from durable_actors._engine.maintenance.notifier import notifier_child
 from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node, logger
-from durable_actors._engine.running.dispatcher import Dispatcher
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._engine.running.step_task import StepTasks
-from durable_actors._engine.running.task_slice import TaskSlice
 from durable_actors._store.rows import Claim
 from durable_actors._wording import counted
 from durable_actors.otp import (

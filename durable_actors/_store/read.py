@@ -84,8 +84,8 @@ class Instance:
     @property
     def paused(self) -> Request | None:
         """Who paused it, when and why; None if it is not paused. A step that runs then finishes first."""
-        live = self.request is not None and self.finished_at is None
-        return self.request if live and self.request.pauses else None
+        request = self.request
+        return request if request is not None and request.pauses and self.finished_at is None else None
 
 
 def read_instance(row: Row) -> Instance:

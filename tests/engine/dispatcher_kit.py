@@ -7,8 +7,7 @@ from typing import Any
 from durable_actors._engine.claims import ActiveClaim, ActiveClaims, ClaimState
 from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.limits import QueueLimits, max_inflight_burst
-from durable_actors._engine.running.dispatcher import Dispatcher
-from durable_actors._engine.running.task_slice import TaskSlice
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._store.holds import OFFERED
 from durable_actors._store.rows import Claim
 from durable_actors.otp import PoolClosed, PoolFull

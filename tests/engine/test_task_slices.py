@@ -7,7 +7,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 import trio
-from durable_actors._engine.running.task_slice import TaskSlice
+from durable_actors._engine.running.dispatcher import TaskSlice
 from durable_actors._store.rows import Claim
 from tests.engine.kit import QUIET, Gate, active_claims, dispatcher_of, running
 from tests.kit import until

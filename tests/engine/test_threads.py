@@ -9,8 +9,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.claims import ClaimState
-from durable_actors._engine.running.dispatcher import Dispatcher
-from durable_actors._engine.running.task_slice import TaskSlice
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.threads import Threads
 from durable_actors._store.rows import Claim
 from durable_actors.telemetry import ClaimLost, DrainStarted, Picked, StepCommitted, StepStarted

@@ -91,9 +91,7 @@ class RowModel:
     def chance(self) -> bool:
         return self.number(2) == 1
 
-    @property
-    def thread(self):
-        return run_thread(RUN)
+    thread = run_thread(RUN)
 
     def run(self, moves: int) -> RowModel:
         """Make up to so many moves."""
@@ -107,8 +105,8 @@ class RowModel:
 
     def possible(self) -> list[Callable[[], None]]:
         row = self.row
-        anywhere = [self.maybe_cancel, self.wakeup, *([self.resume] if self.suspended else [self.suspend])]
-        anywhere.append(self.snapshot)
+        paused = self.resume if self.suspended else self.suspend
+        anywhere = [self.maybe_cancel, self.wakeup, paused, self.snapshot]
         match row["status"]:
             case "runnable":
                 if self.suspended:  # no pick reads it
@@ -152,16 +150,14 @@ class RowModel:
         self.row["rev"] += 1
         if self.row["finished_at"] is not None:
             self.suspended = False
-        if self.suspended and self.row["status"] == "runnable":
-            self.row["hold"] = 4
         if not self.suspended:
             self.row["request"] = None  # as far as the journal tells
-        data = dict(fields.pop("data", {}))
-        outside = fields.pop("outside", False)
+        elif self.row["status"] == "runnable":
+            self.row["hold"] = 4
+        data, outside = dict(fields.pop("data", {})), fields.pop("outside", False)
         if before["round"] and kind not in {"started", "snapshot"}:
             data["round"] = before["round"]
-        if "row" in fields:
-            del fields["row"]
+        if fields.pop("row", 0) is None:
             data["row"] = json(self.row)
         else:
             fields = {name: before[name] for name in ("step", "visit", "attempt")} | fields
@@ -422,8 +418,7 @@ class RowModel:
         }
 
     def release(self) -> None:
-        row, counted, hold = self.row, self.chance(), self.number(3)
-        hold = 4 if self.suspended else hold
+        row, counted, hold = self.row, self.chance(), 4 if self.suspended else self.number(3)
         interrupted = not counted and self.chance()
         change = {
             **self.returned(row["eligible_at"]),
@@ -545,12 +540,8 @@ class RowModel:
 
     def suspend(self) -> None:
         self.suspended = True
-        self.move(
-            "paused",
-            {"request": {"kind": "pause", "by": "ann", "at": json(self.now)}},
-            by="ann",
-            data=self.command("pause"),
-        )
+        request = {"kind": "pause", "by": "ann", "at": json(self.now)}
+        self.move("paused", {"request": request}, by="ann", data=self.command("pause"))
 
     def resume(self) -> None:
         self.suspended = False
@@ -575,7 +566,6 @@ class RowModel:
 
     def cancel(self) -> None:
         """From outside: an owner loses its claim."""
-        self.suspended = False
         error = ErrorInfo(text="because") if self.chance() else None
         change = {
             **self.error(error),

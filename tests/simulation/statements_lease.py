@@ -251,7 +251,8 @@ def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def read_intents(scene: Scene, tx: Tx, params: Params) -> Rows:
-    found = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    rows = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    found = [row for row in rows if not (row.status == "runnable" and row.hold == 4)]
     return [
         shown(
             row.id, row.status, row.queue, row.step, row.visit, row.round, row.attempt, lit.instant(row.eligible_at),

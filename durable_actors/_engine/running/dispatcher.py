@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from trio_util import AsyncBool
@@ -24,10 +24,10 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.limits import QueueLimits, demand, max_inflight
 from durable_actors._engine.running.prefetch import AdaptivePrefetch
-from durable_actors._engine.running.task_slice import RunSlice, TaskPool, TaskSlice
+from durable_actors._engine.running.task_pool import TaskPool
 from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim
-from durable_actors.otp import PoolClosed, PoolFull
+from durable_actors.otp import PoolClosed, PoolFull, PoolTask
 
 INBOX_FRESH: Final = 0.25
 """Seconds for which the inbox flag of a claimed row is believed, while the row waits for nothing but its turn."""
@@ -39,6 +39,31 @@ RUN_AHEAD_SECONDS: Final = 0.5
 """Seconds for which it may do so."""
 
 GONE, BUFFERED, RUNNING, COMMITTING, CONTINUING, READY, RECOVERING, ABANDONED = ClaimState
+
+
+class TaskSlice:
+    """What one task of the step pool runs: a claim, and after a step that did not wait the next claim."""
+
+    __slots__ = ("active", "dispatcher", "since", "suspended", "task")
+
+    def __init__(
+        self, dispatcher: Dispatcher, active: ActiveClaim, since: float, *, suspended: bool = False
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.active = active
+        """The claim whose step runs now, or ran last."""
+        self.since = since
+        self.suspended = suspended
+        """The task has waited for something: it ends after this step."""
+        self.task: PoolTask | None = None
+
+    def __str__(self) -> str:
+        claim = self.active.claim
+        return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
+
+
+RunSlice = Callable[[TaskSlice, PendingCommit | None], Awaitable[object]]
+"""The body of a step task (`StepTasks.run`). The second argument is an outcome that Postgres refused."""
 
 
 class Dispatcher:

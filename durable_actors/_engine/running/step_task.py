@@ -27,10 +27,9 @@ from durable_actors._engine.committing.spawn import spawn_children
 from durable_actors._engine.committing.verdicts import Overruled, Refused
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
-from durable_actors._engine.running.dispatcher import Dispatcher
+from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.running.step_inputs import InputLoader, StepInputs
 from durable_actors._engine.running.step_run import StepRun
-from durable_actors._engine.running.task_slice import TaskSlice
 from durable_actors._engine.running.user_code import Crashed, cancelled_in, interrupt_in, only_cancelled
 from durable_actors._store.holds import SHELVED
 from durable_actors._store.rows import Claim
