@@ -545,8 +545,7 @@ class RowModel:
 
     def resume(self) -> None:
         self.suspended = False
-        held = {"hold": 0} if self.row["hold"] == 4 else {}
-        self.move("resumed", held, by="ann", data=self.command("resume"))
+        self.move("resumed", {"hold": self.row["hold"] % 4}, by="ann", data=self.command("resume"))
 
     def maybe_cancel(self) -> None:
         if self.number(6) == 1:
