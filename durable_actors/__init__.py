@@ -21,6 +21,7 @@ from durable_actors._store.commands import Receipt
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import Filter
+from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance, ParentRun
 from durable_actors._store.recover import RecoveryReport
 from durable_actors._store.runner import Claimed
@@ -98,6 +99,7 @@ from durable_actors.machine import (
     job,
     step,
 )
+from durable_actors.pausing import pause, pause_queue, pauses, resume, resume_queue
 from durable_actors.repair import accept, rebuild, recover
 from durable_actors.retention import Retention
 from durable_actors.runner import claim_next, complete, fail, heartbeat
@@ -143,6 +145,7 @@ __all__ = [
     "Problem",
     "ProtocolAnomaly",
     "Queue",
+    "QueuePause",
     "Receipt",
     "Record",
     "RecoveryReport",
@@ -191,11 +194,16 @@ __all__ = [
     "open_client",
     "open_engine",
     "otp",
+    "pause",
+    "pause_queue",
+    "pauses",
     "rebuild",
     "receipts",
     "recover",
     "rerun",
     "result",
+    "resume",
+    "resume_queue",
     "retry",
     "run_now",
     "serve",
@@ -223,6 +231,7 @@ for _public in (
     NextAction,
     ParentRun,
     PostgresJournal,
+    QueuePause,
     Receipt,
     RecoveryReport,
     Tree,

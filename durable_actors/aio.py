@@ -37,6 +37,7 @@ from durable_actors._store.dialogues import (
 )
 from durable_actors._store.foreign import polling_async, run_dialogue_async
 from durable_actors._store.insert import Insertion, plan_rows
+from durable_actors._store.pausing import RESUME, pausing
 from durable_actors._store.read import Instance
 from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal
@@ -50,8 +51,10 @@ __all__ = [
     "insert",
     "insert_many",
     "inspect",
+    "pause",
     "rerun",
     "result",
+    "resume",
     "retry",
     "run_now",
     "signal",
@@ -237,6 +240,50 @@ async def rerun(
     check_aio(conn)
     start = Start(step=step, state=state, at_rev=at_rev)
     dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
+
+
+async def pause(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> Literal["paused", "requested"]:
+    """Pause an instance once your transaction commits. Returns "paused", or "requested" if a step runs.
+
+    `durable_actors.pause` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
+    it has ended, is paused, or is to be cancelled. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = pausing(check_schema_name(schema), target, command)
+    done = await run_dialogue_async(conn, dialogue, schema=schema)
+    return cast("Literal['paused', 'requested']", done.result)
+
+
+async def resume(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """End the pause of an instance once your transaction commits; return its id. It leaves a receipt.
+
+    Raises `NoTarget` if the instance does not exist, and `Conflict` if it is not paused. These errors do not abort your
+    transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 

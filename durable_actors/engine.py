@@ -286,6 +286,7 @@ async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Connect the callbacks of engine, node and client."""
     client.notify, client.wakeups = node.notify, node.wakeups
+    client.pauses_changed = node.pauses_changed
     if isinstance(node.port, EnginePort):
         node.port.notify, node.port.wakeups = node.notify, node.wakeups
     node.on_final = client.results.hint

@@ -45,6 +45,7 @@ from durable_actors._store.dialogues import (
 )
 from durable_actors._store.foreign import execute, polling, run_dialogue
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
+from durable_actors._store.pausing import RESUME, pausing
 from durable_actors._store.read import Instance
 from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal, read_sent, signal_params
@@ -69,8 +70,10 @@ __all__ = [
     "insert",
     "insert_many",
     "inspect",
+    "pause",
     "rerun",
     "result",
+    "resume",
     "retry",
     "run_now",
     "signal",
@@ -277,6 +280,50 @@ def rerun(
     start = Start(step=step, state=state, at_rev=at_rev)
     dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
     return run_dialogue(conn, dialogue, schema=schema).id
+
+
+def pause(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> Literal["paused", "requested"]:
+    """Pause an instance once your transaction commits. Returns "paused", or "requested" if a step runs.
+
+    `durable_actors.pause` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
+    it has ended, is paused, or is to be cancelled. These errors do not abort your transaction.
+    """
+    check_sync(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = pausing(check_schema_name(schema), target, command)
+    done = run_dialogue(conn, dialogue, schema=schema)
+    return cast("Literal['paused', 'requested']", done.result)
+
+
+def resume(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """End the pause of an instance once your transaction commits; return its id. It leaves a receipt.
+
+    Raises `NoTarget` if the instance does not exist, and `Conflict` if it is not paused. These errors do not abort your
+    transaction.
+    """
+    check_sync(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
+    return (run_dialogue(conn, dialogue, schema=schema)).id
 
 
 def result(

@@ -31,8 +31,12 @@ MAX_META_BYTES: Final = 65_536
 """The largest `meta`, in bytes of JSON."""
 CANCEL: Final = "cancel"
 """The kind of a request to cancel the instance."""
+PAUSE: Final = "pause"
+"""The kind of a request that keeps the instance from being picked."""
 INSTANCE: Final = "instance"
 """The scope of receipts whose target is an instance."""
+QUEUE: Final = "queue"
+"""The scope of receipts whose target is a queue, or a machine in a queue."""
 
 REDACTED: Final = "[redacted]"
 _SECRET: Final = (
@@ -169,9 +173,9 @@ class Receipt:
     command: str
     """The name of the command, as "retry"."""
     scope: str
-    """What `target` names: "instance", …"""
+    """What `target` names: "instance" or "queue"."""
     target: str
-    """The id of the instance, as text."""
+    """The id of the instance, as text; the name of the queue, or `queue/machine`."""
     by: str | None
     """Who gave the command."""
     reason: str | None
@@ -209,13 +213,13 @@ def read_receipt(row: Row) -> Receipt:
 
 @attrs.frozen
 class Request:
-    """What a command asks of the node that runs an instance: the column `request` of its row.
+    """The standing order of a command, in the column `request` of a row: to cancel the instance, or to pause it.
 
     A JSON object with the names of these fields; `at` is an instant in ISO format.
     """
 
     kind: str
-    """What is asked for: "cancel", …"""
+    """What is asked for: "cancel", "pause"."""
     by: str | None = None
     reason: str | None = None
     at: datetime | None = None
@@ -225,6 +229,11 @@ class Request:
     def cancels(self) -> bool:
         """Whether it asks to cancel the instance, as `durable.asked_to_cancel` decides it."""
         return self.kind == CANCEL
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it pauses the instance, as `durable.asked_to_pause` decides it."""
+        return self.kind == PAUSE
 
 
 def read_request(raw: bytes) -> Request | None:

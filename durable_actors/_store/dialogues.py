@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -195,6 +196,8 @@ class InstanceCommand:
     allowed: frozenset[str]
     otherwise: str
     """Which instances allow it, for the error."""
+    refuses: Callable[[Instance], str | None] | None = None
+    """What of an instance in such a status does not allow it, for the error; None: nothing."""
 
 
 RETRY: Final = InstanceCommand(
@@ -254,6 +257,9 @@ def carrying_out(
         instance = read_instance(rows[0])
         if instance.status not in kind.allowed:
             raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
+        refusal = None if kind.refuses is None else kind.refuses(instance)
+        if refusal is not None:
+            raise Conflict(f"instance {number} {refusal}")
         try:
             done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
         except psycopg.errors.UniqueViolation as refused:

@@ -14,8 +14,9 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Params, Row, Statement
-from durable_actors._store.commands import Command, Request, read_request
+from durable_actors._store.commands import Command, Request
 from durable_actors._store.lease import RUNNER
+from durable_actors._store.pauses import QueuePause, read_pause_list
 from durable_actors._store.read import Instance, read_by_ids, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
@@ -191,7 +192,7 @@ class InstanceDetails:
     elders: tuple[Sibling, ...] = ()
     """The due siblings that go first, on nodes that have their step; in order, the first one of each step."""
     request: Request | None = None
-    """What a command asks of the node that runs it."""
+    """The standing order of a command: to cancel it, or to pause it."""
     requested_ago: float | None = None
     """Seconds since then."""
     rev: int = 1
@@ -217,6 +218,8 @@ class InstanceDetails:
     """The definition of its machine that it was started with; None if its outcomes are not recorded."""
     definition: str | None = None
     """Another definition that ran one of its last steps."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pauses of its queue, and of its machine there."""
 
 
 @attrs.frozen
@@ -248,10 +251,11 @@ async def observe_instance(conn: PgConn, schema: str, number: int) -> InstanceDe
 
 def read_observed(row: Row) -> Observed:
     """Read a row of observe_instances.sql. Pure."""
-    return Observed(read_instance(row[:_COLUMNS]), _details(row[_COLUMNS:]))
+    instance = read_instance(row[:_COLUMNS])
+    return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 29
+_COLUMNS: Final = 30
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 
@@ -261,7 +265,7 @@ class _Parked(msgspec.Struct):
     live: int
 
 
-def _details(row: Row) -> InstanceDetails:
+def _details(instance: Instance, row: Row) -> InstanceDetails:
     (
         eligible,
         lease,
@@ -275,7 +279,6 @@ def _details(row: Row) -> InstanceDetails:
         sibling,
         owner,
         elders,
-        asked,
         now,
         rev,
         offered,
@@ -288,9 +291,10 @@ def _details(row: Row) -> InstanceDetails:
         receipts,
         fingerprint,
         definition,
+        pauses,
     ) = row
-    request = None if asked is None else read_request(asked)
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
+    request = instance.request
     present, since = decode_instant(now), None if request is None else request.at
     ahead = [] if elders is None else msgspec.json.decode(elders, type=list[tuple[int, str, int, str, int]])
     return InstanceDetails(
@@ -319,6 +323,7 @@ def _details(row: Row) -> InstanceDetails:
         receipts=() if receipts is None else msgspec.json.decode(receipts, type=tuple[dict[str, Any], ...]),
         fingerprint=None if fingerprint is None else fingerprint.decode(),
         definition=None if definition is None else definition.decode(),
+        pauses=read_pause_list(instance.queue, pauses),
     )
 
 
@@ -333,10 +338,14 @@ class QueueWork:
     held: int = 0
     """Waiting for a sibling of their partition key."""
     shelved: int = 0
-    """Rows whose machine, version or step is unknown to a node that read them."""
+    """Rows whose machine, version or step is unknown to a node that read them, or whose machine is paused."""
     executing: int = 0
     oldest_due: float | None = None
     """Seconds that the oldest due row has been waiting."""
+    paused: int = 0
+    """Instances that are paused and would be runnable. Those that wait for something else are not counted."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pause of the queue, and those of machines in it."""
 
 
 async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
@@ -351,6 +360,8 @@ async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
             shelved=int(row[4] or 0),
             executing=int(row[5] or 0),
             oldest_due=None if row[6] is None else float(row[6]),
+            paused=int(row[7] or 0),
+            pauses=read_pause_list((row[0] or b"").decode(), row[8]),
         )
         for row in rows
     ]

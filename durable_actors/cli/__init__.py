@@ -17,6 +17,7 @@ from durable_actors.cli.explain import why
 from durable_actors.cli.history import history, verify
 from durable_actors.cli.instances import list_, show
 from durable_actors.cli.overview import nodes, queues
+from durable_actors.cli.pause import pause, queue, resume
 from durable_actors.cli.pg import pg
 from durable_actors.cli.repair import accept, rebuild, recover
 from durable_actors.cli.schema import migrate, uninstall
@@ -71,7 +72,8 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
 
 
 for _verb in (
-    serve, insert, signal, list_, show, why, history, tree, retry, rerun, run_now, cancel, audit, verify, rebuild,
+    serve, insert, signal, list_, show, why, history, tree, retry, rerun, run_now, cancel, pause, resume, queue, audit,
+    verify, rebuild,
     accept, recover, queues, nodes, top, migrate, uninstall, pg, demo,
 ):  # fmt: skip
     cli.add_command(_verb)

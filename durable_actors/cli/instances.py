@@ -152,7 +152,7 @@ def _table(instances: tuple[Instance, ...]) -> Any:
             each.id,
             f"{one_line(each.machine)}/{each.version}",
             one_line(each.step),
-            coloured(each.status),
+            coloured(each.status).append(", paused" if each.paused is not None else "", style="yellow"),
             one_line(each.queue),
             runs(each),
             one_line(shown_key(each.unique_key) or "", limit=30),
@@ -209,7 +209,12 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
     inbox = ", ".join(f"{count} × {one_line(name)}" for name, count in around.unread.items())
     facts: list[tuple[str, object]] = [
         ("instance", f"{instance.id} of {one_line(instance.machine)}/{instance.version}"),
-        ("status", coloured(instance.status)),
+        (
+            "status",
+            coloured(instance.status).append(
+                ", paused" if instance.paused is not None else "", style="yellow"
+            ),
+        ),
         ("step", f"{one_line(instance.step)}, visit {instance.visit}, {counted(runs(instance), 'run')}"),
         ("crashes", instance.crashes or None),
         (

@@ -232,10 +232,12 @@ def manual_resolved(p: Projection, fact: Fact) -> str | None:
 
 def run_suspended(p: Projection, fact: Fact) -> str | None:
     """An operator paused the run: none of its attempts is visible."""
-    who = {"by": fact.data.get("by"), "reason": fact.data.get("reason")}
+    who = {"by": fact.data.get("by"), "reason": fact.data.get("reason"), "at": fact.at.isoformat()}
     if p.suspended is not None:
-        return None if p.suspended == who else "active_manual_step"
+        same = all(p.suspended.get(name) == who[name] for name in ("by", "reason"))
+        return None if same else "active_manual_step"
     p.suspended = who
+    _run(p).hold = 0  # whatever held it: from now on the pause does, whenever it is runnable
     _run(p).approximate = not p.gapless
     return None
 
@@ -245,6 +247,7 @@ def run_resumed(p: Projection, _: Fact) -> str | None:
     if p.suspended is None:
         return "stale_manual_resolution"
     p.suspended = None
+    _run(p).hold = 0
     _run(p).approximate = not p.gapless
     return None
 
@@ -252,7 +255,7 @@ def run_resumed(p: Projection, _: Fact) -> str | None:
 def hold_changed(p: Projection, fact: Fact) -> str | None:
     """The row was offered to picks, held or shelved."""
     run = _run(p)
-    run.hold = fact.data["hold"]
+    run.hold = 0 if p.suspended is not None else fact.data["hold"]
     if run.hold == 2:
         run.shelved_step = fact.data.get("step", run.step)
     return None
@@ -354,7 +357,7 @@ def run_snapshot(p: Projection, fact: Fact) -> str | None:
             return "conflicting_snapshot"
     p.run, p.attempts, p.planned, p.children, p.lineage = base.run, base.attempts, {}, {}, {}
     p.wait, p.manual, p.terminal = base.wait, base.manual, base.terminal
-    p.barrier_failed, p.suspended, p.commands = False, None, []
+    p.barrier_failed, p.suspended, p.commands = False, base.suspended, []
     return None
 
 

@@ -31,6 +31,8 @@ def test_queues_counts(shell: Shell):
         "scheduled": 1,
         "held": 1,
         "shelved": 1,
+        "paused": 0,
+        "pauses": [],
         "executing": 1,
         "awaiting": 2,
         "done": 1,

@@ -153,6 +153,22 @@ def test_odd_nodes_are_listed(durable_dsn, conn, verb):
     assert json.loads(shell(durable_dsn, verb, *arguments, "--json")) is not None
 
 
+async def test_odd_pauses_are_listed_and_stop_nothing_else(durable_dsn, conn):
+    good = define()
+    ends = ["infinity", "-infinity", "0044-03-15 12:00:00+00 BC", None]
+    for index, until in enumerate(ends):
+        names = (f"\x1b[31m'; -- {index}", noise(300) if index % 2 else "")
+        query = "insert into durable.pauses (queue, fsm, until, at, by) values (%s, %s, %s, 'infinity', %s)"
+        conn.execute(query, [*names, until, "\x1b[31m"])
+    for verb in ("queues", "top"):
+        assert "\x1b[31m" not in await trio.to_thread.run_sync(shell, durable_dsn, verb)
+        assert json.loads(await trio.to_thread.run_sync(shell, durable_dsn, verb, "--json")) is not None
+    async with engine(durable_dsn):
+        after = await da.insert(good, args={})
+        assert await da.result(after, timeout=30) == "ran"
+        assert len(await da.pauses()) == 2
+
+
 # -- rows that nobody thought of
 
 instants = st.sampled_from(
@@ -172,7 +188,9 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "visit": st.sampled_from([1, 2, INT8 - 1, INT8]),
     "rev": st.sampled_from([0, -INT8, INT8 - 1, INT8]),
     "hold": st.integers(0, 5),
-    "request": st.sampled_from([None, "null", "{}", '{"cancel": 1e99999}', "[[]]", '"x"']),
+    "request": st.sampled_from(
+        [None, "null", "{}", '{"kind": "pause"}', '{"cancel": 1e99999}', "[[]]", '"x"']
+    ),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
     "rerun_of": st.sampled_from([None, 0, -INT8, INT8]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),

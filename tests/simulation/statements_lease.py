@@ -82,7 +82,7 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         stopped = row.locked_by in tx.tables.stopped
         gone = crashed and not stopped
         pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
         new.eligible_at = tx.now + pause * SECOND
         new.attempt, new.crashes = row.attempt + (not stopped and not gone), row.crashes + (not stopped)
         new.interruptions = row.interruptions + stopped
@@ -147,7 +147,7 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         old = row.clone()
         new = tx.write(row, "crash", claim)
         pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
         new.attempt, new.crashes = row.attempt + (not gone), row.crashes + 1
         new.eligible_at = tx.now + pause * SECOND
         last = f"the last time: {error}"
@@ -198,7 +198,11 @@ def sweep_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
             (
                 r
                 for r in mine
-                if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2 and r.keeps_place
+                if r.status == "runnable"
+                and r.eligible_at <= tx.now
+                and r.hold != 2
+                and r.keeps_place
+                and not tx.is_stopped(r)
             ),
             key=lambda row: row.urgency,
             default=None,
@@ -319,7 +323,8 @@ def find_receipt(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def read_intents(scene: Scene, tx: Tx, params: Params) -> Rows:
-    found = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    rows = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    found = [row for row in rows if not (row.status == "runnable" and row.hold == 4)]
     return [
         shown(
             row.id, row.status, row.queue, row.step, row.visit, row.round, row.attempt, lit.instant(row.eligible_at),

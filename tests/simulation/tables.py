@@ -6,12 +6,13 @@ transaction has written or locked is skipped or waited for (`Blocked`), as the s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg
-from durable_actors._store.holds import HOLDS
+from durable_actors._store.holds import HOLDS, PAUSED
 from durable_actors.machine import ENDED, step_address
 from durable_actors.retention import Retention
 
@@ -75,8 +76,20 @@ class Row:
     def guard(self) -> bytes | None:
         return self.unique_key if self.unique_key is not None and self.status in self.scope else None
 
+    @property
+    def paused(self) -> bool:
+        """durable.asked_to_pause."""
+        request = None if self.request is None else json.loads(self.request)
+        return isinstance(request, dict) and request.get("kind") == "pause"
+
+    @property
+    def held(self) -> int:
+        """durable.hold_of: its hold when it becomes runnable."""
+        return PAUSED if self.paused else 0
+
     def wake(self, now: int) -> None:
         self.status, self.step, self.eligible_at = "runnable", self.await_step or self.step, now
+        self.hold = self.held
         self.await_step = self.await_deadline = None
 
     def unclaim(self) -> None:
@@ -147,6 +160,8 @@ class Tables:
         self.locks: dict[int, Tx] = {}
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
+        self.pauses: dict[tuple[str, str], int | None] = {}
+        """Paused queues and machines: until when."""
         self.serial = 0
         self.letter_serial = 0
         self.written: Callable[[Tx, Row], None] = lambda tx, row: None
@@ -192,6 +207,17 @@ class Tx:
         for number, row in mine.items():
             if number not in self.tables.rows and number not in gone:
                 yield row
+
+    def stopped(self, queue: str) -> set[str]:
+        """The machines that are paused in a queue; "" is the whole queue."""
+        pauses = self.tables.pauses.items()
+        return {
+            fsm for (name, fsm), until in pauses if name == queue and (until is None or until > self.clock)
+        }
+
+    def is_stopped(self, row: Row) -> bool:
+        """Whether its queue or its machine there is paused."""
+        return not self.stopped(row.queue).isdisjoint({"", row.fsm})
 
     def delete(self, row: Row) -> int:
         """Delete a row that nobody else has locked, with its signals and records; returns how many records."""

@@ -14,6 +14,7 @@ from durable_actors._store.claim import PickFrom, promote_siblings, read_queue, 
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.moves import MOVES
+from durable_actors._store.pausing import pause_instance, resume_instance
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
@@ -113,6 +114,8 @@ TRIES: dict[str, Try] = {
     "recount_barriers": lambda late: recount_barriers(late.conn, SCHEMA, after=0),
     "record_wakeup": lambda late: record_wakeup(late.conn, SCHEMA, late.intent),
     "read_intents": _intents,
+    "pause_instance": lambda late: pause_instance(late.conn, SCHEMA, late.claim.id),
+    "resume_instance": lambda late: resume_instance(late.conn, SCHEMA, late.claim.id),
 }
 ELSEWHERE = {
     "insert_plain": "begins a row",
