@@ -50,7 +50,8 @@ begin
                                     and y.eligible_at <= durable.now() and durable.keeps_place(y.hold)
                                     and (y.priority, y.eligible_at, y.id) < (u.p, u.e, u.i)
                                     and y.fsm || chr(31) || y.fsm_version || chr(31) || y.step = any (known)
-                                    and not exists (select 1 from durable.pauses p where p.queue = y.queue and p.fsm in ('', y.fsm) and durable.lasts(p.until)))
+                                    and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                                    and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until)))
                          then 'earlier'
                     else 'free' end as verdict
           from unnest(ks, ps, es, ids, got) with ordinality u(k, p, e, i, ok, o)
@@ -71,7 +72,8 @@ begin
                  where y.partition_key = r.k and y.status = 'runnable' and y.eligible_at <= durable.now() and durable.keeps_place(y.hold)
                    and (y.priority, y.eligible_at, y.id) < (r.p, r.e, r.i)
                    and y.fsm || chr(31) || y.fsm_version || chr(31) || y.step = any (known)
-                   and not exists (select 1 from durable.pauses p where p.queue = y.queue and p.fsm in ('', y.fsm) and durable.lasts(p.until))
+                   and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                   and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                  order by y.priority, y.eligible_at, y.id limit 1 for no key update skip locked;
                 if not found then
                     verdict := 'busy';
@@ -98,7 +100,8 @@ begin
                  cross join lateral (
                      select y.id from durable.gen_durable y
                       where y.partition_key = u.k and y.status = 'runnable' and y.hold = 1
-                        and not exists (select 1 from durable.pauses p where p.queue = y.queue and p.fsm in ('', y.fsm) and durable.lasts(p.until))
+                        and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                        and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                       order by y.priority, y.eligible_at, y.id limit 1 for no key update skip locked) h))
             returning case when g.journal >= 3 then durable.note(g.id, g.rev, 'offered', g.step, null, g.visit, g.attempt, g.round) end
         )

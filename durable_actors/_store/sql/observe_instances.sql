@@ -48,8 +48,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
                select y.id, y.priority, y.eligible_at, y.fsm, y.fsm_version, y.step, y.hold from durable.gen_durable y
                 where y.partition_key = g.partition_key and y.status = 'runnable' and durable.due(y.eligible_at)
                   and durable.keeps_place(y.hold) and (y.priority, y.eligible_at, y.id) < (g.priority, g.eligible_at, g.id)
-                  and not exists (select 1 from durable.pauses p
-                                   where p.queue = y.queue and p.fsm in ('', y.fsm) and durable.lasts(p.until))
+                  and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                  and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                 order by y.priority, y.eligible_at, y.id limit 10000) s
             order by s.fsm, s.fsm_version, s.step, s.priority, s.eligible_at, s.id) e
          where g.status = 'runnable'),
