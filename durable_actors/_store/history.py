@@ -29,7 +29,7 @@ from durable_actors.journal import (
 from durable_actors.journal.fold import copy_of, replay_into
 from durable_actors.journal.kinds import LEVELS, known_level
 from durable_actors.journal.row import whole_row
-from durable_actors.journal.verify import is_acceptance
+from durable_actors.journal.verify import is_acceptance, is_truncation
 
 PAGE: Final = 1000
 """Records per statement."""
@@ -163,13 +163,22 @@ async def project(conn: PgConn, schema: str, number: int, *, revs: Iterable[int]
     found: dict[int, Projection] = {}
     reader = HistoryReader(number)
     projection = copy_of(None)
+    kept = 0  # retention may have deleted what lies before this revision
     while not reader.ended and len(found) < len(wanted):
+        before = reader.after
         for record in reader.page((await conn.run(*reader.call(schema))).rows):
             replay_into(projection, [record])
             if record.rev in wanted:
                 found[record.rev] = copy_of(projection)
+            kept = record.rev if is_truncation(record) and record.rev > before + 1 else kept
+            before = record.rev
     for rev in wanted:
         if rev not in found:
+            if rev < kept:
+                raise Conflict(
+                    f"instance {number} has no record of revision {rev}: its history begins with revision {kept}, a "
+                    "snapshot; retention has deleted what lies before"
+                )
             raise Conflict(
                 f"instance {number} has no record of revision {rev}: its level is {reader.row_level!r}, and its last "
                 f"record is revision {reader.after}"

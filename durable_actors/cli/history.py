@@ -110,7 +110,7 @@ def history(
 def _print_history(page: DamagedPage, *, after: int, traceback: bool) -> None:
     console = make_console()
     if page.records:
-        console.print(table(("", "", ""), map(_row, timeline(page.records, page.damaged))))
+        console.print(table(("", "", ""), map(_row, timeline(page.records, page.damaged, after=after))))
     else:
         console.print(_nothing(page.level) if not after else f"no records after revision {after}")
     if traceback:

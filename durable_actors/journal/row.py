@@ -189,6 +189,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         result=row.result,
         error=error,
         finished_at=row.finished_at,
+        since=(row.visit, row.round, row.attempt),
     )
     projection = Projection(rev=rev, run=run)
     _stand(projection, run, row, cast("dict[str, Any] | None", recorded.get("manual")))

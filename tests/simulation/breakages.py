@@ -40,6 +40,7 @@ STORE: dict[str, str] = {
     "join": "the end of the last child does not wake its parent",
     "deletes live rows": "retention deletes what it looks at",
     "deletes children": "retention deletes children that their parent has not read",
+    "cuts too far": "retention deletes the snapshot, too, behind which it deletes records",
     "unrecorded wake": "the wake by a signal that was there before the park leaves no record",
     "unsaid": "the record of an outcome that was accepted after its lease does not say so",
 }

@@ -15,6 +15,7 @@ from durable_actors.retention import Retention
 
 SHORT = Retention(done=1, cancelled=1, failed=1, interval=1)
 """How long simulated engines keep ended rows, as far as no unique key holds them: children, mostly."""
+object.__setattr__(SHORT, "history", 5)  # shorter than users may have it
 WITHOUT_PLACE = frozenset(hold.number for hold in HOLDS if not hold.keeps_place)
 
 
@@ -22,12 +23,52 @@ class Row:
     """One row of gen_durable. Instants are microseconds of the server's clock."""
 
     __slots__ = (
-        "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
-        "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
-        "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "meta",
-        "manual", "parent_id", "rerun_of",
-        "partition_key", "priority", "queue", "request", "result", "rev", "round", "scope", "shelved_step", "state",
-        "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
+        "attempt",
+        "await_deadline",
+        "await_step",
+        "awaits",
+        "barrier",
+        "children_pending",
+        "children_total",
+        "claim_id",
+        "crashes",
+        "eligible_at",
+        "error_type",
+        "fingerprint",
+        "finished_at",
+        "fsm",
+        "hold",
+        "id",
+        "inbox",
+        "inserted_at",
+        "interruptions",
+        "journal",
+        "last_error",
+        "lease",
+        "locked_by",
+        "manual",
+        "meta",
+        "parent_id",
+        "partition_key",
+        "priority",
+        "queue",
+        "request",
+        "rerun_of",
+        "result",
+        "rev",
+        "round",
+        "scope",
+        "shelved_step",
+        "state",
+        "status",
+        "step",
+        "tags",
+        "token",
+        "traceback",
+        "unique_key",
+        "version",
+        "visit",
+        "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
@@ -132,6 +173,8 @@ class Tables:
         self.letters: dict[int, Letter] = {}
         self.journal: dict[tuple[int, int], dict[str, Any]] = {}
         """Records by instance and rev."""
+        self.snapshots: dict[int, tuple[int, int | None]] = {}
+        """Per instance the last snapshot that retention wrote, and the one before: "snapshot of run:ID"."""
         self.locks: dict[int, Tx] = {}
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
@@ -165,6 +208,8 @@ class Tx:
         self._deleted: set[int] = set()
         self._locked: set[int] = set()
         self._gone: set[int] = set()
+        self._snapshots: dict[int, tuple[int, int | None]] = {}
+        self._cut: set[tuple[int, int]] = set()
 
     # -- rows
 
@@ -228,6 +273,21 @@ class Tx:
         if key not in self.tables.journal:
             self._records.setdefault(key, record)
 
+    def snapshot_of(self, number: int) -> tuple[int, int | None] | None:
+        return self._snapshots.get(number) or self.tables.snapshots.get(number)
+
+    def note_snapshot(self, number: int, rev: int, before: int | None) -> None:
+        self._snapshots[number] = (rev, before)
+
+    def records_of(self, number: int) -> dict[int, dict[str, Any]]:
+        """What is recorded of an instance, by rev, in order."""
+        both = {**self.tables.journal, **self._records}
+        return {key[1]: both[key] for key in sorted(both) if key[0] == number and key not in self._cut}
+
+    def cut(self, number: int, revs: list[int]) -> None:
+        """Delete these records."""
+        self._cut.update((number, rev) for rev in revs)
+
     # -- the inbox
 
     def unread(self, target: int) -> list[Letter]:
@@ -271,6 +331,8 @@ class Tx:
             dict(self.why),
             dict(self._records),
             set(self._gone),
+            dict(self._snapshots),
+            set(self._cut),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -278,7 +340,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone = mark[7]
+        self._gone, self._snapshots, self._cut = mark[7:]
 
     def commit(self) -> None:
         tables = self.tables
@@ -291,12 +353,16 @@ class Tx:
             if letter.dedup is None:
                 self._deleted.add(number)
         tables.journal.update(self._records)
+        tables.snapshots.update(self._snapshots)
+        for cut in self._cut:
+            tables.journal.pop(cut, None)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
         for number in self._deleted:
             tables.letters.pop(number, None)
         for number in self._gone:
             tables.rows.pop(number, None)
+            tables.snapshots.pop(number, None)
             for key in [key for key in tables.journal if key[0] == number]:
                 del tables.journal[key]
         self.rollback()
@@ -304,6 +370,7 @@ class Tx:
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
         self._rows, self._letters, self._records, self._gone = {}, {}, {}, set()
+        self._snapshots, self._cut = {}, set()
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

@@ -51,6 +51,7 @@ RULES = {
     "join": {"I7"},
     "deletes live rows": {"retention"},
     "deletes children": {"retention"},
+    "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},
     "proceed": {"I1", "I4", "I2"},

@@ -5,16 +5,21 @@
 -- locks    the parents, FOR NO KEY UPDATE SKIP LOCKED: a row that is locked is moving
 -- index    gen_durable_pkey, gen_durable_parent, journal_pkey
 -- fence    the rev that the snapshot has: the end of a child and its count at the barrier are one transaction
--- keeps    I11 barriers release exactly once. How many children a barrier needs is in the record of its spawn; without one, a barrier that
---          waits for more children than live is corrected, and one that waits for fewer may have a quorum.
+-- keeps    I11 barriers release exactly once. How many children a barrier needs is in the record of its spawn, or in a snapshot that
+--          retention wrote since; without one, a barrier that waits for more children than live is corrected, and one that waits for fewer
+--          may have a quorum.
 with page as materialized (
     select g.id, g.rev, g.visit, g.status::text as status from durable.gen_durable g where g.id > $1::bigint order by g.id limit $2::int
 ), counted as materialized (
     select p.id, p.rev, c.live, c.ended, c.failed,
-           (select (j.data ->> 'children_pending')::int from durable.journal j
-             where j.instance_id = p.id and j.kind = 'spawned' and j.visit = p.visit - 1 order by j.rev desc limit 1) as needed,
-           (select coalesce(j.data ->> 'pending', j.data ->> 'children_pending')::int from durable.journal j
-             where j.instance_id = p.id and j.kind in ('spawned', 'child_ended', 'recounted') order by j.rev desc limit 1) as recorded
+           (select coalesce(j.data ->> 'needed', j.data ->> 'children_pending')::int from durable.journal j
+             where j.instance_id = p.id and ((j.kind = 'spawned' and j.visit = p.visit - 1)
+                                             or (j.kind = 'snapshot' and j.visit = p.visit and j.data ? 'needed'))
+             order by j.rev desc limit 1) as needed,
+           (select coalesce(j.data ->> 'pending', j.data ->> 'children_pending', j.data -> 'row' ->> 'children_pending')::int
+              from durable.journal j
+             where j.instance_id = p.id and j.kind in ('spawned', 'child_ended', 'recounted', 'snapshot')
+             order by j.rev desc limit 1) as recorded
       from page p
      cross join lateral (
          select count(*) filter (where y.finished_at is null)::int as live, count(*) filter (where y.finished_at is not null)::int as ended,

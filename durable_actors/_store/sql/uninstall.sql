@@ -57,6 +57,8 @@ drop function if exists durable.count_ended;
 drop function if exists durable.note_cancelled;
 drop function if exists durable.asked_to_cancel;
 drop function if exists durable.forget;
+drop function if exists durable.truncate_journal;
+drop function if exists durable.journal_cut;
 drop function if exists durable.note;
 drop function if exists durable.keeps_place;
 drop function if exists durable.offered;

@@ -33,6 +33,7 @@ RULES: dict[str, set[str]] = {
     "join": {"I7"},
     "deletes live rows": {"retention"},
     "deletes children": {"retention"},
+    "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},
     "proceed": {"I1", "I7"},
