@@ -71,7 +71,7 @@ async def accept(
 
 
 async def recover(
-    *, by: str | None = None, reason: str | None = None, engine: object = None
+    *, by: str | None = None, reason: str | None = None, dry_run: bool = False, engine: object = None
 ) -> RecoveryReport:
     """Correct rows that the engine never leaves like this: after changes by hand, or a restored backup.
 
@@ -85,6 +85,7 @@ async def recover(
     corrected. A barrier whose child has no row stays closed: `verify` names the child, and `rebuild` writes it again.
 
     Each instance that is woken or recounted gets a receipt with `by` and `reason`. The other two are what every engine
-    does all the time, and leave none.
+    does all the time, and leave none. With `dry_run=True` nothing is written, and the report says what would be
+    corrected now.
     """
-    return await find_client(engine).recover(by=by, reason=reason)
+    return await find_client(engine).recover(by=by, reason=reason, dry_run=dry_run)

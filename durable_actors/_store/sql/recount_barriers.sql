@@ -1,6 +1,7 @@
 -- recount_barriers: correct the counts of barriers, and open those that are complete. The engine counts exactly; SQL by hand may not.
--- params   $1 after this id bigint · $2 how many rows to look at int · of the receipts: $3 by text · $4 reason text
--- returns  first the last id that was looked at, or null at the end; then the ids of the corrected ones
+-- params   $1 after this id bigint · $2 how many rows to look at int · of the receipts: $3 by text · $4 reason text ·
+--          $5 correct them, or only look boolean
+-- returns  first the last id that was looked at, or null at the end; then the ids of the wrong ones
 -- moves    child_ended · joined · recounted
 -- locks    the parents, FOR NO KEY UPDATE SKIP LOCKED: a row that is locked is moving
 -- index    gen_durable_pkey, gen_durable_parent, journal_pkey
@@ -44,7 +45,7 @@ with page as materialized (
            await_deadline = case when w.opens then null else g.await_deadline end,
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from (select w.*, y.children_pending as before from wrong w join durable.gen_durable y on y.id = w.id) w
-     where g.id = w.id
+     where g.id = w.id and $5::boolean
     returning g.id, case when g.journal >= 3 then durable.note(
                   g.id, g.rev, case when w.opens then 'joined' when w.pending < w.before then 'child_ended' else 'recounted' end,
                   w.step, case when w.opens then g.step end, g.visit, g.attempt, g.round, further => jsonb_build_object(
@@ -56,4 +57,4 @@ with page as materialized (
 )
 select case when count(*) = $2::int then max(p.id) end from page p
 union all
-select c.id from corrected c
+select w.id from wrong w
