@@ -19,7 +19,7 @@ from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_trio
-from durable_actors._store.dialogues import check_id, resolving, run_dialogue
+from durable_actors._store.dialogues import check_id, resolving, resolving_lost, run_dialogue
 from durable_actors._store.foreign import Dialogue, run_dialogue_async
 from durable_actors._store.history import (
     PAGE,
@@ -104,10 +104,13 @@ class HistoryCalls:
     async def damaged_history(
         self, target: int | str | bytes, *, after: int = 0, limit: int = 1000
     ) -> tuple[int, DamagedPage]:
-        """As `history`, for people: the id, and the records as far as they can be read."""
-        number = await self._resolve(target)
-        reader = HistoryReader(number, after=after)
+        """As `history`, for people: the id, and the records as far as they can be read.
+
+        A row that is gone is found by its unique key, too.
+        """
         async with self._pool.acquire(self._lane) as conn:
+            number = await run_dialogue(conn, resolving_lost(self._schema, target))
+            reader = HistoryReader(number, after=after)
             rows = (await conn.run(*reader.call(self._schema, limit=limit))).rows
             page = read_damaged(number, rows, after=after, limit=limit)
             for first in list(page.damaged)[:1]:

@@ -23,6 +23,9 @@ async def rebuild(
 ) -> int:
     """Write the row of an instance as its journal says, and return its id. For rows that are damaged, or gone.
 
+    A row that is gone is found by its unique key, too: its records name it. That looks at every recorded instance. Of
+    several it is the newest.
+
     The journal must be at level "full", else `Conflict` is raised; so it is if records do not fit together. A record
     that is damaged or missing raises `InvalidJournalEntry`. Where it was wrong, the repair is recorded: as a `snapshot`
     record, or, if the instance was executing, as the end of its claim. A claim is not restored: the step runs again,

@@ -10,11 +10,14 @@ import msgspec
 import psycopg
 import pytest
 from durable_actors import _history
-from durable_actors._store import history as history_module
+from durable_actors._store import dialogues, history as history_module
+from durable_actors.client import find_client
 from durable_actors.machine import isolated_registry
 from durable_actors.testing import Bench
 from psycopg.types.json import Jsonb
 from tests.engine.kit import QUIET, Gate, gated, running
+
+LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
 @pytest.fixture
@@ -389,6 +392,29 @@ async def test_a_row_that_is_gone_and_its_journal_that_is_not(durable: Bench):
             await look("order:1")
     [problem] = (await da.verify()).problems
     assert problem.detail.endswith("; it was of machine 'wait', with unique key 'order:1'")
+
+
+async def test_a_row_that_is_gone_is_rebuilt_by_its_unique_key(
+    durable: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """The records name the key. Of several that had it, the newest; live rows and other keys are not meant."""
+    monkeypatch.setattr(dialogues, "LOST_BATCH", 2)
+    numbers = []
+    for key in ("old", "a", "old", "b", "c"):
+        numbers.append(await durable.insert(WAIT, unique_key=key, unique_scope=[*LIVE]))
+        by_hand(durable, f"delete from durable.gen_durable where id = {numbers[-1]} and '{key}' = 'old'")
+    for name in ("history", "state_at"):
+        with pytest.raises(da.NoTarget, match="`rebuild` finds it by the key"):
+            await (da.history("old") if name == "history" else da.state_at("old", 1))
+    client = find_client(None)
+    number, page = await client.damaged_history(b"old")
+    assert (number, [each.kind for each in page.records]) == (numbers[2], ["started"])
+    assert await da.rebuild("old") == numbers[2]
+    assert (await durable.inspect("old")).id == numbers[2]
+    with pytest.raises(
+        da.NoTarget, match="no instance has or had the unique key 'z', and no record names it"
+    ):
+        await da.rebuild("z")
 
 
 async def test_what_verify_has_nothing_to_say_about(durable: Bench):
