@@ -12,6 +12,7 @@ drop function if exists durable.spawn_from_claim;
 drop function if exists durable.cancel_claim;
 drop function if exists durable.commit_claim;
 drop function if exists durable.own_claim;
+drop function if exists durable.claim_age;
 drop function if exists durable.error_of;
 drop function if exists durable.outcome_kind;
 drop function if exists durable.outcome_seconds;
