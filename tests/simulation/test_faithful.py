@@ -221,7 +221,11 @@ class Pair:
 
         def shown(picked: Any) -> Any:
             rows = [
-                attrs.evolve(each, claim_id="", lease_until=each.lease_until and "then")
+                attrs.evolve(
+                    each,
+                    claim_id="",
+                    recorded=attrs.evolve(each.recorded, lease_until=each.recorded.lease_until and "then"),
+                )
                 for each in picked.claims
             ]
             return [attrs.asdict(each) for each in rows], [(each.id, each.what) for each in picked.seen]
