@@ -160,10 +160,12 @@ class CommandCalls(BulkCalls):
         return done
 
     @at_home
-    async def recover(self, *, by: str | None = None, reason: str | None = None) -> RecoveryReport:
+    async def recover(
+        self, *, by: str | None = None, reason: str | None = None, dry_run: bool = False
+    ) -> RecoveryReport:
         """Correct what the engine never leaves wrong; see `durable_actors.recover`."""
-        report = await super().recover(by=by, reason=reason)
-        if self.wakeups is not None:
+        report = await super().recover(by=by, reason=reason, dry_run=dry_run)
+        if self.wakeups is not None and not dry_run:
             self.wakeups.add((*report.woken, *report.recounted, *report.offered, *report.reaped))
         return report
 

@@ -270,7 +270,11 @@ async def history(
 
     A list shorter than `limit` (at most 10,000) is complete; for the next page, pass the last `rev` as `after`. What is
     recorded depends on the level, `journal=`: without one, the list is empty. Raises `NoTarget` if there is neither an
-    instance nor a record of it, and `InvalidJournalEntry` if a record is damaged or missing.
+    instance nor a record of it, and `InvalidJournalEntry` if a record is damaged or missing; if somebody has accepted
+    the row since (`accept`), there is a record of kind "damaged" in its place, whose `error` says how.
+
+    The history of an instance that lives for long may begin with a `snapshot` whose `data["retention"]` is true: then
+    retention has deleted what lies before.
     """
     return await find_client(engine).history(target, after=after, limit=limit)
 

@@ -50,6 +50,8 @@ T = TypeVar("T")
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between the reads of `sync.result` and `aio.result`."""
+LOST_BATCH: Final = 5000
+"""Instances that one statement looks at for one whose row is gone: about 50 ms."""
 
 
 async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
@@ -77,9 +79,34 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     if not rows:
         raise NoTarget(
             f"no instance has or had the unique key {shown(key_as_given(key))}; "
-            "if its row was deleted by hand, `durable-actors verify` tells its id"
+            "if its row was deleted by hand, `durable-actors verify` tells its id, and `rebuild` finds it by the key"
         )
     return int(rows[0][0] or 0)
+
+
+def resolving_lost(schema: str, target: int | str | bytes) -> Dialogue[int]:
+    """As `resolving`; finds also the last owner of a unique key whose row is gone, by the records that it left.
+
+    That looks at every recorded instance: for repairs. Raises `NoTarget`.
+    """
+    if not isinstance(target, str | bytes):
+        return check_id(target)
+    try:
+        return (yield from resolving(schema, target))
+    except NoTarget as nobody:
+        key = key_bytes(target) if isinstance(target, str) else target
+        found: list[int] = []
+        after: int | None = -(2**63)
+        while after is not None:
+            params = [f"\\x{key.hex()}".encode(), encode.number(after), encode.number(LOST_BATCH)]
+            rows = yield statement("find_lost_by_key", schema, read_only=True), params
+            after = None if rows[0][0] is None else int(rows[0][0])
+            found += [int(row[0] or 0) for row in rows[1:]]
+        if not found:
+            raise NoTarget(
+                f"no instance has or had the unique key {key_as_given(key)!r}, and no record names it"
+            ) from nobody
+        return max(found)
 
 
 def check_id(target: object) -> int:

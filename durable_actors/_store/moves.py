@@ -469,10 +469,11 @@ MOVES: Final = (
     ),
     Move(
         name="snapshot",
-        meaning="the command `accept`: its history begins anew with the row; or `rebuild`, if the row was wrong",
+        meaning="the command `accept`: its history begins anew with the row; `rebuild`, if the row was wrong; "
+        "retention, in a long history",
         before=LIVE | ENDED,
         after=LIVE | ENDED,
-        statements=("accept_instance", "rebuild_instance"),
+        statements=("accept_instance", "rebuild_instance", "snapshot_journal"),
         columns=END | CLAIM | {"inbox", "shelved_step", "interruptions", "request"},
     ),
 )

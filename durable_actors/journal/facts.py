@@ -68,6 +68,17 @@ def runnable_key(run: int, visit: int, step: str, round: int, attempt: int) -> s
     return f"{run}/{visit}/{step}#{round}.{attempt}"
 
 
+def place_of(key: str) -> tuple[int, int, int]:
+    """Visit, round and attempt in the key of an attempt, in the order of time; a key of another form comes last."""
+    place, _, count = key.rpartition("#")
+    _, visit, *_ = [*place.split("/", 2), ""]
+    round_, _, attempt = count.partition(".")
+    try:
+        return int(visit), int(round_), int(attempt)
+    except ValueError:
+        return 2**63, 0, 0
+
+
 class Fact(msgspec.Struct, frozen=True):
     """One fact of the protocol."""
 

@@ -114,13 +114,22 @@ class ParentStart(_Part, frozen=True, kw_only=True):
 
 
 class RowData(Data, frozen=True, kw_only=True):
-    """`started`, `snapshot`."""
+    """`started`; `snapshot` has more."""
 
     row: dict[str, Any]
     """The columns of the row after the move, as JSON."""
     command: Command | None = None
     parent: ParentStart | None = None
     """Of a child that was started: its parent then."""
+
+
+class SnapshotData(RowData, frozen=True, kw_only=True):
+    """`snapshot`."""
+
+    needed: int | None = None
+    """While it waits for its children: for how many its barrier waited at first."""
+    retention: bool = False
+    """Retention wrote it, as it does now and then in a long history: records before it may be deleted."""
 
 
 class ClaimedData(Data, frozen=True, kw_only=True):
@@ -377,7 +386,7 @@ KINDS: Final[dict[str, Kind]] = {
         "the whole row: recording began or its level changed, or older records may be deleted",
         "outcomes",
         (),
-        RowData,
+        SnapshotData,
     ),
     "wakeup": Kind("a notifier was told that the row is due", "claims", _PLACE, WakeupData),
 }

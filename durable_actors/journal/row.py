@@ -196,6 +196,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         result=row.result,
         error=error,
         finished_at=row.finished_at,
+        since=(row.visit, row.round, row.attempt),
     )
     projection = Projection(rev=rev, run=run, suspended=_pause_in(recorded))
     if projection.suspended is not None:

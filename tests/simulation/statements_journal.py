@@ -28,7 +28,7 @@ def note(
     """durable.note: record a move of a row whose level is at least this. `old` is the row before the move."""
     if new.journal >= level:
         data = rest.pop("data", {})
-        if old.round and kind != "started":
+        if old.round and kind not in {"started", "snapshot"}:
             data = {**data, "round": old.round}
         _insert(
             tx, new, kind=kind, step=old.step, to_step=to_step, visit=old.visit, attempt=old.attempt, data=data, **rest

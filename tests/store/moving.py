@@ -28,7 +28,7 @@ from durable_actors._store.observe import cancel_instance, hasten_instance, retr
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
 from durable_actors._store.rerun import Start, rerunning
-from durable_actors._store.retention import Ages, delete_ended
+from durable_actors._store.retention import Ages, delete_ended, snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
 from durable_actors._store.wakeup import read_intents, record_wakeup
@@ -412,6 +412,7 @@ async def rows_written_as_their_journals_say(world: World) -> None:
     world.db.execute("update durable.gen_durable set state = '1' where id = %s", [runnable])
     await run_dialogue(world.conn, rebuilding(SCHEMA, runnable, plan_command()))
     await run_dialogue(world.conn, accepting(SCHEMA, runnable, plan_command()))
+    assert await snapshot_journal(world.conn, SCHEMA, runnable, moves=1)
     world.db.execute("delete from durable.gen_durable")
     for number in (runnable, executing):
         await run_dialogue(world.conn, rebuilding(SCHEMA, number, plan_command()))
