@@ -17,7 +17,7 @@ with seen as materialized (
     select g.id, s.before
       from seen s
       join durable.gen_durable g on g.id = s.id and g.rev = s.rev
-     where g.finished_at is null and g.journal between 2 and 4 and g.request is null and (g.manual is null or g.status <> 'awaiting_signal')
+     where g.finished_at is null and g.journal between 2 and 4 and g.hold <> 4 and g.request is null and (g.manual is null or g.status <> 'awaiting_signal')
        and isfinite(g.eligible_at) and isfinite(g.inserted_at) and isfinite(coalesce(g.await_deadline, g.inserted_at))
        and isfinite(coalesce(g.lease_expires_at, g.inserted_at))
        for no key update of g skip locked
