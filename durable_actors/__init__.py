@@ -16,6 +16,7 @@ from durable_actors import aio, journal, otp, sync, telemetry
 from durable_actors._client import Client
 from durable_actors._postgres.embedded.server import embedded_dsn
 from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Receipt
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.migrate import migrate
@@ -52,6 +53,7 @@ from durable_actors.client import (
 )
 from durable_actors.config import Config, Queue, Wakeup
 from durable_actors.control import cancel
+from durable_actors.decisions import approve, proceed, reject
 from durable_actors.engine import Engine, open_engine, serve, start_engine
 from durable_actors.errors import (
     CommitUnknown,
@@ -79,17 +81,20 @@ from durable_actors.errors import (
 from durable_actors.journal import Problem, Record, VerifyReport
 from durable_actors.machine import (
     KEEP,
+    Approval,
     Await,
     Cancel,
     Child,
     ChildView,
     Context,
+    Decision,
     Done,
     Error,
     InsertOptions,
     Machine,
     Next,
     Outcome,
+    Pause,
     Replay,
     Retry,
     ScheduleChildren,
@@ -104,8 +109,10 @@ from durable_actors.runner import claim_next, complete, fail, heartbeat
 
 __all__ = [
     "KEEP",
+    "Approval",
     "Await",
     "Blocker",
+    "Boundary",
     "Cancel",
     "Child",
     "ChildView",
@@ -116,6 +123,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "Context",
+    "Decision",
     "DefinitionError",
     "Done",
     "Duplicate",
@@ -137,6 +145,7 @@ __all__ = [
     "NoTarget",
     "Outcome",
     "ParentRun",
+    "Pause",
     "PoolTimeout",
     "PostgresJournal",
     "Problem",
@@ -167,6 +176,7 @@ __all__ = [
     "accept",
     "aio",
     "anomalies",
+    "approve",
     "cancel",
     "claim_next",
     "complete",
@@ -190,9 +200,11 @@ __all__ = [
     "open_client",
     "open_engine",
     "otp",
+    "proceed",
     "rebuild",
     "receipts",
     "recover",
+    "reject",
     "result",
     "retry",
     "serve",
@@ -211,6 +223,7 @@ __all__ = [
 # Show the public import path, not the module that defines them.
 for _public in (
     Blocker,
+    Boundary,
     Claimed,
     Client,
     Explanation,

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, TypeVar, get_args
 
 import attrs
 import psycopg
@@ -16,6 +18,7 @@ from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
+from durable_actors._store.boundaries import Verb, told
 from durable_actors._store.claim import read_promoted
 from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
 from durable_actors._store.foreign import Dialogue
@@ -42,7 +45,7 @@ from durable_actors.errors import (
     InstanceFailed,
     NoTarget,
 )
-from durable_actors.machine import decode_json, decode_or_text
+from durable_actors.machine import Status, decode_json, decode_or_text
 
 T = TypeVar("T")
 
@@ -195,6 +198,8 @@ class InstanceCommand:
     allowed: frozenset[str]
     otherwise: str
     """Which instances allow it, for the error."""
+    refused: Callable[[Instance], str | None] = lambda _: None
+    """What else forbids it, for the error; None: nothing does. It must say what the statement's own condition says."""
 
 
 RETRY: Final = InstanceCommand(
@@ -211,6 +216,33 @@ CANCEL: Final = InstanceCommand(
     frozenset({"runnable", "executing", "awaiting_signal", "awaiting_children"}),
     "only one that has not ended can be cancelled",
 )
+
+
+def _undecidable(kind: str, instance: Instance) -> str | None:
+    """Why it does not wait for this decision; None: it does."""
+    if instance.boundary is not None:
+        return None if instance.boundary.kind == kind else f"waits for {_ASKS[instance.boundary.kind]}"
+    known = None if instance.decision is None else told(instance.decision)
+    if instance.status == "failed":
+        known = instance.last_error
+    return f"is {instance.status}" + (f" ({known})" if known else "")
+
+
+_ASKS: Final = {"pause": "somebody to let it proceed", "approval": "an approval"}
+
+
+def _decision(verb: Verb, kind: str, what: str) -> InstanceCommand:
+    otherwise = f"only one that waits for {_ASKS[kind]} can be {what}"
+    return InstanceCommand(
+        "resolve_boundary", verb, frozenset(get_args(Status)), otherwise, partial(_undecidable, kind)
+    )
+
+
+DECISIONS: Final[dict[Verb, InstanceCommand]] = {
+    "proceed": _decision("proceed", "pause", "let proceed"),
+    "approve": _decision("approve", "approval", "approved"),
+    "reject": _decision("reject", "approval", "rejected"),
+}
 
 
 @attrs.frozen
@@ -230,7 +262,7 @@ class CarriedOut:
 
 
 def carrying_out(
-    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes
+    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes | None
 ) -> Dialogue[CarriedOut]:
     """Carry out a command on an instance: done, already done (the same key), or `Conflict`.
 
@@ -249,6 +281,8 @@ def carrying_out(
         instance = read_instance(rows[0])
         if instance.status not in kind.allowed:
             raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
+        if (why_not := kind.refused(instance)) is not None:
+            raise Conflict(f"instance {number} {why_not}, and {kind.otherwise}")
         try:
             done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
         except psycopg.errors.UniqueViolation as refused:
@@ -282,6 +316,17 @@ def cancelling(
         rows = yield statement("promote_siblings", schema), [encode.text_array([key.decode()])]
         offered += read_promoted(rows)
     return attrs.evolve(done, offered=tuple(offered))
+
+
+def deciding(
+    verb: Verb, schema: str, target: int | str | bytes, command: Command, params: list[bytes | None]
+) -> Dialogue[CarriedOut]:
+    """Resolve the boundary where an instance waits for a person; the result is its id. Raises as `carrying_out`."""
+    done = yield from carrying_out(DECISIONS[verb], schema, target, command, *params)
+    if not done.more or done.more[1] is None:
+        return done
+    parent, queue = done.more
+    return attrs.evolve(done, offered=(Promoted(int(parent or 0), (queue or b"").decode()),))
 
 
 def earlier_receipt(schema: str, name: str, number: int, command: Command) -> Dialogue[Receipt | None]:

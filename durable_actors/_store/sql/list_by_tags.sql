@@ -1,7 +1,7 @@
 -- list_by_tags: the instances that have all of these tags, newest first. For operators.
 -- params   $1 tags text[] · $2 below this id bigint · $3 limit int
 --          each may be null: $4 status text · $5 machine text · $6 queue text · $7 step text · $8 part of the error text
---          $9 tags text[] · $10 unchanged for so many seconds float8
+--          $9 tags text[] · $10 unchanged for so many seconds float8 · $11 what it waits for text
 -- returns  id, newest first
 -- locks    none
 -- index    gen_durable_tags: an index of sets has no order, so the cost is that of all rows with these tags
@@ -20,4 +20,5 @@ select t.id
    and ($8::text is null or strpos(t.last_error, $8::text) > 0)
    and ($9::text[] is null or t.tags @> $9::text[])
    and ($10::float8 is null or t.updated_at < durable.now() - make_interval(secs => $10::float8))
+   and ($11::text is null or durable.waits_for(t.status, t.manual) = $11::text)
  order by t.id desc limit $3::int
