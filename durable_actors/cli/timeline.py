@@ -96,6 +96,7 @@ _WAITS: Final = {
     "held": "it waited for its partition key",
     "shelved": "it waited for a node that has its step",
     "paused": "it was paused",
+    "asked": "it waited for a person",
     **dict.fromkeys(("done", "failed", "cancelled", "unfit"), "it had ended"),
 }
 
@@ -121,6 +122,18 @@ def _entered(record: Record, _data: Mapping[str, Any]) -> str:
 def _parked(record: Record, data: Mapping[str, Any]) -> str:
     then = f" → {record.to_step}" if record.to_step else ""
     return f"{record.step}{then}, awaits {_names(data.get('awaits', ()))}{_by('deadline', data)}"
+
+
+def _asked(record: Record, data: Mapping[str, Any]) -> str:
+    boundary: Mapping[str, Any] = data.get("boundary") or {}
+    title = f": {one_line(str(boundary['title']), limit=120)}" if boundary.get("title") else ""
+    return f"{record.step} → {record.to_step}, {boundary.get('kind', '?')}{title}{_by('deadline', data)}"
+
+
+def _decided(record: Record, data: Mapping[str, Any]) -> str:
+    comment = (data.get("decision") or {}).get("comment")
+    parts = (_entered(record, data), "" if comment is None else one_line(str(comment), limit=120))
+    return ", ".join(part for part in parts if part)
 
 
 def _woken(record: Record, data: Mapping[str, Any]) -> str:
@@ -153,6 +166,8 @@ _WHAT: Final[Mapping[str, Callable[[Record, Mapping[str, Any]], str]]] = {
         f"{record.step} → {record.to_step}, {data.get('children_total', '?')} children"
     ),
     "parked": _parked,
+    "asked": _asked,
+    **dict.fromkeys(("approved", "rejected", "proceeded", "timed_out"), _decided),
     "woken": _woken,
     "expired": _entered,
     "joined": _entered,

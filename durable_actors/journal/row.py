@@ -117,7 +117,7 @@ def _place(projection: Projection, run: Run) -> dict[str, Any]:
         "awaits": run.awaits,
         "await_step": waiting and waiting.next.await_step,
         "await_deadline": waiting and waiting.deadline,
-        "manual": projection.manual and projection.manual.metadata,
+        "manual": run.manual,
     }
 
 
@@ -182,6 +182,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         claim_id=row.claim_id,
         token_hash=row.claim_token_hash,
         awaits=row.awaits,
+        manual=cast("dict[str, Any] | None", recorded.get("manual")),
         children_total=row.children_total,
         children_pending=row.children_pending,
         wake_on_failure=row.wake_on_failure,
@@ -191,17 +192,17 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         finished_at=row.finished_at,
     )
     projection = Projection(rev=rev, run=run)
-    _stand(projection, run, row, cast("dict[str, Any] | None", recorded.get("manual")))
+    _stand(projection, run, row)
     return projection
 
 
-def _stand(projection: Projection, run: Run, row: Current, manual: dict[str, Any] | None) -> None:
+def _stand(projection: Projection, run: Run, row: Current) -> None:
     """Open what the status of the row says is open: an attempt, a claim, a wait."""
     following = Place(row.await_step or row.step, row.visit, row.round, row.attempt, row.await_step)
     match row.status:
         case "done" | "failed" | "cancelled":
             projection.terminal = row.status
-        case "awaiting_signal" if manual is not None:
+        case "awaiting_signal" if (manual := run.manual) is not None and "decision" not in manual:
             kind = str(manual.get("kind", "pause"))
             projection.manual = Manual(
                 row.step, kind, row.visit, following, row.eligible_at, row.await_deadline, manual

@@ -27,7 +27,7 @@ update durable.gen_durable g
        error_type = case when d.fault is null then g.error_type end, traceback = case when d.fault is null then g.traceback end,
        manual = case when not d.asks then g.manual
                      when d.fault is null then g.manual || jsonb_build_object('decision', jsonb_build_object('kind', 'timed_out', 'at', durable.now())) end,
-       eligible_at = durable.now(), step = coalesce(d.to_step, g.step), await_step = null,
+       eligible_at = case when d.to_step is null then g.eligible_at else durable.now() end, step = coalesce(d.to_step, g.step), await_step = null,
        await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
   from (select y.id, y.step, y.status, w.asks, w.wide, w.to_step,
                case when w.wide then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))

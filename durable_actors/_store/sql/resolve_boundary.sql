@@ -28,7 +28,7 @@ with target as materialized (
                              else 'rejected' || coalesce(' by ' || $2::text, '') || coalesce(': ' || coalesce($7::text, $3::text), '') end,
            error_type = case when t.to_step is not null then g.error_type end, traceback = case when t.to_step is not null then g.traceback end,
            manual = case when t.to_step is not null then g.manual || jsonb_build_object('decision', t.decision) end,
-           eligible_at = durable.now(), step = coalesce(t.to_step, g.step), await_step = null, await_deadline = null,
+           eligible_at = case when t.to_step is null then g.eligible_at else durable.now() end, step = coalesce(t.to_step, g.step), await_step = null, await_deadline = null,
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from target t
      where g.id = t.id
