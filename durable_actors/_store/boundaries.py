@@ -1,4 +1,4 @@
-"""Manual boundaries as rows have them: what a person is asked, and what was decided. Pure.
+"""Manual boundaries as rows have them: what a person is asked, and what was decided.
 
 The column `manual` is a JSON object: `kind`, `title`, `data`, `on_reject`, `on_timeout` as the outcome said, and from
 the decision on `decision`. Only a hand writes another one; `durable.waits_for` and `read_manual` agree on what counts.
@@ -11,7 +11,10 @@ from typing import Any, Final, Literal, cast, get_args
 
 import attrs
 
-from durable_actors._store.commands import MAX_TEXT, plain_text
+from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.commands import MAX_TEXT, Command, plain_text
+from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import Decision, decode_or_text, encode_json
 
@@ -111,6 +114,14 @@ def decision_params(verb: Verb, comment: object, data: object) -> list[bytes | N
             f"data has {len(given)} bytes of JSON, the limit is {MAX_DATA_BYTES}", option="data"
         )
     return [verb.encode(), None if text is None else text.encode(), given]
+
+
+async def decide_instance(
+    conn: PgConn, schema: str, number: int, verb: Verb, *, comment: str | None = None, data: object = None
+) -> bool:
+    """Resolve the boundary of an instance; False if it does not wait for that decision or does not exist."""
+    params = [encode.number(number), *Command().params(), *decision_params(verb, comment, data)]
+    return bool((await conn.run(statement("resolve_boundary", schema), params)).rows)
 
 
 def told(decision: Decision) -> str:

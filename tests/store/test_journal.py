@@ -97,7 +97,15 @@ async def test_every_move_leaves_the_record_that_its_level_asks_for_and_nothing_
         if "claim_id" in KINDS[record.kind].fields:
             claim = change.new["claim_id"] if record.kind == "claimed" else before["claim_id"]
             assert record.claim_id == str(claim)
-            assert record.kind in {"next", "parked", "spawned", "retry", "done", "failed"} or record.node in {
+            assert record.kind in {
+                "next",
+                "parked",
+                "asked",
+                "spawned",
+                "retry",
+                "done",
+                "failed",
+            } or record.node in {
                 "node",
                 "runner:test",
             }

@@ -43,14 +43,14 @@ def plan_of(conn: psycopg.Connection, name: str, *arguments: object, generic: bo
 
 
 def test_a_listing_reads_its_window_and_no_more(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 6)
+    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 7)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_pkey")
     assert plan.buffers < 60
 
 
 def test_a_key_has_its_index(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 7)
+    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 8)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_key_history")
     assert plan.buffers < 12

@@ -3,7 +3,7 @@
 --          $6 the command text: proceed resolves a pause, approve and reject an approval · $7 comment text · $8 data for the step jsonb
 -- returns  the receipt's result, which is the id; nothing if it does not wait for that decision. Then, of a rejection that has ended it, its
 --          parent and that one's queue if this has opened the parent's barrier
--- moves    proceeded · approved · rejected · child_ended · joined · unfit
+-- moves    unfit · proceeded · approved · rejected · child_ended · joined
 -- locks    its row, then its parent's: the order of every commit
 -- index    gen_durable_pkey, receipts_once
 -- keeps    one decision counts: the row lock orders it, another one, a cancel and the deadline, and only the first finds the boundary open.
