@@ -109,7 +109,7 @@ async def test_every_move_leaves_the_record_that_its_level_asks_for_and_nothing_
                 "node",
                 "runner:test",
             }
-        if record.to_step is not None and record.kind not in {"parked", "spawned", "started"}:
+        if record.to_step is not None and record.kind not in {"parked", "asked", "spawned", "started"}:
             assert record.to_step == change.new["step"]
         under_claim = (
             record.kind != "cancelled" or record.claim_id is not None
