@@ -30,7 +30,7 @@ class DecisionCalls(CommandCalls):
     ) -> int:
         """Let an instance proceed that waits at a `Pause`; see `durable_actors.proceed`."""
         command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-        return await self._decide("proceed", target, command, comment, data, conn)
+        return await self._decide("proceed", target, command, decision_params("proceed", comment, data), conn)
 
     async def approve(
         self,
@@ -46,7 +46,7 @@ class DecisionCalls(CommandCalls):
     ) -> int:
         """Approve what an instance asks with `Approval`; see `durable_actors.approve`."""
         command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-        return await self._decide("approve", target, command, comment, data, conn)
+        return await self._decide("approve", target, command, decision_params("approve", comment, data), conn)
 
     async def reject(
         self,
@@ -62,18 +62,16 @@ class DecisionCalls(CommandCalls):
     ) -> int:
         """Reject what an instance asks with `Approval`; see `durable_actors.reject`."""
         command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-        return await self._decide("reject", target, command, comment, data, conn)
+        return await self._decide("reject", target, command, decision_params("reject", comment, data), conn)
 
     async def _decide(
         self,
         verb: Verb,
         target: int | str | bytes,
         command: Command,
-        comment: object,
-        data: object,
+        params: list[bytes | None],
         conn: TrioConn | None,
     ) -> int:
-        params = decision_params(verb, comment, data)
         done = await self._dialogue(partial(deciding, verb, self._schema, target, command, params), conn)
         if done.found is not None:
             self._after_commit(conn, partial(self._after_decision, verb, done))

@@ -87,7 +87,8 @@ async def reject(
     """Reject what an instance (by id or unique key) asks with `Approval`; return its id.
 
     It enters the step `on_reject` of the approval, where `ctx.decision` has `by`, `comment` and `data`. Without that
-    step it fails at once ("rejected by ada: too expensive"), and its parent's barrier counts it. Otherwise as `approve`.
+    step it fails at once ("rejected by ada: too expensive"), and its parent's barrier counts it. Otherwise as
+    `approve`.
     """
     return await find_client(engine).reject(
         target,

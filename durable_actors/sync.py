@@ -255,8 +255,9 @@ def proceed(
 ) -> int:
     """Let an instance proceed that waits at a `Pause`, once your transaction commits; return its id.
 
-    See `durable_actors.proceed`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends, the
-    instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait at a pause. These errors do not abort your transaction.
+    See `durable_actors.proceed`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    at a pause. These errors do not abort your transaction.
     """
     check_sync(conn)
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
@@ -279,9 +280,9 @@ def approve(
 ) -> int:
     """Approve what an instance asks with `Approval`, once your transaction commits; return its id.
 
-    See `durable_actors.approve`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends, the
-    instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait for an
-    approval, or another decision was first. These errors do not abort your transaction.
+    See `durable_actors.approve`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    for an approval, or another decision was first. These errors do not abort your transaction.
     """
     check_sync(conn)
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
@@ -304,9 +305,9 @@ def reject(
 ) -> int:
     """Reject what an instance asks with `Approval`, once your transaction commits; return its id.
 
-    See `durable_actors.reject`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends, the
-    instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait for an
-    approval, or another decision was first. These errors do not abort your transaction.
+    See `durable_actors.reject`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    for an approval, or another decision was first. These errors do not abort your transaction.
     """
     check_sync(conn)
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)

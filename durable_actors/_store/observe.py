@@ -106,8 +106,9 @@ async def list_instances(
 ) -> Listing:
     """List up to `limit` instances with ids below `before`, newest first, reading at most `depth` rows.
 
-    Filters other than key, parent, tag and waiting for a person are applied row by row: no index contains finished instances by status,
-    because it would make every commit more expensive. So a rare status may need several calls, each of bounded cost.
+    Filters other than key, parent, tag and waiting for a person are applied row by row: no index contains finished
+    instances by status, because it would make every commit more expensive. So a rare status may need several calls,
+    each of bounded cost.
     """
     if where.unique_key is not None and where.parent is not None:
         raise ConfigError("filter by unique_key or by parent, not by both", option="parent")

@@ -67,7 +67,8 @@ def asked(boundary: Boundary, deadline: str) -> str:
     """The summary of an instance that waits for a person."""
     title = f" ({boundary.title})" if boundary.title else ""
     if boundary.kind == "pause":
-        return f"its step has paused it{title}: it waits until somebody lets it proceed, then runs step {boundary.then!r}"
+        then = f"then runs step {boundary.then!r}"
+        return f"its step has paused it{title}: it waits until somebody lets it proceed, {then}"
     rejected = f"step {boundary.on_reject!r} runs" if boundary.on_reject else "it fails"
     return f"it waits for an approval{title}{deadline}, then runs step {boundary.then!r}; if it is rejected, {rejected}"
 

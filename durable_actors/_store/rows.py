@@ -108,7 +108,7 @@ class Transition:
     timeout: float | None = None
     """Seconds until it is woken without a signal."""
     boundary: bytes | None = None
-    """The manual boundary at which it waits for a person: JSON. Its `awaits` is empty then, so that no signal matches."""
+    """The manual boundary at which it waits for a person: JSON. Its `awaits` is empty, so no signal matches."""
     keeps_awaits: bool = False
     """A retry keeps the await that led to the step."""
     consumed: tuple[int, ...] = ()

@@ -211,7 +211,7 @@ def _explained(invalid: type[DurableError]) -> Generator[None, None, None]:
 # -- outcomes as JSON. Pure.
 
 
-def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[InsertPlan] = ()) -> bytes:
+def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[InsertPlan] = ()) -> bytes:  # noqa: PLR0911 - one per case
     """The JSON form of an outcome, as the function `complete` takes it. `plans` are the children to insert.
 
     States are encoded as the machine says, or as plain JSON if this process does not know it.

@@ -152,7 +152,7 @@ class _Found:
     blockers: Sequence[Blocker] = ()
 
 
-def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
+def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:  # noqa: PLR0911 - one per case
     instance, around = observed.instance, observed.details
     match instance.status:
         case "done":

@@ -72,8 +72,8 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
 
 
 for _verb in (
-    serve, insert, signal, list_, show, why, history, tree, retry, cancel, proceed, approve, reject, audit, verify, rebuild, accept, recover,
-    queues, nodes, top, migrate, uninstall, pg, demo,
+    serve, insert, signal, list_, show, why, history, tree, retry, cancel, proceed, approve, reject, audit, verify,
+    rebuild, accept, recover, queues, nodes, top, migrate, uninstall, pg, demo,
 ):  # fmt: skip
     cli.add_command(_verb)
 

@@ -70,7 +70,7 @@ def _verb(name: Verb, short: str, text: str) -> click.Command:
         async def run() -> list[Decided]:
             async with open_store(dsn, schema) as conn:
                 addresses = dict.fromkeys(read_target(each, as_key=as_key) for each in targets)
-                return [await _decide(conn, name, schema, each, command, params) for each in addresses]
+                return [await _decide(conn, schema, each, name, command, params=params) for each in addresses]
 
         found = trio.run(run)
         if as_json:
@@ -87,7 +87,7 @@ def _verb(name: Verb, short: str, text: str) -> click.Command:
 
 
 async def _decide(
-    conn: PgConn, verb: Verb, schema: str, address: int | str, command: Command, params: list[bytes | None]
+    conn: PgConn, schema: str, address: int | str, verb: Verb, command: Command, *, params: list[bytes | None]
 ) -> Decided:
     number = address if isinstance(address, int) else None
     try:
@@ -99,8 +99,8 @@ async def _decide(
     return Decided(number, decided=True)
 
 
-_REFUSED = """For each instance that does not wait for that, the reason is printed and the exit code is 1; for the others
-the decision counts. Each leaves a receipt: see audit. list --waiting shows who waits."""
+_REFUSED = """For each instance that does not wait for that, the reason is printed and the exit code is 1; for the
+others the decision counts. Each leaves a receipt: see audit. list --waiting shows who waits."""
 
 proceed = _verb(
     "proceed",

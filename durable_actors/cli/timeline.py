@@ -131,8 +131,9 @@ def _asked(record: Record, data: Mapping[str, Any]) -> str:
 
 
 def _decided(record: Record, data: Mapping[str, Any]) -> str:
-    comment = (data.get("decision") or {}).get("comment")
-    parts = (_entered(record, data), "" if comment is None else one_line(str(comment), limit=120))
+    decision: Mapping[str, Any] = data.get("decision") or {}
+    comment = str(decision.get("comment") or "")
+    parts = (_entered(record, data), one_line(comment, limit=120))
     return ", ".join(part for part in parts if part)
 
 

@@ -1,8 +1,8 @@
 """Outcomes: what a step returns. Frozen values, checked in the constructor, so the traceback shows the step's line.
 
 `Outcome` is a closed union of non-generic classes. The *constructors* of `Next`, `Await`, `ScheduleChildren`,
-`Pause` and `Approval` check the type of the state against the step they name. If the classes were generic, the expected return type
-`Next[...]` would take part in the inference and any state would be accepted.
+`Pause` and `Approval` check the type of the state against the step they name. If the classes were generic, the expected
+return type `Next[...]` would take part in the inference and any state would be accepted.
 """
 
 from __future__ import annotations
@@ -344,8 +344,8 @@ class Approval:
     """Park the instance until a person approves or rejects (`durable_actors.approve`, `reject`), or until the timeout.
 
     Approved, it enters `then`; rejected, `on_reject`, or without that it fails. A timeout enters `on_timeout`; without
-    that it is as good as a rejection, and never an approval. No signal wakes it. In the entered step `ctx.decision` says
-    what was decided, by whom and when. Consumes the signals in `ctx.awaited`.
+    that it is as good as a rejection, and never an approval. No signal wakes it. In the entered step `ctx.decision`
+    says what was decided, by whom and when. Consumes the signals in `ctx.awaited`.
     """
 
     then: str

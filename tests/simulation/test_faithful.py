@@ -345,10 +345,9 @@ class Pair:
                 return lambda consume: da.Approval(then, state, title="ok?", on_reject=other, timeout=late)
             case "done":
                 return lambda consume: da.Done({"r": 1})
-            case "cancel":
-                return None
-            case _:
+            case "stop":
                 return lambda consume: da.Stop("why")
+        return None
 
     async def spawn(self) -> None:
         [held, *_] = self._some()
@@ -422,8 +421,7 @@ class Pair:
 
     async def cancel(self) -> None:
         """An instance is cancelled, or its node is asked to; both tell the node."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        force = self.random.random() < 0.3
+        row, force = self.random.choice(list(self.server.tables.rows.values())), self.random.random() < 0.3
         await self.same(observe.cancel_instance, SCHEMA, row.id, force=force)
         ours, theirs = await self.both(claims.read_requests, SCHEMA, "a")
         theirs = {self.claim_ids[claim_id]: request for claim_id, request in theirs.items()}
@@ -577,8 +575,8 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "decide": 3, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
-    "time": 3, "tell": 2, "delete": 1,
+    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "decide": 3, "strays": 1, "reap": 1, "stop": 1, "hold": 1,
+    "maintain": 2, "time": 3, "tell": 2, "delete": 1,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 

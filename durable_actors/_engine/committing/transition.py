@@ -39,7 +39,7 @@ MAX_ATTEMPT = 2**31 - 1
 """The column is an int: a step that retries without end must not overflow it, or its commits would be refused."""
 
 
-def transition(
+def transition(  # noqa: PLR0911 - one per case
     claim: Claim,
     spec: MachineSpec,
     outcome: Outcome,

@@ -1,8 +1,9 @@
 """What a step gets beside its state: its inbox, the signals it awaited, a decision, the children of its barrier.
 
 These are read when the step starts, not when its row is claimed: the claim may have been in the buffer for a while. An
-instance that was never signalled, awaited nothing (nor a decision: then `awaits` is empty, not None) and began at once needs no statement. If it had to wait for a slot,
-its inbox is read (`Dispatcher` sets the flag); one statement reads the inboxes of many instances.
+instance that was never signalled, awaited neither a signal nor a decision (then its `awaits` is empty, not None) and
+began at once needs no statement. If it had to wait for a slot, its inbox is read (`Dispatcher` sets the flag); one
+statement reads the inboxes and decisions of many instances.
 """
 
 from __future__ import annotations
