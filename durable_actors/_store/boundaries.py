@@ -1,7 +1,7 @@
 """Manual boundaries as rows have them: what a person is asked, and what was decided.
 
-The column `manual` is a JSON object: `kind`, `title`, `data`, `on_reject`, `on_timeout` as the outcome said, and from
-the decision on `decision`. Only a hand writes another one; `durable.waits_for` and `read_manual` agree on what counts.
+The column `manual` is a JSON object: `kind`, `then`, `title`, `data`, `on_reject`, `on_timeout` as the outcome said, and
+from the decision on `decision`. `await_step` has the step of the deadline: who wakes it otherwise approves nothing. Only a hand writes another one; `durable.waits_for` and `read_manual` agree on what counts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Boundary:
 
 
 def read_manual(
-    raw: bytes | None, *, parked: bool, then: str, since: datetime, deadline: datetime | None
+    raw: bytes | None, *, parked: bool, step: str, since: datetime, deadline: datetime | None
 ) -> tuple[Boundary | None, Decision | None]:
     """The open boundary of a row, or the decision that its step gets. `parked`: it is awaiting_signal."""
     found: object = None if raw is None else decode_or_text(raw)
@@ -66,7 +66,7 @@ def read_manual(
         kind=cast("Literal['pause', 'approval']", kind),
         title=_text(manual.get("title")),
         data=manual.get("data"),
-        then=then,
+        then=_text(manual.get("then")) or step,
         on_reject=_text(manual.get("on_reject")),
         on_timeout=_text(manual.get("on_timeout")),
         since=since,

@@ -256,7 +256,7 @@ def read_observed(row: Row) -> Observed:
     return Observed(read_instance(row[:_COLUMNS]), _details(row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 31
+_COLUMNS: Final = 30
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 

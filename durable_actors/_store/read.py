@@ -113,9 +113,9 @@ def read_instance(row: Row) -> Instance:
         boundary, decision = read_manual(
             row[28],
             parked=row[4] == b"awaiting_signal",
-            then=text(3) if row[29] is None else text(29),
+            step=text(3),
             since=eligible,
-            deadline=decode_instant(row[30]),
+            deadline=decode_instant(row[29]),
         )
     return Instance(
         id=number(0),

@@ -349,7 +349,7 @@ def _manual_step_paused(move: Move) -> None:
         "boundary": move.to["visit"],
         "deadline": data.deadline,
         "metadata": move.record.data["boundary"],  # as it was written: the column has no more
-        "next": {**move.to, "await_step": move.record.to_step},
+        "next": {**move.to, "await_step": data.boundary.on_timeout or data.boundary.on_reject},
     }
     move.add("manual_step_paused", fact)
 

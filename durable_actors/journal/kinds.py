@@ -87,6 +87,7 @@ class Boundary(_Part, frozen=True, kw_only=True):
     """A manual boundary: the instance is parked until somebody decides."""
 
     kind: Literal["pause", "approval"]
+    then: str | None = None
     on_reject: str | None = None
     on_timeout: str | None = None
     title: str | None = None

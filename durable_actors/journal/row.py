@@ -203,9 +203,10 @@ def _stand(projection: Projection, run: Run, row: Current) -> None:
         case "done" | "failed" | "cancelled":
             projection.terminal = row.status
         case "awaiting_signal" if (manual := run.manual) is not None and "decision" not in manual:
-            kind = str(manual.get("kind", "pause"))
+            kind, then = str(manual.get("kind", "pause")), str(manual.get("then", row.step))
+            place = Place(then, row.visit, row.round, row.attempt, row.await_step)
             projection.manual = Manual(
-                row.step, kind, row.visit, following, row.eligible_at, row.await_deadline, manual
+                row.step, kind, row.visit, place, row.eligible_at, row.await_deadline, manual
             )
         case "awaiting_signal":
             projection.wait = Wait(row.eligible_at, following, row.await_deadline, tuple(row.awaits or ()))

@@ -128,7 +128,10 @@ RECORDS: dict[str, Record] = {
     ),
     "unfit": record("unfit", **PLACE, error=ErrorInfo(text="its partition key has 3000 bytes")),
     "asked": record(
-        "asked", **CLAIM, to_step="ship", data={"boundary": {"kind": "approval", "title": "ok?"}}
+        "asked",
+        **CLAIM,
+        to_step="ship",
+        data={"boundary": {"kind": "approval", "then": "ship", "title": "ok?"}},
     ),
     "timed_out": record(
         "timed_out",

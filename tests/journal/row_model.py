@@ -376,13 +376,14 @@ class RowModel:
     def ask(self) -> None:
         then = STEPS[self.number(3)]
         kind = "approval" if self.chance() else "pause"
-        boundary = {"kind": kind, "title": "ok?", "data": {"eur": None}}
+        boundary = {"kind": kind, "then": then, "title": "ok?", "data": {"eur": None}}
+        boundary |= {"on_reject": "bill"} if self.chance() else {}
         change = {
             **self.committed(advance=True),
             "status": "awaiting_signal",
             "attempt": 0,
             "awaits": [],
-            "await_step": then,
+            "await_step": boundary.get("on_reject"),
             "manual": boundary,
         }
         self.move("asked", change, to_step=then, data={"boundary": boundary})
@@ -514,9 +515,9 @@ class RowModel:
 
     def decided(self, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         decision = {"kind": kind, "by": "ann", "data": {"ok": None}}
-        return {**self.woken(), "manual": {**self.row["manual"], "decision": decision}}, {
-            "decision": decision
-        }
+        manual = self.row["manual"]
+        change = {**self.woken(), "step": manual["then"], "manual": {**manual, "decision": decision}}
+        return change, {"decision": decision}
 
     def decide(self) -> None:
         kind, verb = (

@@ -41,7 +41,7 @@ def resolve_boundary(scene: Scene, tx: Tx, params: Params) -> Rows:
     kind = {"proceed": "proceeded", "approve": "approved"}.get(verb or "", "rejected")
     decision = present(kind=kind, by=by, comment=comment, at=iso(tx.now))
     decision |= {} if data is None else {"data": json.loads(data)}
-    to_step = row.manual.get("on_reject") if verb == "reject" else row.await_step or row.step
+    to_step = row.manual.get("on_reject" if verb == "reject" else "then")
     said = comment or reason
     error = f"rejected{f' by {by}' if by else ''}{f': {said}' if said else ''}"
     old = row.clone()
@@ -79,7 +79,7 @@ def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
             note(tx, new, "expired", old, new.step, data={"waited_for": waited_for})
             out.append(shown(row.id, new.status, None, None))
             continue
-        to_step = row.manual.get("on_timeout") or row.manual.get("on_reject")
+        to_step = row.await_step
         parent = None if row.parent_id is None or row.barrier is None else tx.get(row.parent_id)
         waits = parent is not None and parent.visit == row.barrier and parent.status == "awaiting_children"
         if to_step is None and waits and (row.parent_id in expiring or tx.is_locked(row.parent_id)):

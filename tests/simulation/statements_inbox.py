@@ -391,7 +391,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
             r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
-            r.manual and json.dumps(r.manual), r.await_step, r.await_deadline and lit.instant(r.await_deadline),
+            r.manual and json.dumps(r.manual), r.await_deadline and lit.instant(r.await_deadline),
         )
         for r in rows
     ]  # fmt: skip

@@ -281,7 +281,7 @@ async def deadlines(world: World) -> None:
     assert len(await expire_awaits(world.conn, SCHEMA, "default", limit=10)) == 3
 
 
-PAUSE = {"status": "awaiting_signal", "advance": 1, "attempt": 0, "await_step": "t", "awaits": ()}
+PAUSE = {"status": "awaiting_signal", "advance": 1, "attempt": 0, "awaits": ()}
 
 
 async def ask(world: World, boundary: bytes, claim: Claim | None = None, **columns: Any) -> int:
@@ -293,12 +293,14 @@ async def ask(world: World, boundary: bytes, claim: Claim | None = None, **colum
 
 @scenario
 async def decisions(world: World) -> None:
-    rejected = b'{"kind": "approval", "on_reject": "u", "data": {"a": null}}'
+    rejected = b'{"kind": "approval", "then": "t", "on_reject": "u", "data": {"a": null}}'
     for verb in ("approve", "reject"):
         number = await ask(world, rejected)
         assert await decide_instance(world.conn, SCHEMA, number, verb, comment="c", data=[None])
         world.db.execute("delete from durable.gen_durable")
-    assert await decide_instance(world.conn, SCHEMA, await ask(world, b'{"kind": "pause"}'), "proceed")
+    assert await decide_instance(
+        world.conn, SCHEMA, await ask(world, b'{"kind": "pause", "then": "t"}'), "proceed"
+    )
     [first] = await claims(world.conn)  # the decision stays while the visit does
     await commit(world.conn, outcome(first, "awaiting_signal", awaits=("go",)))
     world.db.execute("delete from durable.gen_durable")
@@ -306,7 +308,7 @@ async def decisions(world: World) -> None:
         parent = await world.spawn(2)
         world.db.execute("update durable.gen_durable set partition_key = %s where id = %s", [key, parent.id])
         for child in await claims(world.conn):
-            await ask(world, b'{"kind": "approval"}', child)
+            await ask(world, b'{"kind": "approval", "then": "t"}', child)
             assert await decide_instance(world.conn, SCHEMA, child.id, "reject")
         world.db.execute("delete from durable.gen_durable where status = 'runnable'")
 
@@ -314,15 +316,15 @@ async def decisions(world: World) -> None:
 @scenario
 async def decisions_that_nobody_made(world: World) -> None:
     due = "update durable.gen_durable set await_deadline = now() where status = 'awaiting_signal'"
-    for steps in (b'"on_timeout": "v"', b'"on_reject": "u"', b'"title": "ok?"'):
-        await ask(world, b'{"kind": "approval", ' + steps + b"}", timeout=60.0)
+    for step in ("v", None):
+        await ask(world, b'{"kind": "approval", "then": "t", "title": "ok?"}', await_step=step, timeout=60.0)
     world.db.execute(due)
     found = await expire_awaits(world.conn, SCHEMA, "default", limit=10)
-    assert (len(found.woken), len(found.ended)) == (2, 1)
+    assert (len(found.woken), len(found.ended)) == (1, 1)
     world.db.execute("delete from durable.gen_durable")
     await world.spawn(2)
     for child in await claims(world.conn):
-        await ask(world, b'{"kind": "approval"}', child, timeout=60.0)
+        await ask(world, b'{"kind": "approval", "then": "t"}', child, timeout=60.0)
         world.db.execute(due)
         assert len((await expire_awaits(world.conn, SCHEMA, "default", limit=10)).ended) == 1
 
@@ -363,7 +365,7 @@ async def retries_by_an_operator(world: World) -> None:
 async def cancelled_by_an_operator(world: World) -> None:
     executing = await world.claim()
     await world.park()
-    await ask(world, b'{"kind": "pause"}')
+    await ask(world, b'{"kind": "pause", "then": "t"}')
     await world.spawn(1, timeout=60.0)
     insert(world.db, partition_key="key", attempt=2, last_error="no", error_type="E", traceback="t")
     ids = [row[0] for row in world.db.execute("select id from durable.gen_durable order by id")]

@@ -21,8 +21,8 @@ from tests.store.stepping import Act, commit, deliver, orders, play, sends
 from tests.support.sql import count_statements
 
 EMPTY = "truncate durable.gen_durable, durable.receipts cascade"
-ROUTES = b'{"kind": "approval", "on_reject": "u"}'
-NONE = b'{"kind": "approval"}'
+ROUTES = b'{"kind": "approval", "then": "t", "on_reject": "u"}'
+NONE = b'{"kind": "approval", "then": "t"}'
 
 
 def decides(number: int, verb: Verb) -> Act:
@@ -37,16 +37,8 @@ EXPIRES: Act = lambda conn: expire_awaits(conn, SCHEMA, "default", limit=10)  # 
 
 
 def asking(claim: Claim, boundary: bytes = ROUTES, **columns: Any) -> Transition:
-    return outcome(
-        claim,
-        "awaiting_signal",
-        boundary=boundary,
-        awaits=(),
-        await_step="t",
-        advance=1,
-        attempt=0,
-        **columns,
-    )
+    parked = {"awaits": (), "await_step": "u" if boundary == ROUTES else None, "advance": 1, "attempt": 0}
+    return outcome(claim, "awaiting_signal", boundary=boundary, **parked, **columns)
 
 
 def clear(db: psycopg.Connection) -> None:

@@ -172,9 +172,15 @@ def _ask(
 ) -> Transition:
     """A manual boundary: parked as by `Await`, with nothing that a signal could match."""
     kind = "pause" if isinstance(outcome, Pause) else "approval"
-    told: dict[str, object] = {"kind": kind, "title": outcome.title, "data": outcome.data}
+    told: dict[str, object] = {
+        "kind": kind,
+        "then": outcome.then,
+        "title": outcome.title,
+        "data": outcome.data,
+    }
     if isinstance(outcome, Approval):
         told |= {"on_reject": outcome.on_reject, "on_timeout": outcome.on_timeout}
+    late = told.get("on_timeout") or told.get("on_reject")
     told = {name: value for name, value in told.items() if value is not None}
     what = f"{spec}, step {claim.step!r}: the data of the {kind}"
     boundary = encode_json(told, what=what)
@@ -190,7 +196,8 @@ def _ask(
         last_error=None if error is None else reason_text(error),
         raised=None if error is None else _raised(error),
         awaits=(),
-        await_step=outcome.then,
+        # What any wake but a decision would enter: `then` is in the boundary, which only a decision reads.
+        await_step=None if late is None else str(late),
         timeout=outcome.timeout if isinstance(outcome, Approval) else None,
         boundary=boundary,
         consumed=_consumed(handed, ()),

@@ -2,7 +2,8 @@
 -- Manual boundaries: an instance that waits for a person, and what the person decided.
 -- The column has the open boundary while the instance waits ("awaiting_signal", with no name that a signal could have), and with the key
 -- "decision" what was decided, for the step that it led to. Wherever it is set in a live row `awaits` is not null: so commit_outcomes, which
--- writes most outcomes, never meets such a row.
+-- writes most outcomes, never meets such a row. The step of an approval ("then") is in this column alone, and await_step is what its deadline
+-- enters: whoever wakes a parked row in another way than by a decision (a node of an older release, a hand) approves nothing.
 
 alter table durable.gen_durable add column if not exists manual jsonb;
 
@@ -24,7 +25,7 @@ comment on function durable.waits_for is 'durable_actors: what a parked instance
 -- The column without what only who may see an instance in full may see: data and comments.
 create or replace function durable.shown_manual(manual jsonb) returns jsonb language sql immutable parallel safe as $$
     select case when manual is not null then jsonb_strip_nulls(jsonb_build_object(
-        'kind', manual -> 'kind', 'title', manual -> 'title', 'on_reject', manual -> 'on_reject', 'on_timeout', manual -> 'on_timeout',
+        'kind', manual -> 'kind', 'then', manual -> 'then', 'title', manual -> 'title', 'on_reject', manual -> 'on_reject', 'on_timeout', manual -> 'on_timeout',
         'decision', case when manual -> 'decision' is not null then jsonb_build_object(
             'kind', manual #> '{decision,kind}', 'by', manual #> '{decision,by}', 'at', manual #> '{decision,at}') end)) end $$;
 

@@ -192,7 +192,7 @@ with parents as materialized (
      where p.id = any (array(
               select y.parent_id from durable.gen_durable y
                where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= durable.now()
-                 and y.manual is not null and y.barrier is not null and coalesce(y.manual ->> 'on_timeout', y.manual ->> 'on_reject') is null
+                 and y.manual is not null and y.barrier is not null and y.await_step is null
                order by y.await_deadline limit $2::int))
        and p.status::text = 'awaiting_children' and (p.await_deadline is null or p.await_deadline > durable.now())
      order by p.id for no key update skip locked
@@ -211,8 +211,7 @@ update durable.gen_durable g
                     when w.to_step is null then 'nobody decided in time' || coalesce(': ' || (y.manual ->> 'title'), '') end as fault
           from durable.gen_durable y
          cross join lateral (select coalesce(octet_length(y.partition_key) > 2000, false) as wide, a.asks,
-                                    case when a.asks then coalesce(y.manual ->> 'on_timeout', y.manual ->> 'on_reject')
-                                         else coalesce(y.await_step, y.step) end as to_step
+                                    case when a.asks then y.await_step else coalesce(y.await_step, y.step) end as to_step
                                from (select durable.waits_for(y.status, y.manual) not in ('signal', 'children') as asks) a) w
          where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= durable.now()
            and (not w.asks or w.to_step is not null or y.barrier is null or y.parent_id = any (array(select p.id from parents p))
@@ -352,7 +351,7 @@ create function durable.journal_outcomes(bigint[], uuid[], text[], text[], bigin
 returns void language sql volatile as $$
 insert into durable.journal (instance_id, rev, visit, seconds, claim_id, attempt, kind, step, to_step, node, error, data)
 select g.id, g.rev, u.visit, u.seconds, g.claim_id, u.attempt, u.kind, u.step,
-       case when u.kind = 'next' then g.step when u.kind in ('parked', 'asked') then g.await_step end,
+       case when u.kind = 'next' then g.step when u.kind = 'parked' then g.await_step when u.kind = 'asked' then g.manual ->> 'then' end,
        $8::text,
        case when g.last_error is not null
             then jsonb_strip_nulls(jsonb_build_object('type', g.error_type, 'text', g.last_error, 'traceback', g.traceback))
@@ -587,7 +586,7 @@ end $$;
 -- The boundary of a pause or an approval, as the column "manual" has it.
 create function durable.outcome_boundary(outcome jsonb, what text) returns jsonb language plpgsql immutable as $$
 declare
-    told jsonb := jsonb_build_object('kind', what) || coalesce((
+    told jsonb := jsonb_build_object('kind', what, 'then', outcome ->> what) || coalesce((
         select jsonb_object_agg(k, outcome -> k) from unnest('{title,data,on_reject,on_timeout}'::text[]) k where outcome -> k <> 'null'), '{}');
 begin
     if jsonb_typeof(coalesce(told -> 'title', '""')) <> 'string' or length(told ->> 'title') not between 1 and 2000 then
@@ -822,8 +821,8 @@ begin
             case when cardinality(kept) < cardinality(handed) then kept else kept || unseen end);
     when 'pause', 'approval' then
         perform durable.commit_claim(
-            r, late, kind, 'awaiting_signal', r.step, (outcome -> 'state')::text, null, 0, 1, 0, null, false, null, '{}', false, to_step,
-            durable.outcome_seconds(outcome, 'timeout'), named, '{}', boundary);
+            r, late, kind, 'awaiting_signal', r.step, (outcome -> 'state')::text, null, 0, 1, 0, null, false, null, '{}', false,
+            coalesce(boundary ->> 'on_timeout', boundary ->> 'on_reject'), durable.outcome_seconds(outcome, 'timeout'), named, '{}', boundary);
     when 'done' then
         perform durable.commit_claim(
             r, late, kind, 'done', r.step, null, (outcome -> 'done')::text, r.attempt, 0, 0, null, false, null, null, false, null, null, '{}', '{}');

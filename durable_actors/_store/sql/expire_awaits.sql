@@ -1,5 +1,5 @@
 -- expire_awaits: wake instances of one queue whose await or barrier deadline has passed. A timeout is a wake, not a failure; but an approval
---          that nobody decided is as good as rejected: it enters on_timeout, else on_reject, else it has failed. Never "then".
+--          that nobody decided is as good as rejected: it enters await_step (on_timeout, else on_reject), or has failed. Never "then".
 -- params   $1 queue text · $2 limit int
 -- returns  id · status: runnable or failed · of an approval that has failed: its parent, and that one's queue if this has opened its barrier
 -- moves    unfit · expired · timed_out · child_ended · joined
@@ -15,7 +15,7 @@ with parents as materialized (
      where p.id = any (array(
               select y.parent_id from durable.gen_durable y
                where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= durable.now()
-                 and y.manual is not null and y.barrier is not null and coalesce(y.manual ->> 'on_timeout', y.manual ->> 'on_reject') is null
+                 and y.manual is not null and y.barrier is not null and y.await_step is null
                order by y.await_deadline limit $2::int))
        and p.status::text = 'awaiting_children' and (p.await_deadline is null or p.await_deadline > durable.now())
      order by p.id for no key update skip locked
@@ -34,8 +34,7 @@ update durable.gen_durable g
                     when w.to_step is null then 'nobody decided in time' || coalesce(': ' || (y.manual ->> 'title'), '') end as fault
           from durable.gen_durable y
          cross join lateral (select coalesce(octet_length(y.partition_key) > 2000, false) as wide, a.asks,
-                                    case when a.asks then coalesce(y.manual ->> 'on_timeout', y.manual ->> 'on_reject')
-                                         else coalesce(y.await_step, y.step) end as to_step
+                                    case when a.asks then y.await_step else coalesce(y.await_step, y.step) end as to_step
                                from (select durable.waits_for(y.status, y.manual) not in ('signal', 'children') as asks) a) w
          where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= durable.now()
            and (not w.asks or w.to_step is not null or y.barrier is null or y.parent_id = any (array(select p.id from parents p))

@@ -29,7 +29,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        g.inserted_at, g.updated_at, g.finished_at, g.hold,
        g.interruptions, case when $2::bool then g.error_type end, case when $2::bool then g.traceback end, g.tags,
        case when $2::bool then g.meta end,
-       case when $2::bool then g.manual else durable.shown_manual(g.manual) end, g.await_step, g.await_deadline,
+       case when $2::bool then g.manual else durable.shown_manual(g.manual) end, g.await_deadline,
        (extract(epoch from g.eligible_at) - extract(epoch from durable.now()))::float8,
        (extract(epoch from g.lease_expires_at) - extract(epoch from pg_catalog.now()))::float8,
        (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,

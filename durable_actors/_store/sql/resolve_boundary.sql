@@ -7,11 +7,11 @@
 -- locks    its row, then its parent's: the order of every commit
 -- index    gen_durable_pkey, receipts_once
 -- keeps    one decision counts: the row lock orders it, another one, a cancel and the deadline, and only the first finds the boundary open.
---          The steps are those that the outcome named (await_step, manual): a deploy in between changes nothing. I11 barriers release
+--          The steps are those that the outcome named: a deploy in between changes nothing. I11 barriers release
 --          exactly once: what the parent counts derives from the row that this statement ends. A parked row has no place in its partition
 --          key, so nobody is promoted when it ends. Effect and receipt are one statement, also in a savepoint.
 with target as materialized (
-    select y.id, y.step, case when $6::text = 'reject' then y.manual ->> 'on_reject' else coalesce(y.await_step, y.step) end as to_step,
+    select y.id, y.step, case when $6::text = 'reject' then y.manual ->> 'on_reject' else coalesce(y.manual ->> 'then', y.step) end as to_step,
            jsonb_strip_nulls(jsonb_build_object(
                'kind', case $6::text when 'proceed' then 'proceeded' when 'approve' then 'approved' else 'rejected' end,
                'by', $2::text, 'comment', $7::text, 'at', durable.now()))
