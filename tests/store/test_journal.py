@@ -125,7 +125,7 @@ async def test_every_move_leaves_the_record_that_its_level_asks_for_and_nothing_
 
 REPAIRS = (rows_written_as_their_journals_say, waits_and_barriers_that_a_hand_has_changed)
 """Scenarios that change rows by hand, or repair them."""
-NOT_YET = {"paused", "resumed", "approved", "rejected", "proceeded", "snapshot"}
+NOT_YET = {"paused", "resumed", "snapshot"}
 """Kinds of moves that no statement makes yet."""
 
 
