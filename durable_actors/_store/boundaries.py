@@ -1,7 +1,8 @@
 """Manual boundaries as rows have them: what a person is asked, and what was decided.
 
-The column `manual` is a JSON object: `kind`, `then`, `title`, `data`, `on_reject`, `on_timeout` as the outcome said, and
-from the decision on `decision`. `await_step` has the step of the deadline: who wakes it otherwise approves nothing. Only a hand writes another one; `durable.waits_for` and `read_manual` agree on what counts.
+The column `manual` is a JSON object: `kind`, `then`, `title`, `data`, `on_reject`, `on_timeout` as the outcome said,
+and from the decision on `decision`. `await_step` has the step of the deadline: who wakes it otherwise approves nothing.
+Only a hand writes another one; `durable.waits_for` and `read_manual` agree on what counts.
 """
 
 from __future__ import annotations

@@ -153,6 +153,9 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "rev": st.sampled_from([0, -INT8, INT8 - 1, INT8]),
     "hold": st.integers(0, 5),
     "request": st.sampled_from([None, "null", "{}", '{"cancel": 1e99999}', "[[]]", '"x"']),
+    "manual": st.sampled_from(
+        [None, "1", "[]", '{"kind": "pause"}', '{"kind": []}', '{"decision": {"kind": "approved"}}']
+    ),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),
     "eligible_at": instants,

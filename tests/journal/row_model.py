@@ -515,35 +515,25 @@ class RowModel:
 
     def decided(self, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
         decision = {"kind": kind, "by": "ann", "data": {"ok": None}}
-        manual = self.row["manual"]
-        change = {**self.woken(), "step": manual["then"], "manual": {**manual, "decision": decision}}
-        return change, {"decision": decision}
+        manual = {**self.row["manual"], "decision": decision}
+        return {**self.woken(), "step": manual["then"], "manual": manual}, {"decision": decision}
 
     def decide(self) -> None:
-        kind, verb = (
-            ("approved", "approve") if self.row["manual"]["kind"] == "approval" else ("proceeded", "proceed")
-        )
-        change, data = self.decided(kind)
-        self.move(kind, change, to_step=change["step"], by="ann", data={**data, **self.command(verb)})
+        verb = "approve" if self.row["manual"]["kind"] == "approval" else "proceed"
+        change, data = self.decided(f"{verb.rstrip('e')}ed")
+        data |= self.command(verb)
+        self.move(f"{verb.rstrip('e')}ed", change, to_step=change["step"], by="ann", data=data)
 
     def reject(self) -> None:
         """By somebody, or by the deadline."""
-        late = self.chance()
-        kind = "timed_out" if late else "rejected"
+        kind, by = ("timed_out", None) if self.chance() else ("rejected", "ann")
         change, data = self.decided(kind)
-        by = None if late else "ann"
-        data |= {} if late else self.command("reject")
+        data |= self.command("reject") if by else {}
         if self.chance():
             error = ErrorInfo(text="rejected: too expensive")
             del change["eligible_at"]
-            change |= {
-                "status": "failed",
-                "step": self.row["step"],
-                "manual": None,
-                "finished_at": self.now,
-                **self.error(error),
-            }
-            self.move(kind, change, by=by, error=error, data={**data, "failed": True})
+            change |= {"status": "failed", "step": self.row["step"], "manual": None, "finished_at": self.now}
+            self.move(kind, change | self.error(error), by=by, error=error, data={**data, "failed": True})
         else:
             change["step"] = "bill"
             self.move(kind, change, to_step="bill", by=by, data=data)

@@ -125,7 +125,8 @@ def journal_outcomes(scene: Any, tx: Tx, params: Params) -> list[Any]:
             error = present(type=row.error_type, text=row.last_error, traceback=row.traceback)
         _insert(
             tx, row, kind=kind, step=step, visit=visit, attempt=attempt, seconds=seconds, claim_id=claim, node=node,
-            to_step={"next": row.step, "parked": row.await_step, "asked": (row.manual or {}).get("then")}.get(kind), error=error,
+            to_step={"next": row.step, "parked": row.await_step, "asked": (row.manual or {}).get("then")}.get(kind),
+            error=error,
             data=_outcome_data(scene, tx, row, kind, before, lease, rekeyed=rekeyed, definition=definition)
             | ({"to_attempt": row.attempt} if kind == "failed" and row.attempt != attempt else {}),
         )  # fmt: skip

@@ -26,7 +26,8 @@ class Row:
         "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
         "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "manual",
         "meta", "parent_id", "partition_key", "priority", "queue", "request", "rerun_of", "result", "rev", "round",
-        "scope", "shelved_step", "state", "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
+        "scope", "shelved_step", "state", "status", "step", "tags", "token", "traceback",
+        "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:

@@ -259,7 +259,7 @@ class Feeder(Actor[object]):
 
 
 def waits_ended(node: Node, expired: Expired) -> None:
-    """The deadlines of these instances have passed: they are runnable, or an approval that nobody decided has failed."""
+    """The deadlines of these instances have passed: they are runnable, or an undecided approval has failed."""
     for number in expired.ended:
         node.on_final(number)
         logger.error("instance %d failed: nobody decided in time", number)
