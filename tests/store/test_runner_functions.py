@@ -282,7 +282,8 @@ def test_without_a_journal_a_claim_is_forgotten_when_the_next_one_is_taken(db: p
      {"children": {}, "then": "t"}, {"children": [1], "then": "t"}, {"children": [{}], "then": "t"},
      {"children": [{"machine": "m", "stat": {}}], "then": "t"}, {"children": [], "then": "t", "join": 0},
      {"children": [], "then": "t", "join": "some"}, {"pause": ""}, {"pause": "t", "timeout": 1},
-     {"pause": "t", "title": 5}, {"approval": "t", "title": ""}, {"approval": "t", "on_reject": ""}, {"approval": "t", "on_timeout": "u"},
+     {"pause": "t", "title": 5}, {"approval": "t", "title": ""}, {"approval": "t", "on_reject": ""},
+     {"approval": "t", "on_timeout": "u"},
      {"approval": "t", "timeout": -1}, {"approval": "t", "data": "x" * 65_536}],
     ids=repr,
 )  # fmt: skip
