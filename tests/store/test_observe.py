@@ -112,3 +112,15 @@ async def test_of_one_that_is_not_there(durable_dsn: str):
         assert (await read_rates(conn, "durable")).at > 0
     finally:
         conn.close()
+
+
+def test_who_waits_for_a_person_has_an_index(filled: psycopg.Connection):
+    """Beside thirty thousand others; `gen_durable_manual` holds them alone."""
+    filled.execute(
+        "insert into durable.gen_durable (fsm, step, status, awaits, manual)"
+        " select 'm', 's', 'awaiting_signal', '{}', jsonb_build_object('kind', 'approval') from generate_series(1, 5)"
+    )
+    plan = plan_of(filled, "list_waiting", "approval", NEWEST, 20, *[None] * 8)
+    plan.assert_no_seq_scan()
+    plan.assert_uses("gen_durable_manual")
+    assert plan.buffers < 12
