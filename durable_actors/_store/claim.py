@@ -14,8 +14,9 @@ from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.commands import Request, read_request
 from durable_actors._store.holds import HELD, OFFERED
-from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, Seen
+from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, RecordedClaim, Seen
 from durable_actors._store.sql import statement
+from durable_actors.machine import FAILURES
 
 
 @attrs.frozen
@@ -166,15 +167,13 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
             trusted_until,
         )
         if journal == "1":  # most jobs
-            found.journal = 1
+            found.journal = FAILURES
         elif journal is not None:  # its level, its definition, and from every move on the end of its lease
             level, _, rest = journal.partition(" ")
             definition, _, lease = rest.partition(" ")
-            found.journal, found.fingerprint, found.lease_until = (
-                int(level),
-                definition or None,
-                lease or None,
-            )
+            found.journal = int(level)
+            if rest:
+                found.recorded = RecordedClaim(definition or None, lease or None)
         claims.append(found)
     return PickResult(claims, seen, positions)
 

@@ -78,7 +78,7 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     rows = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
     if not rows:
         raise NoTarget(
-            f"no instance has or had the unique key {key_as_given(key)!r}; "
+            f"no instance has or had the unique key {shown(key_as_given(key))}; "
             "if its row was deleted by hand, `durable-actors verify` tells its id"
         )
     return int(rows[0][0] or 0)

@@ -242,7 +242,7 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = tx.get(number)
         if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
             continue
-        if asked_to_cancel(row):
+        if asked_to_cancel(row) and "release asked" not in scene.broken:
             if cancel_claimed(tx, row, "release", claim):
                 out.append(shown(number, row.queue, row.partition_key, "cancelled"))
             continue
@@ -332,9 +332,9 @@ def _current(scene: Scene, tx: Tx, number: int, claim: str | None, visit: int, *
     return row
 
 
-def _overruled(row: Row, status: object) -> bool:
+def _overruled(scene: Scene, row: Row, status: object) -> bool:
     """Under a request to cancel only these ends are committed."""
-    return asked_to_cancel(row) and status not in {"done", "cancelled"}
+    return "overrule" not in scene.broken and asked_to_cancel(row) and status not in {"done", "cancelled"}
 
 
 def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...]) -> Row:
@@ -387,7 +387,7 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     }
     for number, claim, visit, key, status, ahead, *rest in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
-        if row is None or _overruled(row, status):
+        if row is None or _overruled(scene, row, status):
             continue
         stays = ahead and (key is None or key not in due)
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
@@ -415,7 +415,7 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace, boundary in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
-        if row is None or _overruled(row, status):
+        if row is None or _overruled(scene, row, status):
             continue
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         new.error_type, new.traceback = kind, trace

@@ -32,12 +32,12 @@ def _resolve(tx: Tx, row: Row, why: str, to_step: str | None, decision: dict[str
 
 @meaning
 def resolve_boundary(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled, as that of `cancel_instance`."""
     by, reason, key, given, verb, comment, data = (each and each.decode() for each in params[1:8])
     row = tx.get(int(params[0] or 0))
     if row is None or not asks(row) or row.manual["kind"] != ("pause" if verb == "proceed" else "approval"):
         return []
     tx.lock(row.id)
+    tx.receipt(verb or "", row.id, key, str(row.id).encode())
     kind = {"proceed": "proceeded", "approve": "approved"}.get(verb or "", "rejected")
     decision = present(kind=kind, by=by, comment=comment, at=iso(tx.now))
     decision |= {} if data is None else {"data": json.loads(data)}

@@ -293,7 +293,6 @@ def count_ended(
 
 @meaning
 def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
     row = tx.get(int(params[0] or 0))
     if row is None or row.terminal:
         return []
@@ -302,11 +301,17 @@ def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     request = present(kind="cancel", by=by, reason=reason, at=iso(tx.now), key=key)
     request["metadata"] = json.loads(given or "null")
     asked = jsonb(json.dumps(request))
-    if row.status == "executing" and params[5] != b"t":
-        tx.write(row, "ask", moves=False).request = asked
+    asks = row.status == "executing" and params[5] != b"t"
+    if "receipt" not in scene.broken:
+        tx.receipt("cancel", row.id, key, b'"requested"' if asks else b'"cancelled"')
+    if asks:
+        tx.write(row, "ask", key, moves=False).request = asked
+        if "counts requests" in scene.broken:
+            count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
         return [shown('"requested"', None, None, None)]
-    new = cancel(tx, row, "cancel", asked=asked)
-    opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+    new, opened = cancel(tx, row, "cancel", key, asked=asked), None
+    if "uncounted cancel" not in scene.broken:
+        opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
     return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue)]
 
 

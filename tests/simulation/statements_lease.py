@@ -57,7 +57,7 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         over = row.status == "executing" and (row.lease <= tx.now or row.lease <= (until + 0.001) * SECOND)
         if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
             continue
-        if asked_to_cancel(row):
+        if asked_to_cancel(row) and "reap asked" not in scene.broken:
             if cancel_claimed(tx, row, "reap"):
                 out.append(shown(row.id, row.queue, row.partition_key, "cancelled", row.fsm, row.step, None))
             continue
@@ -222,24 +222,34 @@ def read_requests(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
     row = tx.get(int(params[0] or 0))
     if row is None or row.status not in {"failed", "cancelled"}:
         return []
     old = row.clone()
-    new = tx.write(row, "retry")
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    new = tx.write(row, "retry", key)
     new.status, new.hold, new.attempt, new.crashes, new.eligible_at = "runnable", 0, 0, 0, tx.now
     new.claim_id = new.token = new.request = new.finished_at = None
-    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
     command = present(type="retry", key=key, reason=reason) | {"metadata": given and json.loads(given)}
     note(tx, new, "revived", old, new.step, level=OUTCOMES, by=by, data={"command": command})
     if (parent := waiting_parent(tx, row)) is not None:
         waiting = tx.get(parent)
         assert waiting is not None
-        again = tx.write(waiting, "retry")
+        again = tx.write(waiting, "recount")
         again.children_pending += 1
         note(tx, again, "recounted", again, data={"count": 1, "pending": again.children_pending})
+    if "receipt" not in scene.broken:
+        tx.receipt("retry", row.id, key, str(row.id).encode())
     return [shown(row.id)]
+
+
+@meaning
+def find_receipt(scene: Scene, tx: Tx, params: Params) -> Rows:
+    command, _, target, key = ((each or b"").decode() for each in params)
+    found = tx.tables.receipts.get((command, int(target), key))
+    if found is None:
+        return []
+    return [shown(1, lit.instant(tx.now), command, "instance", target, None, None, key, "{}", found)]
 
 
 # -- the notifier

@@ -7,8 +7,10 @@ transaction has written or locked is skipped or waited for (`Blocked`), as the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 from durable_actors._store.holds import HOLDS
 from durable_actors.machine import ENDED, step_address
 from durable_actors.retention import Retention
@@ -26,8 +28,8 @@ class Row:
         "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
         "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "manual",
         "meta", "parent_id", "partition_key", "priority", "queue", "request", "rerun_of", "result", "rev", "round",
-        "scope", "shelved_step", "state", "status", "step", "tags", "token", "traceback",
-        "unique_key", "version", "visit", "wake_on_failure",
+        "scope", "shelved_step", "state",
+        "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
@@ -116,6 +118,14 @@ class Blocked(Exception):
         self.row = row
 
 
+class AlreadyDone(psycopg.errors.UniqueViolation):
+    """A command with this idempotency key was carried out."""
+
+    @property
+    def diag(self) -> Any:
+        return SimpleNamespace(constraint_name="receipts_once")
+
+
 class NotYet(Exception):
     """A statement that waits on the server by itself: run it again after so many seconds."""
 
@@ -132,6 +142,8 @@ class Tables:
         self.letters: dict[int, Letter] = {}
         self.journal: dict[tuple[int, int], dict[str, Any]] = {}
         """Records by instance and rev."""
+        self.receipts: dict[tuple[str, int, str], bytes] = {}
+        """Results of commands, by command, instance and idempotency key; those without a key are not kept."""
         self.locks: dict[int, Tx] = {}
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
@@ -165,6 +177,7 @@ class Tx:
         self._deleted: set[int] = set()
         self._locked: set[int] = set()
         self._gone: set[int] = set()
+        self._receipts: dict[tuple[str, int, str], bytes] = {}
 
     # -- rows
 
@@ -228,6 +241,14 @@ class Tx:
         if key not in self.tables.journal:
             self._records.setdefault(key, record)
 
+    def receipt(self, command: str, number: int, key: str | None, result: bytes) -> None:
+        """Write the receipt of a command. The same key again is refused, with all that its statement did."""
+        if key is None:
+            return
+        if (command, number, key) in self.tables.receipts:
+            raise AlreadyDone(key)
+        self._receipts[command, number, key] = result
+
     # -- the inbox
 
     def unread(self, target: int) -> list[Letter]:
@@ -271,6 +292,7 @@ class Tx:
             dict(self.why),
             dict(self._records),
             set(self._gone),
+            dict(self._receipts),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -278,7 +300,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone = mark[7]
+        self._gone, self._receipts = mark[7:9]
 
     def commit(self) -> None:
         tables = self.tables
@@ -291,6 +313,7 @@ class Tx:
             if letter.dedup is None:
                 self._deleted.add(number)
         tables.journal.update(self._records)
+        tables.receipts.update(self._receipts)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
         for number in self._deleted:
@@ -303,7 +326,7 @@ class Tx:
 
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
-        self._rows, self._letters, self._records, self._gone = {}, {}, {}, set()
+        self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

@@ -211,11 +211,10 @@ class Pair:
         ours, theirs = await self.both(claims.pick_instances, owner, begin=begin, **options)
 
         def shown(picked: Any) -> Any:
-            claims = picked.claims
-            rows = [
-                attrs.evolve(each, claim_id="", lease_until=each.lease_until and "then") for each in claims
-            ]
-            return [attrs.asdict(each) for each in rows], [(each.id, each.what) for each in picked.seen]
+            rows = [attrs.asdict(attrs.evolve(each, claim_id="")) for each in picked.claims]
+            for each in rows:
+                each["recorded"]["lease_until"] = each["recorded"]["lease_until"] and "then"
+            return rows, [(each.id, each.what) for each in picked.seen]
 
         assert shown(theirs) == shown(ours), self.said[-5:]
         self.claim_ids |= {theirs: ours for ours, theirs in _claim_ids(ours, theirs)}

@@ -59,7 +59,15 @@ def transition(  # noqa: PLR0911 - one per case
         case Next():
             return _enter(claim, spec, outcome, handed=handed, keep_claim=keep_claim)
         case Done():
-            return _end(claim, spec, outcome)
+            value = outcome.result
+            return Transition(
+                claim,
+                "done",
+                claim.step,
+                attempt=claim.attempt,
+                result=_NULL if value is None else _result(spec, value, claim.step),
+                deletes=spec.keep == 0 and claim.parent_id is None,  # its parent reads the row of a child
+            )
         case Retry():
             return Transition(
                 claim,
@@ -88,23 +96,21 @@ def transition(  # noqa: PLR0911 - one per case
                 consumed=_consumed(handed, ()),
             )
         case Stop():
-            cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
-            return Transition(
-                claim,
-                "failed",
-                claim.step,
-                attempt=claim.attempt,
-                last_error=reason_text(outcome.reason),
-                raised=None if cause is None else _raised(cause),
-            )
+            return _fail(claim, outcome, error)
         case _:
             assert_never(outcome)
 
 
-def _end(claim: Claim, spec: MachineSpec, outcome: Done) -> Transition:
-    result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
-    gone = spec.keep == 0 and claim.parent_id is None  # its parent reads the row of a child
-    return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result, deletes=gone)
+def _fail(claim: Claim, outcome: Stop, error: BaseException | None) -> Transition:
+    cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
+    return Transition(
+        claim,
+        "failed",
+        claim.step,
+        attempt=claim.attempt,
+        last_error=reason_text(outcome.reason),
+        raised=None if cause is None else _raised(cause),
+    )
 
 
 def _enter(

@@ -48,10 +48,9 @@ class TaskSlice:
     def __init__(
         self, dispatcher: Dispatcher, active: ActiveClaim, since: float, *, suspended: bool = False
     ) -> None:
-        self.dispatcher = dispatcher
+        self.dispatcher, self.since = dispatcher, since
         self.active = active
         """The claim whose step runs now, or ran last."""
-        self.since = since
         self.suspended = suspended
         """The task has waited for something: it ends after this step."""
         self.task: PoolTask | None = None
@@ -150,14 +149,17 @@ class Dispatcher:
         return counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
 
     def _has_free_slot(self) -> bool:
-        running = self.running
+        counts = self._counts
+        running = (
+            counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
+        )  # `running`, in place
         return (
             running < self._limits.concurrency
-            and running + self._counts[COMMITTING] < self._max_inflight + self.prefetch.rows
+            and running + counts[COMMITTING] < self._max_inflight + self.prefetch.rows
         )
 
     def _all_suspended(self, eager: int) -> bool:
-        """Whether as many steps wait for something as may run; `eager` of the running ones have not waited yet."""
+        """Whether as many steps wait as may run; `eager` of the running ones have not waited yet."""
         return self.running - eager >= self._limits.concurrency
 
     def _excess(self) -> int:
@@ -280,12 +282,8 @@ class Dispatcher:
             self._start_task(task_slice, None)
         except BaseException:
             active.steps -= 1  # the pool is down: a claim that is dropped here would be renewed for ever
-            if active.steps:
-                self._move(active, READY)
-                self._ready.appendleft(active)
-            else:
-                self._move(active, BUFFERED)
-                self._buffer.appendleft(active)
+            self._move(active, READY if active.steps else BUFFERED)
+            (self._ready if active.steps else self._buffer).appendleft(active)
             raise
         self._eager += 1
         return True
@@ -398,7 +396,8 @@ class Dispatcher:
             self._note_slot_is_kept(not task_slice.suspended)
         elif active.state is not COMMITTING:
             self._move(active, COMMITTING)
-            self._wake()
+            if not self._feeder_woken:
+                self._wake()
 
     def commit_in_task(self, active: ActiveClaim, now: float) -> None:
         """The step's task commits the outcome itself, and waits for that. Another claim may run meanwhile."""
@@ -480,7 +479,8 @@ class Dispatcher:
         """A claim is over. Not before its task or thread has ended: until then, it keeps its key."""
         if active.state is not ABANDONED:
             self._drop(active)
-            self._wake()
+            if not self._feeder_woken:
+                self._wake()
 
     def _give_back(self, active: ActiveClaim, *, hold: int = OFFERED) -> None:
         """Release a claim whose step has not begun; attempts unchanged."""
