@@ -212,6 +212,8 @@ class Run(msgspec.Struct, kw_only=True):
     claim_id: str | None = None
     token_hash: str | None = None
     awaits: list[str] | None = None
+    manual: dict[str, Any] | None = None
+    """The column: the open boundary, or the decision that the step gets."""
     children_total: int = 0
     children_pending: int = 0
     wake_on_failure: bool = False

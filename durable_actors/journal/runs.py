@@ -217,6 +217,8 @@ def manual_paused(p: Projection, fact: Fact) -> str | None:
     if p.wait is not None:
         return "active_wait"
     p.manual = opened
+    run = _run(p)
+    run.manual, run.awaits = opened.metadata, []
     _open(p, place, fact)
     return None
 
@@ -226,6 +228,8 @@ def manual_resolved(p: Projection, fact: Fact) -> str | None:
     data = fact.data
     if p.manual is None or (p.manual.step, p.manual.boundary) != (data["step"], data["boundary"]):
         return "stale_manual_resolution"
+    run, decision = _run(p), data.get("decision")
+    run.manual = None if decision is None else {**p.manual.metadata, "decision": decision}
     p.manual = None
     return None
 
@@ -275,6 +279,8 @@ def run_terminal(p: Projection, fact: Fact) -> str | None:
     if not outcome and (data["status"] == "cancelled" or p.status == "executing"):
         run.drop_claim()
     p.terminal = data["status"]
+    if p.manual is not None:
+        run.manual = None
     p.wait = p.manual = p.suspended = None
     p.planned.clear()
     run.stand_at(data)
@@ -338,6 +344,8 @@ def run_caught_up(p: Projection, fact: Fact) -> str | None:
         attempt = p.attempts[key] = cast("Attempt", intent_of(intent))
     attempt.status, attempt.claim = "available", None
     attempt.visible_at = min(attempt.visible_at, fact.at)
+    if p.manual is not None:
+        run.manual = None
     p.wait = p.manual = None
     p.planned.clear()
     run.make_current({**data, "runnable_key": key}, keeps_time=True)

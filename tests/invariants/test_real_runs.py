@@ -26,6 +26,11 @@ SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 
 MARGIN = 10.0
 """The machine is loaded."""
 NOT_HERE = {
+    "asked",
+    "proceeded",
+    "approved",
+    "rejected",
+    "timed_out",
     "rebuilt",
     "snapshot",
     "requested",
