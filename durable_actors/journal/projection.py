@@ -224,7 +224,8 @@ class Run(msgspec.Struct, kw_only=True):
     approximate: bool = False
     """The last record does not say where the row stands, and moves before it may not be recorded."""
     since: tuple[int, int, int] | None = None
-    """Visit, round and attempt of the row in the last snapshot: attempts of before are not known; None: all are."""
+    """Visit, round and attempt of the row in the last snapshot, or of the last attempt that a revival made void:
+    attempts up to there are not known; None: all are."""
 
     def stand_at(self, place: Mapping[str, Any]) -> None:
         """Set step, visit, round and attempt. Called by `fold`."""

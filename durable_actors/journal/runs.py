@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from durable_actors.journal.attempts import intent_of
-from durable_actors.journal.facts import Fact, runnable_key
+from durable_actors.journal.facts import Fact, place_of, runnable_key
 from durable_actors.journal.projection import Attempt, ChildRun, Manual, Place, Projection, Receipt, Run, Wait
 from durable_actors.journal.row import differences, inserted_columns, projection_of, row_of
 
@@ -300,7 +300,9 @@ def run_revived(p: Projection, _: Fact) -> str | None:
         return "terminal_run"
     run = _run(p)
     p.terminal = None
+    gone = [place_of(key) for key, one in p.attempts.items() if one.visit == run.visit]
     p.attempts = {key: one for key, one in p.attempts.items() if one.visit != run.visit}
+    run.since = max((*gone, run.since or (0, 0, 0)))  # a notifier may be told of them later
     run.drop_claim()
     run.crashes, run.current, run.finished_at = 0, None, None
     return None
