@@ -27,6 +27,8 @@ MARGIN = 10.0
 """The machine is loaded."""
 NOT_HERE = {
     "asked",
+    "paused",
+    "resumed",
     "proceeded",
     "approved",
     "rejected",
