@@ -137,7 +137,8 @@ def is_paused(old: Row, new: Row) -> bool:
 
 
 def is_resumed(old: Row, new: Row) -> bool:
-    return bool(old["status"] == new["status"] and new["request"] is None and new["hold"] == OFFERED)
+    was = has_pause(old) or old["hold"] == PAUSED
+    return bool(was and old["status"] == new["status"] and new["request"] is None and new["hold"] == OFFERED)
 
 
 def is_revived(_old: Row, new: Row) -> bool:
