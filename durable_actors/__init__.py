@@ -13,6 +13,7 @@ Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 """
 
 from durable_actors import aio, journal, otp, sync, telemetry
+from durable_actors._bulk import Bulk
 from durable_actors._client import Client
 from durable_actors._postgres.embedded.server import embedded_dsn
 from durable_actors._postgres.trio.connection import TrioConnection
@@ -20,6 +21,7 @@ from durable_actors._store.commands import Receipt
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import Filter
+from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance, ParentRun
 from durable_actors._store.recover import RecoveryReport
 from durable_actors._store.runner import Claimed
@@ -42,7 +44,6 @@ from durable_actors.client import (
     open_client,
     receipts,
     result,
-    retry,
     signal,
     signal_many,
     signal_with_start,
@@ -51,7 +52,7 @@ from durable_actors.client import (
     verify,
 )
 from durable_actors.config import Config, Queue, Wakeup
-from durable_actors.control import cancel
+from durable_actors.control import cancel, rerun, retry, run_now
 from durable_actors.engine import Engine, open_engine, serve, start_engine
 from durable_actors.errors import (
     CommitUnknown,
@@ -98,6 +99,7 @@ from durable_actors.machine import (
     job,
     step,
 )
+from durable_actors.pausing import pause, pause_queue, pauses, resume, resume_queue
 from durable_actors.repair import accept, rebuild, recover
 from durable_actors.retention import Retention
 from durable_actors.runner import claim_next, complete, fail, heartbeat
@@ -106,6 +108,7 @@ __all__ = [
     "KEEP",
     "Await",
     "Blocker",
+    "Bulk",
     "Cancel",
     "Child",
     "ChildView",
@@ -142,6 +145,7 @@ __all__ = [
     "Problem",
     "ProtocolAnomaly",
     "Queue",
+    "QueuePause",
     "Receipt",
     "Record",
     "RecoveryReport",
@@ -190,11 +194,18 @@ __all__ = [
     "open_client",
     "open_engine",
     "otp",
+    "pause",
+    "pause_queue",
+    "pauses",
     "rebuild",
     "receipts",
     "recover",
+    "rerun",
     "result",
+    "resume",
+    "resume_queue",
     "retry",
+    "run_now",
     "serve",
     "signal",
     "signal_many",
@@ -211,6 +222,7 @@ __all__ = [
 # Show the public import path, not the module that defines them.
 for _public in (
     Blocker,
+    Bulk,
     Claimed,
     Client,
     Explanation,
@@ -219,6 +231,7 @@ for _public in (
     NextAction,
     ParentRun,
     PostgresJournal,
+    QueuePause,
     Receipt,
     RecoveryReport,
     Tree,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -77,7 +78,7 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     rows = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
     if not rows:
         raise NoTarget(
-            f"no instance has or had the unique key {key_as_given(key)!r}; "
+            f"no instance has or had the unique key {shown(key_as_given(key))}; "
             "if its row was deleted by hand, `durable-actors verify` tells its id, and `rebuild` finds it by the key"
         )
     return int(rows[0][0] or 0)
@@ -222,6 +223,8 @@ class InstanceCommand:
     allowed: frozenset[str]
     otherwise: str
     """Which instances allow it, for the error."""
+    refuses: Callable[[Instance], str | None] | None = None
+    """What of an instance in such a status does not allow it, for the error; None: nothing."""
 
 
 RETRY: Final = InstanceCommand(
@@ -237,6 +240,11 @@ CANCEL: Final = InstanceCommand(
     "cancel",
     frozenset({"runnable", "executing", "awaiting_signal", "awaiting_children"}),
     "only one that has not ended can be cancelled",
+)
+
+
+RUN_NOW: Final = InstanceCommand(
+    "hasten_instance", "run_now", frozenset({"runnable"}), "only a runnable one can be run now"
 )
 
 
@@ -276,6 +284,9 @@ def carrying_out(
         instance = read_instance(rows[0])
         if instance.status not in kind.allowed:
             raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
+        refusal = None if kind.refuses is None else kind.refuses(instance)
+        if refusal is not None:
+            raise Conflict(f"instance {number} {refusal}")
         try:
             done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
         except psycopg.errors.UniqueViolation as refused:
@@ -291,14 +302,35 @@ def carrying_out(
         # It was changed between the two statements: read it again.
 
 
+def attempting(
+    kind: InstanceCommand, schema: str, number: int, command: Command, *further: bytes
+) -> Dialogue[CarriedOut]:
+    """As `carrying_out`, for one of many: the statement alone. `found` is None; nothing is read that tells why not."""
+    try:
+        done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
+    except psycopg.errors.UniqueViolation as refused:
+        if refused.diag.constraint_name != "receipts_once":
+            raise Duplicate("unique key", None) from refused
+        return CarriedOut(number, None, None)
+    if not done:
+        raise Conflict(f"instance {number} has changed, and {kind.otherwise}")
+    return CarriedOut(number, decode_or_text(done[0][0] or b"null"), None, tuple(done[0][1:]))
+
+
 def cancelling(
-    schema: str, target: int | str | bytes, command: Command, *, force: bool
+    schema: str, target: int | str | bytes, command: Command, *, force: bool, at_once: bool = False
 ) -> Dialogue[CarriedOut]:
     """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
 
+    `at_once`: it is an id, one of many (`attempting`).
+
     A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it.
     """
-    done = yield from carrying_out(CANCEL, schema, target, command, b"t" if force else b"f")
+    forced = b"t" if force else b"f"
+    if at_once:
+        done = yield from attempting(CANCEL, schema, check_id(target), command, forced)
+    else:
+        done = yield from carrying_out(CANCEL, schema, target, command, forced)
     if not done.more:
         return done
     key, parent, queue = done.more

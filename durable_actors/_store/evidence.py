@@ -37,9 +37,11 @@ def evidence_of(instance: Instance, around: InstanceDetails, machine: str) -> di
         "unread": dict(around.unread),
         "last_error": instance.last_error,
         "request": None if request is None else attrs.asdict(request),
+        "pauses": [attrs.asdict(each) for each in around.pauses],
         "receipts": around.receipts,
         "journal": level_name(around.journal),
         "parent": instance.parent_id,
+        "rerun_of": instance.rerun_of,
         "fingerprint": around.fingerprint,
         "other_definition": around.definition,
     }

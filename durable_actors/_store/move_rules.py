@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from durable_actors._store.holds import HELD, OFFERED, SHELVED
+from durable_actors._store.holds import HELD, OFFERED, PAUSED, SHELVED
 
 Row = Mapping[str, Any]
 """Columns of a row by name, all or some. Those that are missing are not compared."""
@@ -98,8 +98,30 @@ def is_shelved(_old: Row, new: Row) -> bool:
     return bool(new["hold"] == SHELVED)
 
 
+def has_pause(row: Row) -> bool:
+    """Whether a command has paused it, as `durable.asked_to_pause` decides it."""
+    request = row["request"]
+    return isinstance(request, dict) and cast("dict[str, object]", request).get("kind") == "pause"
+
+
+def is_paused(old: Row, new: Row) -> bool:
+    """A paused row that is runnable is held with reason 4, and no other one is: `durable.hold_of`."""
+    held = PAUSED if new["status"] == "runnable" else old["hold"]
+    return bool(
+        old["status"] == new["status"] and has_pause(new) and not has_pause(old) and new["hold"] == held
+    )
+
+
+def is_resumed(old: Row, new: Row) -> bool:
+    return bool(old["status"] == new["status"] and new["request"] is None and new["hold"] == OFFERED)
+
+
 def is_revived(_old: Row, new: Row) -> bool:
     return bool(new["attempt"] == new["crashes"] == new["hold"] == 0)
+
+
+def is_hastened(old: Row, new: Row) -> bool:
+    return bool(new["eligible_at"] < old["eligible_at"])
 
 
 def is_wakeup(old: Row, new: Row) -> bool:

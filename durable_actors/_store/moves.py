@@ -27,10 +27,13 @@ from durable_actors._store.move_rules import (
     is_claimed,
     is_crashed,
     is_expired,
+    is_hastened,
     is_held,
     is_joined,
     is_offered,
+    is_paused,
     is_reaped,
+    is_resumed,
     is_revived,
     is_shelved,
     is_signalled,
@@ -46,8 +49,8 @@ from durable_actors.machine import ENDED, Status
 MoveName = Literal[
     "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "released", "crashed",
     "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
-    "revived", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
-    "rebuilt", "snapshot",
+    "revived", "hastened", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed",
+    "signalled", "requested", "rebuilt", "snapshot",
 ]  # fmt: skip
 
 MAX_REV: Final = 2**63 - 1
@@ -133,16 +136,16 @@ CLAIM: Final = frozenset({"status", "hold", "locked_by", "lease_expires_at", "cl
 """What a claim sets, and what taking it back clears."""
 OUTCOME: Final = frozenset(
     {
-        "status", "step", "state", "result", "attempt", "visit", "crashes", "round", "eligible_at", "last_error",
-        "error_type", "traceback", "partition_key", "locked_by", "lease_expires_at", "awaits", "await_step",
-        "await_deadline", "children_total", "children_pending", "wake_on_failure",
+        "status", "hold", "step", "state", "result", "attempt", "visit", "crashes", "round", "eligible_at",
+        "last_error", "error_type", "traceback", "partition_key", "locked_by", "lease_expires_at", "awaits",
+        "await_step", "await_deadline", "children_total", "children_pending", "wake_on_failure",
     }
 )  # fmt: skip
 """What the commit of an outcome writes. The claim's id stays, so that a repeated commit is recognised."""
 END: Final = OUTCOME | {"finished_at"}
 """What the commit of an outcome that ends the instance writes."""
-WAKE: Final = frozenset({"status", "eligible_at", "step", "await_step", "await_deadline"})
-"""What ends an await."""
+WAKE: Final = frozenset({"status", "hold", "eligible_at", "step", "await_step", "await_deadline"})
+"""What ends an await. A row that becomes runnable is held if it is paused (`durable.hold_of`)."""
 FAULT: Final = frozenset({"finished_at", "last_error", "error_type", "traceback"})
 """What a failure without an outcome writes."""
 COUNTS: Final = frozenset({"attempt", "crashes", "interruptions", "children_pending"})
@@ -164,7 +167,7 @@ MOVES: Final = (
         meaning="inserted",
         before=NOBODY,
         after=RUNNABLE,
-        statements=("insert_plain", "insert_instances", "start_child", "complete"),
+        statements=("insert_plain", "insert_instances", "start_child", "rerun_instance", "complete"),
     ),
     Move(
         name="claimed",
@@ -341,7 +344,7 @@ MOVES: Final = (
     ),
     Move(
         name="shelved",
-        meaning="the node that read it does not have its machine, version or step",
+        meaning="the node that read it lacks its machine, version or step, or its machine is paused in its queue",
         before=RUNNABLE,
         after=RUNNABLE,
         statements=("pick_instances", "claim_next"),
@@ -366,6 +369,33 @@ MOVES: Final = (
         statements=("retry_instance",),
         columns=CLAIM | {"attempt", "crashes", "eligible_at", "finished_at", "request"},
         when=is_revived,
+    ),
+    Move(
+        name="hastened",
+        meaning="the command `run_now`: it was not due yet, and is now",
+        before=RUNNABLE,
+        after=RUNNABLE,
+        statements=("hasten_instance",),
+        columns=frozenset({"eligible_at"}),
+        when=is_hastened,
+    ),
+    Move(
+        name="paused",
+        meaning="the command `pause`: nothing picks it; if a step runs, from its end on",
+        before=LIVE,
+        after=LIVE,
+        statements=("pause_instance",),
+        columns=frozenset({"hold", "request"}),
+        when=is_paused,
+    ),
+    Move(
+        name="resumed",
+        meaning="the command `resume`: its pause has ended",
+        before=LIVE,
+        after=LIVE,
+        statements=("resume_instance",),
+        columns=frozenset({"hold", "request"}),
+        when=is_resumed,
     ),
     Move(
         name="child_started",
@@ -444,7 +474,7 @@ MOVES: Final = (
         before=LIVE | ENDED,
         after=LIVE | ENDED,
         statements=("accept_instance", "rebuild_instance", "snapshot_journal"),
-        columns=END | CLAIM | {"inbox", "shelved_step", "interruptions"},
+        columns=END | CLAIM | {"inbox", "shelved_step", "interruptions", "request"},
     ),
 )
 """Every move, and the four changes that are none."""

@@ -9,13 +9,14 @@ from typing import Any, Final, cast, get_args
 import attrs
 import msgspec
 
-from durable_actors._option_checks import Duration, choice, count, duration, shown
+from durable_actors._option_checks import Duration, choice, count, duration, flag, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Params, Row, Statement
-from durable_actors._store.commands import Command, Request, read_request
+from durable_actors._store.commands import Command, Request
 from durable_actors._store.lease import RUNNER
+from durable_actors._store.pauses import QueuePause, read_pause_list
 from durable_actors._store.read import Instance, read_by_ids, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
@@ -30,7 +31,7 @@ NEWEST: Final = 2**63 - 1
 
 @attrs.frozen(kw_only=True)
 class Filter:
-    """Which instances to list. None does not filter; several filters must all match."""
+    """Which instances to list, or to give a command to. None does not filter; several filters must all match."""
 
     status: Status | None = None
     """The current status."""
@@ -50,6 +51,8 @@ class Filter:
     """The id of its parent. Uses an index."""
     older_than: Duration | None = None
     """The time since it was last changed: seconds or a timedelta."""
+    everything: bool = False
+    """Of a bulk command: really all that it applies to. Without it, a filter that names nothing is refused."""
 
     def params(self) -> list[bytes | None]:
         """The last parameters of the listing statements. Raises `ConfigError`."""
@@ -62,6 +65,7 @@ class Filter:
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{option}={shown(value)} must be a string", option=option, value=value)
+        flag("everything", self.everything)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)
         return [*map(encode.text, texts), self.tags(), encode.number(age)]
@@ -188,7 +192,7 @@ class InstanceDetails:
     elders: tuple[Sibling, ...] = ()
     """The due siblings that go first, on nodes that have their step; in order, the first one of each step."""
     request: Request | None = None
-    """What a command asks of the node that runs it."""
+    """The standing order of a command: to cancel it, or to pause it."""
     requested_ago: float | None = None
     """Seconds since then."""
     rev: int = 1
@@ -214,6 +218,8 @@ class InstanceDetails:
     """The definition of its machine that it was started with; None if its outcomes are not recorded."""
     definition: str | None = None
     """Another definition that ran one of its last steps."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pauses of its queue, and of its machine there."""
 
 
 @attrs.frozen
@@ -245,10 +251,11 @@ async def observe_instance(conn: PgConn, schema: str, number: int) -> InstanceDe
 
 def read_observed(row: Row) -> Observed:
     """Read a row of observe_instances.sql. Pure."""
-    return Observed(read_instance(row[:_COLUMNS]), _details(row[_COLUMNS:]))
+    instance = read_instance(row[:_COLUMNS])
+    return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 28
+_COLUMNS: Final = 30
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 
@@ -258,7 +265,7 @@ class _Parked(msgspec.Struct):
     live: int
 
 
-def _details(row: Row) -> InstanceDetails:
+def _details(instance: Instance, row: Row) -> InstanceDetails:
     (
         eligible,
         lease,
@@ -272,7 +279,6 @@ def _details(row: Row) -> InstanceDetails:
         sibling,
         owner,
         elders,
-        asked,
         now,
         rev,
         offered,
@@ -285,9 +291,10 @@ def _details(row: Row) -> InstanceDetails:
         receipts,
         fingerprint,
         definition,
+        pauses,
     ) = row
-    request = None if asked is None else read_request(asked)
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
+    request = instance.request
     present, since = decode_instant(now), None if request is None else request.at
     ahead = [] if elders is None else msgspec.json.decode(elders, type=list[tuple[int, str, int, str, int]])
     return InstanceDetails(
@@ -316,6 +323,7 @@ def _details(row: Row) -> InstanceDetails:
         receipts=() if receipts is None else msgspec.json.decode(receipts, type=tuple[dict[str, Any], ...]),
         fingerprint=None if fingerprint is None else fingerprint.decode(),
         definition=None if definition is None else definition.decode(),
+        pauses=read_pause_list(instance.queue, pauses),
     )
 
 
@@ -330,10 +338,14 @@ class QueueWork:
     held: int = 0
     """Waiting for a sibling of their partition key."""
     shelved: int = 0
-    """Rows whose machine, version or step is unknown to a node that read them."""
+    """Rows whose machine, version or step is unknown to a node that read them, or whose machine is paused."""
     executing: int = 0
     oldest_due: float | None = None
     """Seconds that the oldest due row has been waiting."""
+    paused: int = 0
+    """Instances that are paused and would be runnable. Those that wait for something else are not counted."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pause of the queue, and those of machines in it."""
 
 
 async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
@@ -348,6 +360,8 @@ async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
             shelved=int(row[4] or 0),
             executing=int(row[5] or 0),
             oldest_due=None if row[6] is None else float(row[6]),
+            paused=int(row[7] or 0),
+            pauses=read_pause_list((row[0] or b"").decode(), row[8]),
         )
         for row in rows
     ]
@@ -469,6 +483,13 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
     """
     params = [encode.number(number), *Command().params()]
     return bool((await conn.run(statement("retry_instance", schema), params)).rows)
+
+
+async def hasten_instance(conn: PgConn, schema: str, number: int) -> str | None:
+    """Let a delayed instance run now: "hastened", "due" or "held"; None if it is not runnable or does not exist."""
+    params = [encode.number(number), *Command().params()]
+    rows = (await conn.run(statement("hasten_instance", schema), params)).rows
+    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None
 
 
 async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False) -> str | None:

@@ -12,6 +12,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
+from durable_actors._store.commands import Request, read_request
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.sql import statement
 from durable_actors.machine import ENDED, Status, decode_or_text
@@ -67,6 +68,8 @@ class Instance:
     parent_id: int | None
     parent_run: ParentRun | None = None
     """Who started it, if it is a child; in lists only the id."""
+    rerun_of: int | None = None
+    """The instance that `rerun` started it from."""
     locked_by: str | None
     """The node and incarnation that runs it now."""
     eligible_at: datetime
@@ -76,7 +79,15 @@ class Instance:
     finished_at: datetime | None
     hold: int
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
-    does not know its machine, version or step; a node that does will run it."""
+    does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
+    request: Request | None = None
+    """The standing order of a command, "cancel" or "pause": by whom, when and why. One that has ended keeps it."""
+
+    @property
+    def paused(self) -> Request | None:
+        """Who paused it, when and why; None if it is not paused. A step that runs then finishes first."""
+        request = self.request
+        return request if request is not None and request.pauses and self.finished_at is None else None
 
 
 def read_instance(row: Row) -> Instance:
@@ -126,6 +137,8 @@ def read_instance(row: Row) -> Instance:
         traceback=None if row[25] is None else text(25),
         tags=() if row[26] is None else decode_text_array(row[26]),
         meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
+        request=None if row[28] is None else read_request(row[28]),
+        rerun_of=None if row[29] is None else number(29),
     )
 
 

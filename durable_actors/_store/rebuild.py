@@ -17,6 +17,7 @@ from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.commands import Command
 from durable_actors._store.dialogues import earlier_receipt, resolving, resolving_lost
 from durable_actors._store.foreign import Dialogue
+from durable_actors._store.holds import OFFERED, PAUSED
 from durable_actors._store.journal import page_of
 from durable_actors._store.sql import statement
 from durable_actors._store.verify import PAGE
@@ -178,7 +179,7 @@ def row_to_write(number: int, projection: Projection) -> dict[str, Any]:
             "claim_id": None,
             "claim_token_hash": None,
             "locked_by": None,
-            "hold": 0,
+            "hold": OFFERED if projection.suspended is None else PAUSED,
         }
         row |= {**released, "rev": projection.rev + 1}
     return row

@@ -16,10 +16,12 @@ from typing import Any, Final, Literal, get_args
 
 import attrs
 
+from durable_actors._store import paused as paused_texts
 from durable_actors._store.evidence import evidence_of
 from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
 from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
 from durable_actors._store.parked import awaited, barrier_of, repairs_of
+from durable_actors._store.pauses import pause_target
 from durable_actors._store.read import Instance
 from durable_actors._store.releases import COMMANDS, LiveNode
 from durable_actors._wording import seconds
@@ -37,6 +39,7 @@ Reason = Literal[
     "owner_lost",
     "executing",
     "scheduled",
+    "queue_paused",
     "waiting_for_key",
     "unknown_step",
     "unserved",
@@ -47,7 +50,7 @@ Reason = Literal[
 
 REASONS_IN_ORDER: Final[tuple[Reason, ...]] = get_args(Reason)
 
-BlockerKind = Literal["instance", "child", "signal", "queue", "machine", "step", "node", "limit"]
+BlockerKind = Literal["instance", "child", "signal", "queue", "machine", "step", "node", "limit", "pause"]
 """What a blocker is."""
 
 _HOLDS: Final[dict[int, Reason]] = {
@@ -62,9 +65,9 @@ class Blocker:
     """One thing that an instance waits for."""
 
     kind: BlockerKind
-    """`instance` is one of its partition key; `child` one of its own."""
+    """`instance` is one of its partition key, `child` one of its own, `pause` that of its queue or machine."""
     name: str
-    """The id, or the name of the signal, queue, machine, step or node."""
+    """The id, or the name of the signal, queue, machine, step or node; of a pause the queue, or `queue/machine`."""
     text: str
     """What it has to do with the instance, for people."""
     id: int | None = None
@@ -134,8 +137,8 @@ def explain_observed(
     return Explanation(
         id=instance.id,
         reason=found.reason,
-        summary=found.summary if instance.status in ENDED else found.summary + _requested(around),
-        since=_since(instance, found.reason),
+        summary=found.summary if instance.status in ENDED else found.summary + _requested(instance, around),
+        since=_since(instance, around, found.reason),
         until=_until(observed, found.reason),
         blockers=blockers,
         next_actions=tuple(_actions(instance, around, found.reason, blockers)),
@@ -258,7 +261,8 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     held = _HOLDS.get(instance.hold)
     if held is not None:
         limit = [Blocker(kind="limit", name="", text="a limit is used up")] if held == "throttled" else []
-        return _Found(held, REASONS[instance.hold].explanation, limit)
+        text = paused_texts.held_text(instance, around)
+        return _Found(held, _with(text, stops := _pauses(around)), [*limit, *stops])
     serving = _serving(instance, nodes)
     knowing = [each for each in serving if each.knows(_machine(instance), instance.step)]
     nobody = [] if knowing else [_nobody(instance, serving)]
@@ -267,8 +271,10 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
         when = "never, until its eligible_at is changed"
         if math.isfinite(around.eligible_in):
             when = f"in {seconds(max(around.eligible_in, 0.0))}"
-        text = f"it is scheduled: due {when}{after}"
-        return _Found("scheduled", _with(text, nobody), nobody)
+        also = [*_pauses(around), *nobody]
+        return _Found("scheduled", _with(f"it is scheduled: due {when}{after}", also), also)
+    if stops := _pauses(around):
+        return _Found("queue_paused", _with(f"it is due, but {stops[0].text}", nobody), [*stops, *nobody])
     if takers := _takers(instance, around, knowing):
         return _Found("ready", _ready(instance, len(takers)))
     behind = [*_behind(instance, around, knowing)]
@@ -286,7 +292,7 @@ def _takers(instance: Instance, around: InstanceDetails, knowing: Sequence[NodeV
 
     Each node passes by the siblings whose step it does not have: the key may be free for one node and not for another.
     """
-    if not around.due or around.key_holder is not None:
+    if not around.due or around.key_holder is not None or around.pauses:
         return []
     if not around.offered and instance.hold != SHELVED:
         return []
@@ -380,9 +386,19 @@ def _for_its_key(instance: Instance, around: InstanceDetails, behind: Sequence[B
 # -- the rest
 
 
-def _requested(around: InstanceDetails) -> str:
+def _pauses(around: InstanceDetails) -> list[Blocker]:
+    """The pauses of its queue, and of its machine there: no pick takes it while one of them lasts."""
+    return [
+        Blocker(kind="pause", name=pause_target(each.queue, each.machine), text=paused_texts.queue_text(each))
+        for each in around.pauses
+    ]
+
+
+def _requested(instance: Instance, around: InstanceDetails) -> str:
     if around.request is None:
         return ""
+    if around.request.pauses:
+        return paused_texts.also_text(instance, around)
     by = f" by {around.request.by}" if around.request.by else ""
     since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
     return f"; {around.request.kind} requested{by}{since}"
@@ -397,7 +413,11 @@ def _cancelled_by(around: InstanceDetails) -> str:
     return f"{by}: {request.reason}" if request.reason else by
 
 
-def _since(instance: Instance, reason: Reason) -> datetime | None:
+def _since(instance: Instance, around: InstanceDetails, reason: Reason) -> datetime | None:
+    if reason == "queue_paused":
+        return max(instance.eligible_at, min(each.at for each in around.pauses))
+    if reason == "paused" and instance.paused is not None:
+        return instance.paused.at
     if reason in ENDED:
         return instance.finished_at
     if reason in {"ready", "waiting_for_key", "unknown_step", "unserved"}:
@@ -411,6 +431,8 @@ def _until(observed: Observed, reason: Reason) -> datetime | None:
             return observed.instance.eligible_at
         case "awaiting_signal" | "awaiting_children":
             return observed.details.deadline
+        case "queue_paused":
+            return paused_texts.pauses_end(observed.details.pauses)
         case "owner_lost":
             return observed.instance.lease_expires_at
         case _:
@@ -426,6 +448,14 @@ def _actions(
             command=f"durable-actors retry {instance.id}",
             call=f"durable_actors.retry({instance.id})",
         )
+    if reason == "scheduled":
+        yield NextAction(
+            text="let it run now",
+            command=f"durable-actors run-now {instance.id}",
+            call=f"durable_actors.run_now({instance.id})",
+        )
+    for text, verb, call in paused_texts.resumes(instance, around):
+        yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{call}")
     for text, verb in repairs_of(around, parked=reason in {"awaiting_signal", "awaiting_children"}):
         yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{verb}()")
     if reason == "awaiting_signal" and not around.lost:

@@ -148,6 +148,12 @@ def _woken(record: Record, data: Mapping[str, Any]) -> str:
     return _entered(record, data) + (f", signal {names}" if names else "")
 
 
+def _started(record: Record, data: Mapping[str, Any]) -> str:
+    row: Mapping[str, Any] = data.get("row", {})
+    origin = "" if row.get("rerun_of") is None else f", rerun of instance {row['rerun_of']}"
+    return f"in step {record.step}, queue {row.get('queue', '?')}{origin}"
+
+
 def _child_started(record: Record, data: Mapping[str, Any]) -> str:
     child = data.get("child", {})
     who = f"instance {child.get('id', '?')} of {child.get('machine', '?')}"
@@ -167,7 +173,7 @@ def _snapshot(_record: Record, data: Mapping[str, Any]) -> str:
 
 
 _WHAT: Final[Mapping[str, Callable[[Record, Mapping[str, Any]], str]]] = {
-    "started": lambda record, data: f"in step {record.step}, queue {data.get('row', {}).get('queue', '?')}",
+    "started": _started,
     "snapshot": _snapshot,
     "next": lambda record, _: f"{record.step} → {record.to_step}",
     "spawned": lambda record, data: (

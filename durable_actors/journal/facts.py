@@ -203,6 +203,12 @@ FACTS: Final[dict[str, FactKind]] = {
     ),
     "run_resumed": FactKind("run", "the operator's pause has ended", {}, {"by": str}, extension=True),
     "run_revived": FactKind("run", "a failed or cancelled run goes on", extension=True),
+    "run_hastened": FactKind(
+        "run",
+        "an operator let a runnable that was to run later run at once",
+        {**_PLACE, **_RUNNABLE, "visible_at": datetime},
+        extension=True,
+    ),
     "run_caught_up": FactKind(
         "run",
         "moves that were not recorded brought the run to this runnable",
@@ -293,3 +299,8 @@ def _fits(data: Mapping[str, Any], kind: str) -> bool:
         if not isinstance(value, expected) and (value is not None or name in needs):
             return False
     return True
+
+
+def dispatch_order(fact: Fact) -> tuple[datetime, int, int]:
+    """Sort key of the facts of many runs in the thread of a queue; sorting keeps the order inside a record."""
+    return (fact.at, fact.run, fact.rev)

@@ -62,7 +62,7 @@ class Command(_Part, frozen=True, kw_only=True):
     """The receipt of what somebody outside the instance asked for. `Record.by` says who."""
 
     type: str
-    """start, signal, cancel, retry, pause, resume, proceed, approve, reject."""
+    """start, rerun, signal, cancel, retry, run_now, pause, resume, proceed, approve, reject."""
     key: str | None = None
     """The idempotency key: the same key again is a second delivery of the same command."""
     reason: str | None = None
@@ -279,7 +279,7 @@ class CountedData(Data, frozen=True, kw_only=True):
 
 
 class RevivedData(Data, frozen=True, kw_only=True):
-    """`revived`."""
+    """`revived`, `hastened`."""
 
     command: Command | None = None
     eligible_at: Instant | None = None
@@ -367,6 +367,7 @@ KINDS: Final[dict[str, Kind]] = {
     "shelved": Kind("it waits for a node that knows its machine and step", "claims", _PLACE, Data),
     "offered": Kind("picks may claim it again", "claims", _PLACE, Data),
     "revived": Kind("a failed or cancelled instance runs again", "outcomes", _PLACE, RevivedData),
+    "hastened": Kind("a delayed instance is due at once", "outcomes", _PLACE, RevivedData),
     "child_started": Kind("its step started a child", "outcomes", _CLAIM, ChildStartedData),
     "unfit": Kind(
         "a row that no index can hold, written by hand, has failed", "outcomes", (*_PLACE, "error"), UnfitData

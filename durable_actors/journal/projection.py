@@ -261,7 +261,7 @@ class Projection(msgspec.Struct, kw_only=True):
     """A child of the open barrier has failed."""
     manual: Manual | None = None
     suspended: dict[str, Any] | None = None
-    """Who paused the run, and why."""
+    """Who paused the run, when and why."""
     terminal: Literal["done", "failed", "cancelled"] | None = None
     commands: list[Receipt] = []
     """Commands that reached the run, signals excepted."""

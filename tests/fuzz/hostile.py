@@ -156,7 +156,7 @@ SHAPES = [
     row(
         "hold: paused, key", "waits", "it is paused", hold=4, partition_key="shared", eligible_at="-infinity"
     ),
-    row("hold: paused, parked", "waits", "it is paused", **parked, hold=4),
+    row("hold: paused, parked", "done", "", **parked, hold=4),
     row("hold: paused, crashed", "done", "", **executing(hold=4)),
     row("hold: waits for nobody", "waits", "it depends on", hold=5, partition_key="shared"),
     row("status: cancelled", "cancelled", "", status="cancelled", finished_at="-infinity"),
@@ -167,6 +167,8 @@ SHAPES = [
         "request: huge", "done", "", request=f'["{noise(300_000).replace(chr(92), "").replace(chr(34), "")}"]'
     ),
     row("request: of a ghost", "done", "", **executing(request="[[]]")),
+    row("rerun_of: nobody", "done", "", rerun_of=-INT8),
+    row("rerun_of: itself, recorded", "done", "", rerun_of=INT8, journal=4, step="on"),
     row("inbox: empty", "done", "", inbox=True),
     row("awaits: without waiting", "done", "", awaits="{go}"),
     row("awaits: nulls", "done", "", **{**parked, "awaits": "{NULL,NULL}"}),
@@ -187,6 +189,12 @@ SHAPES = [
         "",
         step="on",
         request='{"kind": "cancel", "by": 1, "at": "infinity"}',
+    ),
+    row(
+        "request: an odd pause",
+        "waits",
+        "it was paused",
+        **executing(request='{"kind": "pause", "by": 1, "at": "infinity"}'),
     ),
     row("request: nobody's", "done", "", request='{"kind": "nobody knows", "at": "yesterday"}'),
     row("request: deep, crashed", "done", "", **executing(request=DEEP)),

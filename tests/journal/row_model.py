@@ -70,6 +70,7 @@ class RowModel:
             "await_step": None,
             "await_deadline": None,
             "manual": None,
+            "request": None,
             "children_total": 0,
             "children_pending": 0,
             "wake_on_failure": False,
@@ -90,9 +91,7 @@ class RowModel:
     def chance(self) -> bool:
         return self.number(2) == 1
 
-    @property
-    def thread(self):
-        return run_thread(RUN)
+    thread = run_thread(RUN)
 
     def run(self, moves: int) -> RowModel:
         """Make up to so many moves."""
@@ -106,13 +105,16 @@ class RowModel:
 
     def possible(self) -> list[Callable[[], None]]:
         row = self.row
-        anywhere = [self.maybe_cancel, self.wakeup, *([self.resume] if self.suspended else [self.suspend])]
-        if not self.suspended:
-            anywhere.append(self.snapshot)
+        paused = self.resume if self.suspended else self.suspend
+        anywhere = [self.maybe_cancel, self.wakeup, paused, self.snapshot]
         match row["status"]:
             case "runnable":
+                if self.suspended:  # no pick reads it
+                    return anywhere
                 here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
-                return [*(() if self.suspended else [self.claim] * 6), *here, *anywhere]
+                delayed = row["hold"] == 0 and row["eligible_at"] > self.now
+                here += [self.hasten] * delayed
+                return [*[self.claim] * 6, *here, *anywhere]
             case "executing":
                 ends = [self.next, self.retry, self.park, self.spawn, self.pause]
                 return [
@@ -150,12 +152,14 @@ class RowModel:
         self.row["rev"] += 1
         if self.row["finished_at"] is not None:
             self.suspended = False
-        data = dict(fields.pop("data", {}))
-        outside = fields.pop("outside", False)
+        if not self.suspended:
+            self.row["request"] = None  # as far as the journal tells
+        elif self.row["status"] == "runnable":
+            self.row["hold"] = 4
+        data, outside = dict(fields.pop("data", {})), fields.pop("outside", False)
         if before["round"] and kind not in {"started", "snapshot"}:
             data["round"] = before["round"]
-        if "row" in fields:
-            del fields["row"]
+        if fields.pop("row", 0) is None:
             data["row"] = json(self.row)
         else:
             fields = {name: before[name] for name in ("step", "visit", "attempt")} | fields
@@ -416,7 +420,7 @@ class RowModel:
         }
 
     def release(self) -> None:
-        row, counted, hold = self.row, self.chance(), self.number(3)
+        row, counted, hold = self.row, self.chance(), 4 if self.suspended else self.number(3)
         interrupted = not counted and self.chance()
         change = {
             **self.returned(row["eligible_at"]),
@@ -538,11 +542,12 @@ class RowModel:
 
     def suspend(self) -> None:
         self.suspended = True
-        self.move("paused", {}, by="ann", data=self.command("pause"))
+        request = {"kind": "pause", "by": "ann", "at": json(self.now)}
+        self.move("paused", {"request": request}, by="ann", data=self.command("pause"))
 
     def resume(self) -> None:
         self.suspended = False
-        self.move("resumed", {}, by="ann", data=self.command("resume"))
+        self.move("resumed", {"hold": self.row["hold"] % 4}, by="ann", data=self.command("resume"))
 
     def maybe_cancel(self) -> None:
         if self.number(6) == 1:
@@ -562,7 +567,6 @@ class RowModel:
 
     def cancel(self) -> None:
         """From outside: an owner loses its claim."""
-        self.suspended = False
         error = ErrorInfo(text="because") if self.chance() else None
         change = {
             **self.error(error),
@@ -583,16 +587,13 @@ class RowModel:
 
     def revive(self) -> None:
         change = {
-            "status": "runnable",
-            "hold": 0,
-            "attempt": 0,
-            "crashes": 0,
-            "eligible_at": self.now,
-            "finished_at": None,
-            "claim_id": None,
-            "claim_token_hash": None,
-        }
+            "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "eligible_at": self.now, "finished_at": None,
+            "claim_id": None, "claim_token_hash": None,
+        }  # fmt: skip
         self.move("revived", change, by="ann", data=self.command("retry"))
+
+    def hasten(self) -> None:
+        self.move("hastened", {"eligible_at": self.now}, by="ann", data=self.command("run_now"))
 
     def snapshot(self) -> None:
         self.move("snapshot", {}, row=None)

@@ -64,6 +64,7 @@ DUE = (
     "expired",
     "joined",
     "revived",
+    "hastened",
     "released",
     "crashed",
     "reaped",

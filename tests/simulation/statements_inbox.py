@@ -252,7 +252,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     total, needed = int(params[3] or 0), int(params[4] or 0)
     old = row.clone()
     new = tx.write(row, "commit", row.claim_id, row.visit, True)
-    new.status = "awaiting_children" if needed else "runnable"
+    new.status, new.hold = ("awaiting_children", 0) if needed else ("runnable", row.held)
     new.step = row.step if needed else _text(params[1])
     new.await_step = _text(params[1]) if needed else None
     timeout = params[6]
@@ -307,7 +307,6 @@ def _count_ended(
 
 @meaning
 def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
     row = tx.get(int(params[0] or 0))
     if row is None or row.terminal:
         return []
@@ -316,11 +315,17 @@ def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     request = present(kind="cancel", by=by, reason=reason, at=iso(tx.now), key=key)
     request["metadata"] = json.loads(given or "null")
     asked = jsonb(json.dumps(request))
-    if row.status == "executing" and params[5] != b"t":
-        tx.write(row, "ask", moves=False).request = asked
+    asks = row.status == "executing" and params[5] != b"t"
+    if "receipt" not in scene.broken:
+        tx.receipt("cancel", row.id, key, b'"requested"' if asks else b'"cancelled"')
+    if asks:
+        tx.write(row, "ask", key, moves=False).request = asked
+        if "counts requests" in scene.broken:
+            _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
         return [shown('"requested"', None, None, None)]
-    new = cancel(tx, row, "cancel", asked=asked)
-    opened = _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+    new, opened = cancel(tx, row, "cancel", key, asked=asked), None
+    if "uncounted cancel" not in scene.broken:
+        opened = _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
     return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue)]
 
 
@@ -346,17 +351,27 @@ def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, since = _text(params[0]), tx.now - round(float(params[1] or 0) * SECOND)
     rows = [row for row in tx.all() if row.queue == queue]
     out: Rows = []
-    offered = [row for row in rows if row.status == "runnable" and row.hold == 0]
+    stopped = tx.stopped(queue)
+    offered = [row for row in rows if row.status == "runnable" and row.hold == 0 and "" not in stopped]
     for priority in sorted({row.priority for row in offered}):
         future = [r.eligible_at for r in offered if r.priority == priority and r.eligible_at > since]
-        out.append(shown(priority, (min(future) - tx.now) / SECOND if future else None, None, None))
-    shelved = {row.address for row in rows if row.status == "runnable" and row.hold == 2}
-    out += [shown(None, None, address, None) for address in sorted(shelved)]
+        later = (min(future) - tx.now) / SECOND if future else None
+        out.append(shown(priority, later, None, None, None, None))
+    shelf = [row for row in rows if row.status == "runnable" and row.hold == 2]
+    shelved = {row.address for row in shelf if stopped.isdisjoint({"", row.fsm})}
+    out += [shown(None, None, address, None, None, None) for address in sorted(shelved)]
     parked = [r for r in rows if r.status.startswith("awaiting") and r.await_deadline is not None]
     if parked:
         soonest = min(row.await_deadline for row in parked)
-        out.append(shown(None, None, None, (soonest - tx.now) / SECOND))
+        out.append(shown(None, None, None, (soonest - tx.now) / SECOND, None, None))
+    out += [shown(None, None, None, None, fsm, _left(tx, queue, fsm)) for fsm in sorted(stopped)]
     return out
+
+
+def _left(tx: Tx, queue: str, fsm: str) -> float | None:
+    """Seconds until a pause is over."""
+    until = tx.tables.pauses[queue, fsm]
+    return None if until is None else (until - tx.now) / SECOND
 
 
 @meaning
@@ -374,7 +389,8 @@ def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
     if (left := min(every, patience) - waited) > MICRO:
         raise NotYet(left)
     due = [r for r in tx.all() if r.status == "runnable" and r.hold == 0 and r.eligible_at <= tx.clock]
-    found = {queue: [r.priority for r in due if r.queue == queue] for queue in queues}
+    looked = [queue for queue in queues if "" not in tx.stopped(str(queue))]
+    found = {queue: [r.priority for r in due if r.queue == queue] for queue in looked}
     if not any(found.values()) and (left := patience - waited) > MICRO:
         raise NotYet(min(every, left))
     return [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
@@ -404,7 +420,8 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
-            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
+            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta, r.request,
+            r.rerun_of,
         )
         for r in rows
     ]  # fmt: skip

@@ -108,7 +108,9 @@ def find_long_journals(scene: Scene, tx: Tx, params: Params) -> Rows:
 @meaning
 def snapshot_journal(scene: Scene, tx: Tx, params: Params) -> Rows:
     row = tx.get(int(params[0] or 0))
-    if row is None or row.terminal or row.journal < OUTCOMES or row.hold == PAUSED or tx.is_locked(row.id):
+    if row is None or row.terminal or row.journal < OUTCOMES or tx.is_locked(row.id):
+        return []
+    if row.hold == PAUSED or row.request is not None:
         return []
     told = tx.snapshot_of(row.id)
     if row.rev - (told or (0,))[0] < int(params[1] or 0) or (row.manual and row.status == "awaiting_signal"):

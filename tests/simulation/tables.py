@@ -6,10 +6,13 @@ transaction has written or locked is skipped or waited for (`Blocked`), as the s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from durable_actors._store.holds import HOLDS
+import psycopg
+from durable_actors._store.holds import HOLDS, PAUSED
 from durable_actors.machine import ENDED, step_address
 from durable_actors.retention import Retention
 
@@ -74,8 +77,20 @@ class Row:
     def guard(self) -> bytes | None:
         return self.unique_key if self.unique_key is not None and self.status in self.scope else None
 
+    @property
+    def paused(self) -> bool:
+        """durable.asked_to_pause."""
+        request = None if self.request is None else json.loads(self.request)
+        return isinstance(request, dict) and request.get("kind") == "pause"
+
+    @property
+    def held(self) -> int:
+        """durable.hold_of: its hold when it becomes runnable."""
+        return PAUSED if self.paused else 0
+
     def wake(self, now: int) -> None:
         self.status, self.step, self.eligible_at = "runnable", self.await_step or self.step, now
+        self.hold = self.held
         self.await_step = self.await_deadline = None
 
     def unclaim(self) -> None:
@@ -117,6 +132,14 @@ class Blocked(Exception):
         self.row = row
 
 
+class AlreadyDone(psycopg.errors.UniqueViolation):
+    """A command with this idempotency key was carried out."""
+
+    @property
+    def diag(self) -> Any:
+        return SimpleNamespace(constraint_name="receipts_once")
+
+
 class NotYet(Exception):
     """A statement that waits on the server by itself: run it again after so many seconds."""
 
@@ -133,11 +156,15 @@ class Tables:
         self.letters: dict[int, Letter] = {}
         self.journal: dict[tuple[int, int], dict[str, Any]] = {}
         """Records by instance and rev."""
+        self.receipts: dict[tuple[str, int, str], bytes] = {}
+        """Results of commands, by command, instance and idempotency key; those without a key are not kept."""
         self.snapshots: dict[int, tuple[int, int | None]] = {}
         """Per instance the last snapshot that retention wrote, and the one before: "snapshot of run:ID"."""
         self.locks: dict[int, Tx] = {}
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
+        self.pauses: dict[tuple[str, str], int | None] = {}
+        """Paused queues and machines: until when."""
         self.serial = 0
         self.letter_serial = 0
         self.written: Callable[[Tx, Row], None] = lambda tx, row: None
@@ -168,6 +195,7 @@ class Tx:
         self._deleted: set[int] = set()
         self._locked: set[int] = set()
         self._gone: set[int] = set()
+        self._receipts: dict[tuple[str, int, str], bytes] = {}
         self._snapshots: dict[int, tuple[int, int | None]] = {}
         self._cut: set[tuple[int, int]] = set()
 
@@ -184,6 +212,17 @@ class Tx:
         for number, row in mine.items():
             if number not in self.tables.rows and number not in gone:
                 yield row
+
+    def stopped(self, queue: str) -> set[str]:
+        """The machines that are paused in a queue; "" is the whole queue."""
+        pauses = self.tables.pauses.items()
+        return {
+            fsm for (name, fsm), until in pauses if name == queue and (until is None or until > self.clock)
+        }
+
+    def is_stopped(self, row: Row) -> bool:
+        """Whether its queue or its machine there is paused."""
+        return not self.stopped(row.queue).isdisjoint({"", row.fsm})
 
     def delete(self, row: Row) -> int:
         """Delete a row that nobody else has locked, with its signals and records; returns how many records."""
@@ -232,6 +271,14 @@ class Tx:
         key = (record["instance_id"], record["rev"])
         if key not in self.tables.journal:
             self._records.setdefault(key, record)
+
+    def receipt(self, command: str, number: int, key: str | None, result: bytes) -> None:
+        """Write the receipt of a command. The same key again is refused, with all that its statement did."""
+        if key is None:
+            return
+        if (command, number, key) in self.tables.receipts:
+            raise AlreadyDone(key)
+        self._receipts[command, number, key] = result
 
     def snapshot_of(self, number: int) -> tuple[int, int | None] | None:
         return self._snapshots.get(number) or self.tables.snapshots.get(number)
@@ -291,6 +338,7 @@ class Tx:
             dict(self.why),
             dict(self._records),
             set(self._gone),
+            dict(self._receipts),
             dict(self._snapshots),
             set(self._cut),
         )
@@ -300,7 +348,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone, self._snapshots, self._cut = mark[7:]
+        self._gone, self._receipts, self._snapshots, self._cut = mark[7:11]
 
     def commit(self) -> None:
         tables = self.tables
@@ -313,6 +361,7 @@ class Tx:
             if letter.dedup is None:
                 self._deleted.add(number)
         tables.journal.update(self._records)
+        tables.receipts.update(self._receipts)
         tables.snapshots.update(self._snapshots)
         for cut in self._cut:
             tables.journal.pop(cut, None)
@@ -329,7 +378,7 @@ class Tx:
 
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
-        self._rows, self._letters, self._records, self._gone = {}, {}, {}, set()
+        self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
         self._snapshots, self._cut = {}, set()
         self._unlock(self._locked)
 

@@ -41,6 +41,7 @@ from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
 from durable_actors.machine._labels import Labels
 from tests.invariants.journal import instance_problems, read_journal
+from tests.simulation.commands import Commands
 from tests.simulation.compare import (
     COLUMNS,
     DUE,
@@ -52,6 +53,7 @@ from tests.simulation.compare import (
     stored,
     unordered,
 )
+from tests.simulation.faithful_pauses import PauseWalks
 from tests.simulation.local import LocalConn
 from tests.simulation.process import World
 from tests.simulation.server import Server
@@ -94,7 +96,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair:
+class Pair(PauseWalks, Commands):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -420,14 +422,6 @@ class Pair:
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         self._far_future()
 
-    async def retry(self) -> None:
-        """An instance that failed runs again."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
-        if row.unique_key is None or not occupied:
-            self.finals.pop(row.id, None)
-            await self.same(observe.retry_instance, SCHEMA, row.id)
-
     async def cancel(self) -> None:
         """An instance is cancelled, or its node is asked to; both tell the node."""
         row = self.random.choice(list(self.server.tables.rows.values()))
@@ -450,12 +444,12 @@ class Pair:
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]
 
     async def hold(self) -> None:
-        """A row is paused, throttled or waits for others, or no longer is. No statement does that yet."""
+        """A row is throttled or waits for others, or no longer is. No statement does that yet."""
         rows = [row for row in self.server.tables.rows.values() if row.status == "runnable"]
-        free = [row for row in rows if row.hold not in {holds.HELD, holds.SHELVED}]
+        free = [row for row in rows if row.hold not in {holds.HELD, holds.SHELVED, holds.PAUSED}]
         for row in self.random.sample(free, min(2, len(free))):
             self.touched.add(row.id)
-            row.hold = self.random.choice((holds.OFFERED, holds.THROTTLED, holds.PAUSED, holds.WAITING))
+            row.hold = self.random.choice((holds.OFFERED, holds.THROTTLED, holds.WAITING))
             self.db.execute("update durable.gen_durable set hold = %s where id = %s", [row.hold, row.id])
 
     async def stop(self) -> None:
@@ -570,8 +564,9 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
-    "time": 3, "tell": 2, "delete": 1, "truncate": 2,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "strays": 1,
+    "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "time": 3, "tell": 2, "delete": 1, "pause": 2, "stop_queue": 2, "truncate": 2,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 

@@ -16,16 +16,18 @@ from durable_actors._engine.committing.transition import cancellation
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
 from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Command, plan_command
 from durable_actors._store.dialogues import run_dialogue
-from durable_actors._store.holds import HELD, SHELVED
+from durable_actors._store.holds import HELD, PAUSED, SHELVED
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims, renew_leases, sweep_keys
+from durable_actors._store.move_rules import has_pause
 from durable_actors._store.moves import Move, Row, move_of, moves_by
 from durable_actors._store.node import register_node, stop_node
-from durable_actors._store.observe import cancel_instance, retry_instance
+from durable_actors._store.observe import cancel_instance, hasten_instance, retry_instance
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
+from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.retention import Ages, delete_ended, snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
@@ -55,6 +57,14 @@ class Recorded:
     def move(self) -> Move | None:
         """The move that it is, of those that its statement declares."""
         return move_of(self.old, self.new, None if self.statement is None else moves_by(self.statement))
+
+    @property
+    def breaks_a_pause(self) -> bool:
+        """Whether it leaves a paused row that the pick may take, or holds one as paused that is not."""
+        new = self.new
+        if new is None or (self.old is not None and self.old["hold"] == PAUSED and not has_pause(self.old)):
+            return False
+        return (new["hold"] == PAUSED) != (new["status"] == "runnable" and has_pause(new))
 
     def __str__(self) -> str:
         old, new = self.old or {}, self.new or {}
@@ -99,8 +109,8 @@ class Recorder:
         return [each for each in self.changes() if each.statement is not None]
 
     def faults(self) -> list[str]:
-        """Changes by statements of the store that are none of their moves."""
-        return [str(each) for each in self.by_statements() if each.move is None]
+        """Changes by statements of the store that are none of their moves, or that offer a paused row."""
+        return [str(each) for each in self.by_statements() if each.move is None or each.breaks_a_pause]
 
 
 @attrs.frozen
@@ -310,6 +320,24 @@ async def retries_by_an_operator(world: World) -> None:
     await commit(world.conn, outcome(failed, "failed", last_error="no"), cancellation(cancelled, "why"))
     for claim in (failed, cancelled):
         assert await retry_instance(world.conn, SCHEMA, claim.id)
+
+
+@scenario
+async def run_again_by_an_operator(world: World) -> None:
+    [number] = insert(world.db)
+    await run_dialogue(world.conn, rerunning(SCHEMA, number, Command(), Start()))
+
+
+@scenario
+async def hastened_by_an_operator(world: World) -> None:
+    later = {"eligible_at": "=now() + interval '1 h'"}
+    ids = [
+        *insert(world.db, **later),
+        *insert(world.db, hold=HELD, partition_key="key", **later),
+        *insert(world.db),
+    ]
+    said = [await hasten_instance(world.conn, SCHEMA, number) for number in ids]
+    assert said == ["hastened", "held", "due"]
 
 
 @scenario

@@ -135,6 +135,7 @@ async def test_what_is_kept_at_each_level(db: psycopg.Connection, durable_dsn: s
         "status = 'done', finished_at = now()",
         "journal = 0",
         "hold = 4",
+        """status = 'awaiting_signal', awaits = '{x}', request = '{"kind": "pause"}'""",
         "status = 'awaiting_signal', awaits = '{x}', manual = '{}'",
         "eligible_at = 'infinity'",
         "rev = 3",

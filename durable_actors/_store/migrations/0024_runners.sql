@@ -17,6 +17,8 @@ with extra as materialized (
        and not exists (select 1 from unnest($6::smallint[], $7::timestamptz[], $8::bigint[]) b(priority, at, id)
                         where g.priority = b.priority and (g.eligible_at, g.id) > (b.at, b.id))
        for no key update skip locked
+), stopped as materialized (
+    select array_agg(p.fsm) as machines from durable.pauses p where p.queue = $1::text and durable.lasts(p.until)
 ), shelf as materialized (
     select c.* from unnest($11::text[]) m(at_step)
      cross join lateral (
@@ -28,8 +30,11 @@ with extra as materialized (
            and coalesce(g.shelved_step, '') = split_part(m.at_step, chr(31), 3)
            and durable.due(g.eligible_at)
          order by g.priority, g.eligible_at, g.id limit $2::int for no key update skip locked) c
+     where (select s.machines is null from stopped s) or split_part(m.at_step, chr(31), 1) <> all ((select s.machines from stopped s)::text[])
 ), win as materialized (
-    select w.id, w.priority, w.eligible_at, w.k, w.at_step in (select unnest($5::text[])) as known from (
+    select w.id, w.priority, w.eligible_at, w.k, w.at_step in (select unnest($5::text[]))
+           and ((select s.machines is null from stopped s)
+                or split_part(w.at_step, chr(31), 1) <> all ((select s.machines from stopped s)::text[])) as known from (
         select * from extra
         union all
         select * from shelf
@@ -45,6 +50,7 @@ with extra as materialized (
                  order by g.eligible_at, g.id limit $2::int for no key update skip locked) c
              limit $2::int) head
         order by priority, eligible_at, id limit $2::int) w
+     where (select s.machines is null or '' <> all (s.machines) from stopped s)
 ), judged as materialized (
     select j.* from (
         select array_agg(k order by k, priority, eligible_at, id) filter (where known) ks,
@@ -135,7 +141,8 @@ with locks as materialized (  -- read only if some owner is said to be dead
 )
 update durable.gen_durable g
    set status = (case when d.asked then 'cancelled' when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = case when d.asked or d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
+       hold = case when d.fault is null then durable.hold_of(g.request) else 0 end,
+       attempt = case when d.asked or d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
        crashes = case when d.asked or d.stopped then g.crashes else least(g.crashes, 2147483646) + 1 end,
        interruptions = case when d.stopped and not d.asked then least(g.interruptions, 2147483646) + 1 else g.interruptions end,
        rev = least(g.rev, 9223372036854775806) + 1,
@@ -189,6 +196,7 @@ create function durable.expire_awaits(text, int)
 returns void language sql volatile as $$
 update durable.gen_durable g
    set status = (case when d.wide is null then 'runnable' else 'failed' end)::durable.durable_status,
+       hold = case when d.wide is null then durable.hold_of(g.request) else 0 end,
        finished_at = case when d.wide is not null then durable.now() end,
        last_error = case when d.wide is null then g.last_error
                          else format('its partition key has %s bytes, at most 2000 are allowed', d.wide) end,
@@ -222,6 +230,7 @@ create function durable.commit_parks(bigint[], uuid[], bigint[], text[], text[],
 returns void language sql volatile as $$
 update durable.gen_durable g
    set status = o.status::durable.durable_status,
+       hold = case when o.status = 'runnable' then durable.hold_of(g.request) else 0 end,
        step = o.step,
        state = coalesce(o.state::jsonb, g.state),
        result = o.result::jsonb,
@@ -261,6 +270,7 @@ create function durable.park_parent(bigint, text, text, int, int, boolean, float
 returns void language sql volatile as $$
 update durable.gen_durable g
    set status = (case when $5::int > 0 then 'awaiting_children' else 'runnable' end)::durable.durable_status,
+       hold = case when $5::int > 0 then 0 else durable.hold_of(g.request) end,
        step = case when $5::int > 0 then g.step else $2::text end,
        await_step = case when $5::int > 0 then $2::text end,
        await_deadline = case when $5::int > 0 and $7::float8 is not null then durable.now() + make_interval(secs => $7::float8) end,
@@ -385,8 +395,8 @@ $$;
 create function durable.recheck_awaits(bigint[], bigint[])
 returns void language sql volatile as $$
 update durable.gen_durable g
-   set status = 'runnable', eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
-       await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
+   set status = 'runnable', hold = durable.hold_of(g.request), eligible_at = durable.now(), step = coalesce(g.await_step, g.step),
+       await_step = null, await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
  from (select y.id, y.step from durable.gen_durable y where y.id = any ($1::bigint[])) w
  where g.id = w.id and g.id = any ($1::bigint[]) and g.xmin = pg_current_xact_id()::xid and g.status = 'awaiting_signal'
    and exists (
@@ -414,6 +424,9 @@ with ended as materialized (
        set children_pending = greatest(p.children_pending - e.n, 0),
            status = case when not (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then p.status
                          when octet_length(p.partition_key) > 2000 then 'failed' else 'runnable' end,
+           hold = case when p.request is not null and octet_length(p.partition_key) > 2000 is not true
+                            and (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then durable.hold_of(p.request)
+                       else p.hold end,
            finished_at = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))
                               then durable.now() end,
            last_error = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))
@@ -455,6 +468,8 @@ update durable.gen_durable g set hold = 0, rev = least(g.rev, 922337203685477580
      cross join lateral (
         select y.id from durable.gen_durable y
          where y.partition_key = u.key and y.status = 'runnable' and y.hold = 1
+           and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+           and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
          order by y.priority, y.eligible_at, y.id limit 1 for no key update skip locked) h))
 returning g.id, g.queue, g.priority, g.eligible_at,
           case when g.journal >= 3 then durable.note(g.id, g.rev, 'offered', g.step, null, g.visit, g.attempt, g.round) end
@@ -482,6 +497,8 @@ select k.key,
        and coalesce((select y.hold from durable.gen_durable y
                       where y.partition_key = k.key and y.status = 'runnable' and durable.due(y.eligible_at) and y.hold <> 2
                         and durable.keeps_place(y.hold)
+                        and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                        and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                       order by y.priority, y.eligible_at, y.id limit 1) = 1, false)
   from (select key from k limit $2::int) k where k.key is not null
 $$;
@@ -911,6 +928,11 @@ begin
         perform durable.check_written(ended[1]), durable.join_parents(ended);
     end if;
     perform durable.expire_awaits(claim_next.queue, 100);
+    -- The pick decides it, in its own snapshot. This saves the search for rows that it would not take.
+    known := array(select k from unnest(known) k where not exists (
+        select 1 from durable.pauses p
+         where p.queue = claim_next.queue and p.fsm in ('', split_part(k, chr(31), 1)) and durable.lasts(p.until)));
+    if known = '{}' then return; end if;
     loop
         with recursive p(priority) as (
             (select g.priority from durable.gen_durable g

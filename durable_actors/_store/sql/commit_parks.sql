@@ -14,6 +14,7 @@
 -- fence    as there
 update durable.gen_durable g
    set status = o.status::durable.durable_status,
+       hold = case when o.status = 'runnable' then durable.hold_of(g.request) else 0 end,
        step = o.step,
        state = coalesce(o.state::jsonb, g.state),
        result = o.result::jsonb,

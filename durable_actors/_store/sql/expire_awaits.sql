@@ -8,6 +8,7 @@
 --          refuse the statement, and with it the queue's picks, for ever.
 update durable.gen_durable g
    set status = (case when d.wide is null then 'runnable' else 'failed' end)::durable.durable_status,
+       hold = case when d.wide is null then durable.hold_of(g.request) else 0 end,
        finished_at = case when d.wide is not null then durable.now() end,
        last_error = case when d.wide is null then g.last_error
                          else format('its partition key has %s bytes, at most 2000 are allowed', d.wide) end,

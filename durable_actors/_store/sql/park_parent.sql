@@ -10,6 +10,7 @@
 -- keeps    I11. No child was inserted, or none is needed: the step is entered at once.
 update durable.gen_durable g
    set status = (case when $5::int > 0 then 'awaiting_children' else 'runnable' end)::durable.durable_status,
+       hold = case when $5::int > 0 then 0 else durable.hold_of(g.request) end,
        step = case when $5::int > 0 then g.step else $2::text end,
        await_step = case when $5::int > 0 then $2::text end,
        await_deadline = case when $5::int > 0 and $7::float8 is not null then durable.now() + make_interval(secs => $7::float8) end,

@@ -39,6 +39,7 @@ with page as materialized (
     update durable.gen_durable g
        set children_pending = w.pending,
            status = case when w.opens then 'runnable' else g.status end,
+           hold = case when w.opens then durable.hold_of(g.request) else g.hold end,
            eligible_at = case when w.opens then durable.now() else g.eligible_at end,
            step = case when w.opens then coalesce(g.await_step, g.step) else g.step end,
            await_step = case when w.opens then null else g.await_step end,

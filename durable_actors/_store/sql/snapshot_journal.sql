@@ -1,6 +1,7 @@
 -- snapshot_journal: record the row of a live instance as it is, if it has moved often since retention did so last. Never waits.
 -- params   $1 id bigint · $2 moves bigint
--- returns  the rev of the snapshot; nothing if it was not due, the row moves or is locked, waits for a person, or has a time without end
+-- returns  the rev of the snapshot; nothing if it was not due, the row moves or is locked, is paused or to be cancelled, waits for a person, or has a
+--          time without end
 -- moves    snapshot
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the row: a row that is locked is moving
 -- index    gen_durable_pkey, checkpoints_pkey, journal_pkey
@@ -16,7 +17,7 @@ with seen as materialized (
     select g.id, s.before
       from seen s
       join durable.gen_durable g on g.id = s.id and g.rev = s.rev
-     where g.finished_at is null and g.journal between 2 and 4 and g.hold <> 4 and (g.manual is null or g.status <> 'awaiting_signal')
+     where g.finished_at is null and g.journal between 2 and 4 and g.hold <> 4 and g.request is null and (g.manual is null or g.status <> 'awaiting_signal')
        and isfinite(g.eligible_at) and isfinite(g.inserted_at) and isfinite(coalesce(g.await_deadline, g.inserted_at))
        and isfinite(coalesce(g.lease_expires_at, g.inserted_at))
        for no key update of g skip locked

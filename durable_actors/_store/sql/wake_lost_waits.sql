@@ -18,7 +18,7 @@ with page as materialized (
      order by g.id for no key update of g skip locked
 ), woken as (
     update durable.gen_durable g
-       set status = 'runnable', eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
+       set status = 'runnable', hold = durable.hold_of(g.request), eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
            await_deadline = null, inbox = true, rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from lost w
      where g.id = w.id and $5::boolean
