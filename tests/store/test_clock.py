@@ -17,8 +17,7 @@ BARE = re.compile(
 )
 SERVER_CLOCK = {
     "ensure_migrations", "forget_nodes", "observe_instances", "pick_instances", "pick_instances_by_id", "read_expired",
-    "read_owners",
-    "reap_claims", "record_migration", "register_node", "renew_leases", "stop_node", "touch_node",
+    "read_owners", "reap_claims", "record_migration", "register_node", "renew_leases", "stop_node", "touch_node",
 }  # fmt: skip
 """Statements that name the server's own clock: leases, nodes, migrations."""
 FOR_OLDER_NODES = {"judge_keys"}
