@@ -13,6 +13,7 @@ Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 """
 
 from durable_actors import aio, journal, otp, sync, telemetry
+from durable_actors._bulk import Bulk
 from durable_actors._client import Client
 from durable_actors._postgres.embedded.server import embedded_dsn
 from durable_actors._postgres.trio.connection import TrioConnection
@@ -43,7 +44,6 @@ from durable_actors.client import (
     open_client,
     receipts,
     result,
-    retry,
     signal,
     signal_many,
     signal_with_start,
@@ -52,7 +52,7 @@ from durable_actors.client import (
     verify,
 )
 from durable_actors.config import Config, Queue, Wakeup
-from durable_actors.control import cancel
+from durable_actors.control import cancel, rerun, retry, run_now
 from durable_actors.engine import Engine, open_engine, serve, start_engine
 from durable_actors.errors import (
     CommitUnknown,
@@ -108,6 +108,7 @@ __all__ = [
     "KEEP",
     "Await",
     "Blocker",
+    "Bulk",
     "Cancel",
     "Child",
     "ChildView",
@@ -199,10 +200,12 @@ __all__ = [
     "rebuild",
     "receipts",
     "recover",
+    "rerun",
     "result",
     "resume",
     "resume_queue",
     "retry",
+    "run_now",
     "serve",
     "signal",
     "signal_many",
@@ -219,6 +222,7 @@ __all__ = [
 # Show the public import path, not the module that defines them.
 for _public in (
     Blocker,
+    Bulk,
     Claimed,
     Client,
     Explanation,

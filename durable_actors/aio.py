@@ -19,10 +19,11 @@ import psycopg
 
 from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import Duration, check_schema_name, flag
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.connection_kinds import check_aio
 from durable_actors._store.dialogues import (
     RETRY,
+    RUN_NOW,
     ResultPolling,
     cancelling,
     carrying_out,
@@ -38,10 +39,11 @@ from durable_actors._store.foreign import polling_async, run_dialogue_async
 from durable_actors._store.insert import Insertion, plan_rows
 from durable_actors._store.pausing import RESUME, pausing
 from durable_actors._store.read import Instance
+from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal
 from durable_actors._store.tree import Tree
 from durable_actors._store.why import Explanation
-from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
+from durable_actors.machine import KEEP, InsertOptions, MachineRef, OnDuplicate, RowOptions, StepRef
 
 __all__ = [
     "cancel",
@@ -50,9 +52,11 @@ __all__ = [
     "insert_many",
     "inspect",
     "pause",
+    "rerun",
     "result",
     "resume",
     "retry",
+    "run_now",
     "signal",
     "tree",
 ]
@@ -206,6 +210,37 @@ async def cancel(
     dialogue = cancelling(check_schema_name(schema), target, command, force=force)
     done = await run_dialogue_async(conn, dialogue, schema=schema)
     return cast("Literal['cancelled', 'requested']", done.result)
+
+
+async def run_now(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> Literal["hastened", "due", "held"]:
+    """Let a delayed instance run once your transaction commits; `durable_actors.run_now` says what it returns."""
+    check_aio(conn)
+    dialogue = carrying_out(RUN_NOW, check_schema_name(schema), target, plan_command(**said))
+    done = await run_dialogue_async(conn, dialogue, schema=schema)
+    return cast("Literal['hastened', 'due', 'held']", done.result)
+
+
+async def rerun(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    step: str | StepRef[Any] | None = None,
+    state: object = KEEP,
+    at_rev: int | None = None,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> int:
+    """Start a new instance from an old one once your transaction commits; see `durable_actors.rerun`."""
+    check_aio(conn)
+    start = Start(step=step, state=state, at_rev=at_rev)
+    dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def pause(

@@ -27,10 +27,11 @@ import psycopg
 import trio
 
 from durable_actors._option_checks import Duration, check_schema_name, flag
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.connection_kinds import check_sync
 from durable_actors._store.dialogues import (
     RETRY,
+    RUN_NOW,
     ResultPolling,
     cancelling,
     carrying_out,
@@ -46,12 +47,22 @@ from durable_actors._store.foreign import execute, polling, run_dialogue
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
 from durable_actors._store.pausing import RESUME, pausing
 from durable_actors._store.read import Instance
+from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal, read_sent, signal_params
 from durable_actors._store.sql import statement
 from durable_actors._store.tree import Tree
 from durable_actors._store.why import Explanation
 from durable_actors._trio_run import HomeRun
-from durable_actors.machine import Context, InsertOptions, InsertPlan, MachineRef, OnDuplicate, RowOptions
+from durable_actors.machine import (
+    KEEP,
+    Context,
+    InsertOptions,
+    InsertPlan,
+    MachineRef,
+    OnDuplicate,
+    RowOptions,
+    StepRef,
+)
 
 __all__ = [
     "cancel",
@@ -60,9 +71,11 @@ __all__ = [
     "insert_many",
     "inspect",
     "pause",
+    "rerun",
     "result",
     "resume",
     "retry",
+    "run_now",
     "signal",
     "start_child",
     "tree",
@@ -237,6 +250,36 @@ def cancel(
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
     dialogue = cancelling(check_schema_name(schema), target, command, force=force)
     return cast("Literal['cancelled', 'requested']", run_dialogue(conn, dialogue, schema=schema).result)
+
+
+def run_now(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> Literal["hastened", "due", "held"]:
+    """Let a delayed instance run once your transaction commits; `durable_actors.run_now` says what it returns."""
+    check_sync(conn)
+    dialogue = carrying_out(RUN_NOW, check_schema_name(schema), target, plan_command(**said))
+    return cast("Literal['hastened', 'due', 'held']", run_dialogue(conn, dialogue, schema=schema).result)
+
+
+def rerun(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    step: str | StepRef[Any] | None = None,
+    state: object = KEEP,
+    at_rev: int | None = None,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> int:
+    """Start a new instance from an old one once your transaction commits; see `durable_actors.rerun`."""
+    check_sync(conn)
+    start = Start(step=step, state=state, at_rev=at_rev)
+    dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
+    return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def pause(

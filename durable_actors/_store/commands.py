@@ -12,7 +12,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypedDict, TypeGuard, cast
 
 import attrs
 
@@ -67,6 +67,19 @@ class Command:
     def params(self) -> list[bytes | None]:
         """The parameters of the receipt, in the order of every command's statement."""
         return [*map(encode.text, (self.by, self.reason, self.idempotency_key)), self.data]
+
+
+class Said(TypedDict, total=False):
+    """What every command says about itself."""
+
+    by: str | None
+    """Who gives it, for the receipt."""
+    reason: str | None
+    """Why."""
+    idempotency_key: str | None
+    """The same command on the same target with the same key is carried out once."""
+    meta: Mapping[str, Any] | None
+    """Further facts, for the receipt: a dict, in which secrets are redacted."""
 
 
 def plan_command(

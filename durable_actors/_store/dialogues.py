@@ -50,6 +50,8 @@ T = TypeVar("T")
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between the reads of `sync.result` and `aio.result`."""
+LOST_BATCH: Final = 5000
+"""Instances that one statement looks at for one whose row is gone: about 50 ms."""
 
 
 async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
@@ -77,9 +79,34 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     if not rows:
         raise NoTarget(
             f"no instance has or had the unique key {shown(key_as_given(key))}; "
-            "if its row was deleted by hand, `durable-actors verify` tells its id"
+            "if its row was deleted by hand, `durable-actors verify` tells its id, and `rebuild` finds it by the key"
         )
     return int(rows[0][0] or 0)
+
+
+def resolving_lost(schema: str, target: int | str | bytes) -> Dialogue[int]:
+    """As `resolving`; finds also the last owner of a unique key whose row is gone, by the records that it left.
+
+    That looks at every recorded instance: for repairs. Raises `NoTarget`.
+    """
+    if not isinstance(target, str | bytes):
+        return check_id(target)
+    try:
+        return (yield from resolving(schema, target))
+    except NoTarget as nobody:
+        key = key_bytes(target) if isinstance(target, str) else target
+        found: list[int] = []
+        after: int | None = -(2**63)
+        while after is not None:
+            params = [f"\\x{key.hex()}".encode(), encode.number(after), encode.number(LOST_BATCH)]
+            rows = yield statement("find_lost_by_key", schema, read_only=True), params
+            after = None if rows[0][0] is None else int(rows[0][0])
+            found += [int(row[0] or 0) for row in rows[1:]]
+        if not found:
+            raise NoTarget(
+                f"no instance has or had the unique key {key_as_given(key)!r}, and no record names it"
+            ) from nobody
+        return max(found)
 
 
 def check_id(target: object) -> int:
@@ -216,6 +243,11 @@ CANCEL: Final = InstanceCommand(
 )
 
 
+RUN_NOW: Final = InstanceCommand(
+    "hasten_instance", "run_now", frozenset({"runnable"}), "only a runnable one can be run now"
+)
+
+
 @attrs.frozen
 class CarriedOut:
     """A command is carried out, now or by an earlier call with the same idempotency key."""
@@ -270,14 +302,35 @@ def carrying_out(
         # It was changed between the two statements: read it again.
 
 
+def attempting(
+    kind: InstanceCommand, schema: str, number: int, command: Command, *further: bytes
+) -> Dialogue[CarriedOut]:
+    """As `carrying_out`, for one of many: the statement alone. `found` is None; nothing is read that tells why not."""
+    try:
+        done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
+    except psycopg.errors.UniqueViolation as refused:
+        if refused.diag.constraint_name != "receipts_once":
+            raise Duplicate("unique key", None) from refused
+        return CarriedOut(number, None, None)
+    if not done:
+        raise Conflict(f"instance {number} has changed, and {kind.otherwise}")
+    return CarriedOut(number, decode_or_text(done[0][0] or b"null"), None, tuple(done[0][1:]))
+
+
 def cancelling(
-    schema: str, target: int | str | bytes, command: Command, *, force: bool
+    schema: str, target: int | str | bytes, command: Command, *, force: bool, at_once: bool = False
 ) -> Dialogue[CarriedOut]:
     """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
 
+    `at_once`: it is an id, one of many (`attempting`).
+
     A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it.
     """
-    done = yield from carrying_out(CANCEL, schema, target, command, b"t" if force else b"f")
+    forced = b"t" if force else b"f"
+    if at_once:
+        done = yield from attempting(CANCEL, schema, check_id(target), command, forced)
+    else:
+        done = yield from carrying_out(CANCEL, schema, target, command, forced)
     if not done.more:
         return done
     key, parent, queue = done.more

@@ -41,6 +41,7 @@ def evidence_of(instance: Instance, around: InstanceDetails, machine: str) -> di
         "receipts": around.receipts,
         "journal": level_name(around.journal),
         "parent": instance.parent_id,
+        "rerun_of": instance.rerun_of,
         "fingerprint": around.fingerprint,
         "other_definition": around.definition,
     }

@@ -124,6 +124,10 @@ def is_revived(_old: Row, new: Row) -> bool:
     return bool(new["attempt"] == new["crashes"] == new["hold"] == 0)
 
 
+def is_hastened(old: Row, new: Row) -> bool:
+    return bool(new["eligible_at"] < old["eligible_at"])
+
+
 def is_wakeup(old: Row, new: Row) -> bool:
     return bool(new["status"] == old["status"])
 

@@ -27,6 +27,7 @@ from durable_actors._store.move_rules import (
     is_claimed,
     is_crashed,
     is_expired,
+    is_hastened,
     is_held,
     is_joined,
     is_offered,
@@ -48,8 +49,8 @@ from durable_actors.machine import ENDED, Status
 MoveName = Literal[
     "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "released", "crashed",
     "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
-    "revived", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled",
-    "requested", "rebuilt", "snapshot",
+    "revived", "hastened", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed",
+    "signalled", "requested", "rebuilt", "snapshot",
 ]  # fmt: skip
 
 MAX_REV: Final = 2**63 - 1
@@ -166,7 +167,7 @@ MOVES: Final = (
         meaning="inserted",
         before=NOBODY,
         after=RUNNABLE,
-        statements=("insert_plain", "insert_instances", "start_child", "complete"),
+        statements=("insert_plain", "insert_instances", "start_child", "rerun_instance", "complete"),
     ),
     Move(
         name="claimed",
@@ -370,6 +371,15 @@ MOVES: Final = (
         when=is_revived,
     ),
     Move(
+        name="hastened",
+        meaning="the command `run_now`: it was not due yet, and is now",
+        before=RUNNABLE,
+        after=RUNNABLE,
+        statements=("hasten_instance",),
+        columns=frozenset({"eligible_at"}),
+        when=is_hastened,
+    ),
+    Move(
         name="paused",
         meaning="the command `pause`: nothing picks it; if a step runs, from its end on",
         before=LIVE,
@@ -459,10 +469,11 @@ MOVES: Final = (
     ),
     Move(
         name="snapshot",
-        meaning="the command `accept`: its history begins anew with the row; or `rebuild`, if the row was wrong",
+        meaning="the command `accept`: its history begins anew with the row; `rebuild`, if the row was wrong; "
+        "retention, in a long history",
         before=LIVE | ENDED,
         after=LIVE | ENDED,
-        statements=("accept_instance", "rebuild_instance"),
+        statements=("accept_instance", "rebuild_instance", "snapshot_journal"),
         columns=END | CLAIM | {"inbox", "shelved_step", "interruptions", "request"},
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any, Final, cast, get_args
 import attrs
 import msgspec
 
-from durable_actors._option_checks import Duration, choice, count, duration, shown
+from durable_actors._option_checks import Duration, choice, count, duration, flag, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
@@ -31,7 +31,7 @@ NEWEST: Final = 2**63 - 1
 
 @attrs.frozen(kw_only=True)
 class Filter:
-    """Which instances to list. None does not filter; several filters must all match."""
+    """Which instances to list, or to give a command to. None does not filter; several filters must all match."""
 
     status: Status | None = None
     """The current status."""
@@ -51,6 +51,8 @@ class Filter:
     """The id of its parent. Uses an index."""
     older_than: Duration | None = None
     """The time since it was last changed: seconds or a timedelta."""
+    everything: bool = False
+    """Of a bulk command: really all that it applies to. Without it, a filter that names nothing is refused."""
 
     def params(self) -> list[bytes | None]:
         """The last parameters of the listing statements. Raises `ConfigError`."""
@@ -63,6 +65,7 @@ class Filter:
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{option}={shown(value)} must be a string", option=option, value=value)
+        flag("everything", self.everything)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)
         return [*map(encode.text, texts), self.tags(), encode.number(age)]
@@ -252,7 +255,7 @@ def read_observed(row: Row) -> Observed:
     return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 29
+_COLUMNS: Final = 30
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 
@@ -480,6 +483,13 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
     """
     params = [encode.number(number), *Command().params()]
     return bool((await conn.run(statement("retry_instance", schema), params)).rows)
+
+
+async def hasten_instance(conn: PgConn, schema: str, number: int) -> str | None:
+    """Let a delayed instance run now: "hastened", "due" or "held"; None if it is not runnable or does not exist."""
+    params = [encode.number(number), *Command().params()]
+    rows = (await conn.run(statement("hasten_instance", schema), params)).rows
+    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None
 
 
 async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False) -> str | None:

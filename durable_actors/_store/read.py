@@ -68,6 +68,8 @@ class Instance:
     parent_id: int | None
     parent_run: ParentRun | None = None
     """Who started it, if it is a child; in lists only the id."""
+    rerun_of: int | None = None
+    """The instance that `rerun` started it from."""
     locked_by: str | None
     """The node and incarnation that runs it now."""
     eligible_at: datetime
@@ -136,6 +138,7 @@ def read_instance(row: Row) -> Instance:
         tags=() if row[26] is None else decode_text_array(row[26]),
         meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
         request=None if row[28] is None else read_request(row[28]),
+        rerun_of=None if row[29] is None else number(29),
     )
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Final, assert_never, cast
 
 import attrs
+import msgspec
 import psycopg
 
 from durable_actors._postgres.driver import encode
@@ -100,7 +101,11 @@ class Claimed:
 async def claim_next(
     conn: PgConn, schema: str, *, queue: str, steps: Sequence[str], owner: str, lease: float
 ) -> Claimed | None:
-    """Claim the most urgent due instance of the queue that stands at one of these steps; None if there is none."""
+    """Claim the most urgent due instance of the queue that stands at one of these steps; None if there is none.
+
+    Raises `UnreadableClaimError` if it has claimed one whose inbox or children Python cannot decode: the caller must
+    end it.
+    """
     params = [queue.encode(), encode.text_array(steps), owner.encode(), encode.number(lease)]
     with _explained(ConfigError):
         rows = (await conn.run(statement("claim_next", schema), params)).rows
@@ -116,7 +121,7 @@ def _read_claimed(row: Row) -> Claimed:
 
     lease_until = decode_instant(row[3])
     assert lease_until is not None
-    return Claimed(
+    claimed = Claimed(
         id=int(text(0)),
         claim_id=text(1),
         token=text(2),
@@ -129,17 +134,64 @@ def _read_claimed(row: Row) -> Claimed:
         visit=int(text(9)),
         partition_key=None if row[10] is None else text(10),
         parent_id=None if row[11] is None else int(text(11)),
-        awaited=tuple(map(_read_signal, json(12))),
-        signals=tuple(map(_read_signal, json(13))),
+        awaited=(),
+        signals=(),
         more_signals=row[14] == b"t",
-        children=None if row[15] is None else tuple(ChildView(**each) for each in json(15)),
+        children=None,
         children_counts=cast("Mapping[Status, int]", json(16)),
     )
+    try:
+        claimed.awaited = tuple(map(_read_signal, _signals(row[12] or b"[]")))
+        claimed.signals = tuple(map(_read_signal, _signals(row[13] or b"[]")))
+        claimed.children = None if row[15] is None else tuple(map(_read_child, _children(row[15])))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableClaimError(claimed) from error
+    return claimed
 
 
-def _read_signal(told: dict[str, Any]) -> Signal:
-    at = datetime.fromisoformat(told["inserted_at"])
-    return Signal(told["id"], told["name"], told["payload"], told["dedup_key"], at)
+class UnreadableClaimError(Exception):
+    """`claim_next` has claimed an instance, and Python cannot decode what its step is to be handed.
+
+    jsonb accepts deeper nesting than any decoder.
+    """
+
+    def __init__(self, claimed: Claimed) -> None:
+        super().__init__(claimed.id)
+        self.claimed = claimed
+
+
+class _Told(msgspec.Struct):
+    """A signal, as the function tells it. Its payload may be a number that Python cannot decode."""
+
+    id: int
+    name: str
+    payload: msgspec.Raw
+    inserted_at: str
+    dedup_key: str | None = None
+
+
+class _Child(msgspec.Struct):
+    id: int
+    machine: str
+    status: Status
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    last_error: str | None = None
+
+
+_signals: Final = msgspec.json.Decoder(list[_Told]).decode
+_children: Final = msgspec.json.Decoder(list[_Child]).decode
+
+
+def _read_signal(told: _Told) -> Signal:
+    at = decode_instant(told.inserted_at.encode())
+    assert at is not None
+    # As for a step of an engine: the inbox must stay readable, whatever was written with SQL.
+    return Signal(told.id, told.name, decode_or_text(bytes(told.payload)), told.dedup_key, at)
+
+
+def _read_child(told: _Child) -> ChildView:
+    result = decode_or_text(bytes(told.result))
+    return ChildView(told.id, told.machine, told.status, result, told.last_error)
 
 
 async def heartbeat(conn: PgConn, schema: str, claimed: Claimed, *, lease: float) -> datetime:

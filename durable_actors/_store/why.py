@@ -448,6 +448,12 @@ def _actions(
             command=f"durable-actors retry {instance.id}",
             call=f"durable_actors.retry({instance.id})",
         )
+    if reason == "scheduled":
+        yield NextAction(
+            text="let it run now",
+            command=f"durable-actors run-now {instance.id}",
+            call=f"durable_actors.run_now({instance.id})",
+        )
     for text, verb, call in paused_texts.resumes(instance, around):
         yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{call}")
     for text, verb in repairs_of(around, parked=reason in {"awaiting_signal", "awaiting_children"}):

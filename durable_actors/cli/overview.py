@@ -27,7 +27,7 @@ from durable_actors.cli.output import (
     table,
 )
 from durable_actors.cli.pause import words
-from durable_actors.machine import parse_step_address
+from durable_actors.machine import builtin_queues, parse_step_address
 
 MAX_UNKNOWN_LINES: Final = 20
 """The largest number of lines about unknown steps, per queue."""
@@ -73,7 +73,7 @@ def make_views(
     """
     by_name = {each.queue: each for each in work}
     live = [each for each in nodes if each.alive]
-    served = {name for each in live for name in each.queues}
+    served = {name for each in live for name in each.queues} - builtin_queues()
     found: list[QueueView] = []
     for name in sorted(by_name.keys() | served | (counts or {}).keys()):
         each = by_name.get(name) or QueueWork(queue=name)
@@ -215,7 +215,11 @@ def node_table(nodes: Sequence[NodeView]) -> Table:
             one_line(each.incarnation),
             coloured(each.state),
             each.claims,
-            one_line(", ".join(f"{name}={slots}" for name, slots in each.queues.items())),
+            one_line(
+                ", ".join(
+                    f"{name}={slots}" for name, slots in each.queues.items() if name not in builtin_queues()
+                )
+            ),
             each.pid,
             one_line(each.version or ""),
             ago(each.started_at),

@@ -7,7 +7,6 @@ adds, or after the kind of record if it has to choose; it adds nothing if the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from typing import Any, Final, cast
 
 import msgspec
@@ -388,6 +387,12 @@ def _run_revived(move: Move) -> None:
     move.add("run_revived", {})
 
 
+def _run_hastened(move: Move) -> None:
+    move.add(
+        "run_hastened", {**move.place, "runnable_key": move.key, "visible_at": move.intent["visible_at"]}
+    )
+
+
 def _run_terminal(move: Move) -> None:
     record, data = move.record, move.data
     status = record.kind if record.kind in {"done", "cancelled"} else "failed"
@@ -455,6 +460,7 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "shelved": (_hold_changed,),
     "offered": (_hold_changed,),
     "revived": (_run_revived, _run_signal_received, _scheduled),
+    "hastened": (_run_signal_received, _run_hastened),
     "child_started": (*_UNDER_CLAIM, _child_run_started),
     "unfit": (_run_terminal,),
     "paused": (_paused,),
@@ -489,8 +495,3 @@ def expand_all(records: Iterable[Record], *, queue: str = "") -> Iterator[Fact]:
         if facts:
             queue = facts[-1].queue
         yield from facts
-
-
-def dispatch_order(fact: Fact) -> tuple[datetime, int, int]:
-    """Sort key of the facts of many runs in the thread of a queue; sorting keeps the order inside a record."""
-    return (fact.at, fact.run, fact.rev)

@@ -62,7 +62,7 @@ class Command(_Part, frozen=True, kw_only=True):
     """The receipt of what somebody outside the instance asked for. `Record.by` says who."""
 
     type: str
-    """start, signal, cancel, retry, pause, resume, proceed, approve, reject."""
+    """start, rerun, signal, cancel, retry, run_now, pause, resume, proceed, approve, reject."""
     key: str | None = None
     """The idempotency key: the same key again is a second delivery of the same command."""
     reason: str | None = None
@@ -114,13 +114,22 @@ class ParentStart(_Part, frozen=True, kw_only=True):
 
 
 class RowData(Data, frozen=True, kw_only=True):
-    """`started`, `snapshot`."""
+    """`started`; `snapshot` has more."""
 
     row: dict[str, Any]
     """The columns of the row after the move, as JSON."""
     command: Command | None = None
     parent: ParentStart | None = None
     """Of a child that was started: its parent then."""
+
+
+class SnapshotData(RowData, frozen=True, kw_only=True):
+    """`snapshot`."""
+
+    needed: int | None = None
+    """While it waits for its children: for how many its barrier waited at first."""
+    retention: bool = False
+    """Retention wrote it, as it does now and then in a long history: records before it may be deleted."""
 
 
 class ClaimedData(Data, frozen=True, kw_only=True):
@@ -270,7 +279,7 @@ class CountedData(Data, frozen=True, kw_only=True):
 
 
 class RevivedData(Data, frozen=True, kw_only=True):
-    """`revived`."""
+    """`revived`, `hastened`."""
 
     command: Command | None = None
     eligible_at: Instant | None = None
@@ -358,6 +367,7 @@ KINDS: Final[dict[str, Kind]] = {
     "shelved": Kind("it waits for a node that knows its machine and step", "claims", _PLACE, Data),
     "offered": Kind("picks may claim it again", "claims", _PLACE, Data),
     "revived": Kind("a failed or cancelled instance runs again", "outcomes", _PLACE, RevivedData),
+    "hastened": Kind("a delayed instance is due at once", "outcomes", _PLACE, RevivedData),
     "child_started": Kind("its step started a child", "outcomes", _CLAIM, ChildStartedData),
     "unfit": Kind(
         "a row that no index can hold, written by hand, has failed", "outcomes", (*_PLACE, "error"), UnfitData
@@ -376,7 +386,7 @@ KINDS: Final[dict[str, Kind]] = {
         "the whole row: recording began or its level changed, or older records may be deleted",
         "outcomes",
         (),
-        RowData,
+        SnapshotData,
     ),
     "wakeup": Kind("a notifier was told that the row is due", "claims", _PLACE, WakeupData),
 }

@@ -221,6 +221,8 @@ class Run(msgspec.Struct, kw_only=True):
     finished_at: datetime | None = None
     approximate: bool = False
     """The last record does not say where the row stands, and moves before it may not be recorded."""
+    since: tuple[int, int, int] | None = None
+    """Visit, round and attempt of the row in the last snapshot: attempts of before are not known; None: all are."""
 
     def stand_at(self, place: Mapping[str, Any]) -> None:
         """Set step, visit, round and attempt. Called by `fold`."""

@@ -26,6 +26,10 @@ from durable_actors.journal.kinds import (
 )
 from durable_actors.journal.redaction import redact
 
+DAMAGED: Final = "damaged"
+"""The kind of what `history` returns in place of a record that is damaged or missing, if the row was accepted since.
+No record is stored with it."""
+
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The error of a failed attempt: its text, the type of the exception, and the traceback."""
@@ -48,7 +52,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """The time of the transaction that made the move, on the database's clock."""
     kind: str
-    """The name of the move: a key of `KINDS`."""
+    """The name of the move: a key of `KINDS`. In what `history` returns also "damaged": a record from before a row was
+    accepted, which is damaged or missing; `error` says how."""
     step: str | None = None
     to_step: str | None = None
     """The step that the row entered or will enter after its wait."""

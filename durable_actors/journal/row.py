@@ -62,7 +62,7 @@ NOT_IN_THE_JOURNAL: Final[Mapping[str, str]] = {
 
 EMPTY_UNLESS_NAMED: Final = (
     "parent_id", "barrier", "partition_key", "unique_key", "child_uid", "child_args", "tags", "meta",
-    "fingerprint", "rate_limit",
+    "fingerprint", "rate_limit", "rerun_of",
 )  # fmt: skip
 """The columns of an insert that are null if its record does not name them. `weight` is 1 then."""
 
@@ -196,6 +196,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         result=row.result,
         error=error,
         finished_at=row.finished_at,
+        since=(row.visit, row.round, row.attempt),
     )
     projection = Projection(rev=rev, run=run, suspended=_pause_in(recorded))
     if projection.suspended is not None:

@@ -300,6 +300,20 @@ def run_revived(p: Projection, _: Fact) -> str | None:
     return None
 
 
+def run_hastened(p: Projection, fact: Fact) -> str | None:
+    """The current attempt is visible from now on. Where moves are not recorded, they may have led to another one."""
+    data, run = fact.data, _run(p)
+    if not p.gapless:
+        reason = run_caught_up(p, fact)
+        if reason is not None:
+            return reason
+    attempt = p.attempts.get(data["runnable_key"])
+    if attempt is None or run.current != attempt.key or attempt.status != "available":
+        return "stale_claim"
+    attempt.visible_at = run.eligible_at = data["visible_at"]
+    return None
+
+
 def run_caught_up(p: Projection, fact: Fact) -> str | None:
     """Moves were not recorded: what was open has been closed by them, and this attempt is the current one."""
     data, run = fact.data, _run(p)

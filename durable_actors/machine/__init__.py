@@ -34,7 +34,7 @@ from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._codec import StateCodec, canonical_json, decode_json, decode_or_text, encode_json
 from durable_actors.machine._context import MOST_CHILDREN, ChildView, Context, ContextPort, Signal
 from durable_actors.machine._insert_options import ENDED, InsertOptions, OnDuplicate, RowOptions, Status
-from durable_actors.machine._insert_plan import InsertPlan, plan_insert
+from durable_actors.machine._insert_plan import InsertPlan, check_step, plan_insert
 from durable_actors.machine._job import Job, job
 from durable_actors.machine._machine import Machine
 from durable_actors.machine._normalize import exhausted, job_failure, normalize_outcome
@@ -54,7 +54,14 @@ from durable_actors.machine._outcome import (
     Stop,
 )
 from durable_actors.machine._reason import error_type, reason_text, shown_error, traceback_text
-from durable_actors.machine._registry import Registry, current_registry, isolated_registry
+from durable_actors.machine._registry import (
+    Registry,
+    add_builtin,
+    builtin_machines,
+    builtin_queues,
+    current_registry,
+    isolated_registry,
+)
 from durable_actors.machine._spec import (
     HandleSpec,
     MachineRef,
@@ -110,8 +117,12 @@ __all__ = [
     "StepRef",
     "StepSpec",
     "Stop",
+    "add_builtin",
+    "builtin_machines",
+    "builtin_queues",
     "canonical_json",
     "check_journal",
+    "check_step",
     "current_registry",
     "decode_json",
     "decode_or_text",

@@ -42,7 +42,7 @@ def test_what_is_refused(shell: Shell):
     assert third.startswith(
         'durable-actors: not cancelled: no instance has or had the unique key "nobody\'s"; '
     )
-    assert "Missing argument" in shell.refused("cancel", code=2)
+    assert "give either TARGETs" in shell.refused("cancel", code=2)
 
 
 def test_the_same_key_again(shell: Shell):

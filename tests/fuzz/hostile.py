@@ -167,6 +167,8 @@ SHAPES = [
         "request: huge", "done", "", request=f'["{noise(300_000).replace(chr(92), "").replace(chr(34), "")}"]'
     ),
     row("request: of a ghost", "done", "", **executing(request="[[]]")),
+    row("rerun_of: nobody", "done", "", rerun_of=-INT8),
+    row("rerun_of: itself, recorded", "done", "", rerun_of=INT8, journal=4, step="on"),
     row("inbox: empty", "done", "", inbox=True),
     row("awaits: without waiting", "done", "", awaits="{go}"),
     row("awaits: nulls", "done", "", **{**parked, "awaits": "{NULL,NULL}"}),

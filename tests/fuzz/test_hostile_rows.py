@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, get_args
 
@@ -78,6 +79,25 @@ async def test_every_hostile_row_ends_with_a_reason_and_harms_nobody(durable_dsn
     assert [
         found for number, case in rows.items() if (found := told(case, seen[number], shown[number]))
     ] == []
+
+
+async def test_commands_on_hostile_rows_are_carried_out_or_refused(durable_dsn, conn):
+    """With a reason, and on each of them: one does not keep the others from it."""
+    define()
+    numbers = [add(conn, queue=QUEUE, **case.columns) for case in ALL]
+    async with da.open_client(durable_dsn) as client:
+        for number in numbers:
+            for call in (client.rerun, client.run_now):
+                with contextlib.suppress(da.Conflict):
+                    await call(number)
+        for call in (client.run_now, client.retry, client.cancel):
+            bulk = await call(where=da.Filter(everything=True))
+            assert (bulk.state, bulk.done + bulk.skipped + bulk.failed >= bulk.count) == ("finished", True)
+            assert len(bulk.failures) == bulk.failed
+    [(live,)] = conn.execute(
+        "select count(*) from durable.gen_durable where finished_at is null and status::text <> 'executing'"
+    )
+    assert live == 0, "all of them are cancelled"
 
 
 async def test_a_hostile_parent_fails_alone(durable_dsn, conn):
@@ -172,6 +192,7 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
         [None, "null", "{}", '{"kind": "pause"}', '{"cancel": 1e99999}', "[[]]", '"x"']
     ),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
+    "rerun_of": st.sampled_from([None, 0, -INT8, INT8]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),
     "eligible_at": instants,
     "await_deadline": st.one_of(st.none(), instants),

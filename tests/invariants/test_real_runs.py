@@ -36,6 +36,7 @@ NOT_HERE = {
     "reaped",
     "renewed",
     "revived",
+    "hastened",
     "recounted",
     "shelved",
     "unfit",

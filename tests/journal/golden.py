@@ -115,6 +115,9 @@ RECORDS: dict[str, Record] = {
     "shelved": record("shelved", **PLACE),
     "offered": record("offered", **PLACE),
     "revived": record("revived", **PLACE | {"attempt": 3}, by="ann", data={**command("retry"), "round": 4}),
+    "hastened": record(
+        "hastened", **PLACE | {"attempt": 2}, by="ann", data={**command("run_now"), "round": 2}
+    ),
     "child_started": record(
         "child_started",
         **CLAIM,

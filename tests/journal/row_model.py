@@ -112,6 +112,8 @@ class RowModel:
                 if self.suspended:  # no pick reads it
                     return anywhere
                 here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
+                delayed = row["hold"] == 0 and row["eligible_at"] > self.now
+                here += [self.hasten] * delayed
                 return [*[self.claim] * 6, *here, *anywhere]
             case "executing":
                 ends = [self.next, self.retry, self.park, self.spawn, self.pause]
@@ -585,16 +587,13 @@ class RowModel:
 
     def revive(self) -> None:
         change = {
-            "status": "runnable",
-            "hold": 0,
-            "attempt": 0,
-            "crashes": 0,
-            "eligible_at": self.now,
-            "finished_at": None,
-            "claim_id": None,
-            "claim_token_hash": None,
-        }
+            "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "eligible_at": self.now, "finished_at": None,
+            "claim_id": None, "claim_token_hash": None,
+        }  # fmt: skip
         self.move("revived", change, by="ann", data=self.command("retry"))
+
+    def hasten(self) -> None:
+        self.move("hastened", {"eligible_at": self.now}, by="ann", data=self.command("run_now"))
 
     def snapshot(self) -> None:
         self.move("snapshot", {}, row=None)

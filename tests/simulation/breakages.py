@@ -46,6 +46,7 @@ STORE: dict[str, str] = {
     "uncounted cancel": "the end of a cancelled child is not counted at the barrier",
     "counts requests": "a child that is asked to end is counted before it has ended",
     "receipt": "a command leaves no receipt: what is repeated is done again",
+    "cuts too far": "retention deletes the snapshot, too, behind which it deletes records",
     "unrecorded wake": "the wake by a signal that was there before the park leaves no record",
     "unsaid": "the record of an outcome that was accepted after its lease does not say so",
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+import psycopg
 from durable_actors._store.read import Instance
-from tests.simulation.tables import Row
+from tests.simulation.tables import Row, Tables
 
 COLUMNS = (
     "id, status, hold, step, attempt, crashes, visit, round, rev, priority, "
@@ -48,8 +49,13 @@ def unordered(values: Any) -> list[Any]:
     return sorted(values, key=str)
 
 
-TIMES = {"eligible_at", "lease_until", "renewed_until", "deadline", "inserted_at", "visible_at"}
+TIMES = {
+    "eligible_at", "lease_until", "renewed_until", "deadline", "inserted_at", "visible_at", "lease_expires_at",
+    "await_deadline", "finished_at",
+}  # fmt: skip
 """Keys of data that are instants: the clocks of the two differ."""
+UNKNOWN = {"weight", "updated_at"}
+"""Columns of a snapshot that the model does not have."""
 DUE = (
     "started",
     "next",
@@ -58,6 +64,7 @@ DUE = (
     "expired",
     "joined",
     "revived",
+    "hastened",
     "released",
     "crashed",
     "reaped",
@@ -70,12 +77,51 @@ def recorded(record: Mapping[str, Any], ids: Mapping[str, str] | None = None) ->
     """A record without its instants. `ids`: the claims of Postgres by ours, for a record of the model."""
     claim = record.get("claim_id")
     data = plain_data(record.get("data") or {})
+    if record["kind"] == "snapshot":
+        row = {key: value for key, value in data["row"].items() if value is not None and key not in UNKNOWN}
+        if ids is not None and "claim_id" in row:
+            row["claim_id"] = ids[row["claim_id"]]
+        data = {**data, "row": row}
     plain = ("instance_id", "rev", "kind", "step", "to_step", "visit", "attempt", "node", "by", "error")
     return (
         *(record.get(name) for name in plain),
         claim if ids is None or claim is None else ids[claim],
         data,
     )
+
+
+def last_kind(tables: Tables, row: Row, kinds: Sequence[str]) -> str | None:
+    """The kind of its last record of these kinds."""
+    found = [
+        rev
+        for number, rev in tables.journal
+        if number == row.id and tables.journal[number, rev]["kind"] in kinds
+    ]
+    return tables.journal[row.id, max(found)]["kind"] if found else None
+
+
+def retell(
+    db: psycopg.Connection[Any], tables: Tables, row: Row, key: str, kinds: Sequence[str], column: str
+) -> None:
+    """Time was moved by hand: the record that tells this instant, and snapshots since, tell the new one, in both."""
+    if row.journal < (2 if key == "deadline" else 3):
+        return
+    told = {rev: record for (number, rev), record in tables.journal.items() if number == row.id}
+    first = max((rev for rev, record in told.items() if record["kind"] in kinds), default=0)
+    db.execute("set durable_actors.journal_door = 'open'")
+    for rev in [
+        rev for rev, record in told.items() if rev == first or (rev > first and record["kind"] == "snapshot")
+    ]:
+        data, kind = told[rev]["data"], told[rev]["kind"]
+        name = column if kind == "snapshot" else key
+        (data["row"] if kind in {"started", "snapshot"} else data)[name] = "moved"
+        path = ["row", name] if kind in {"started", "snapshot"} else [name]
+        db.execute(
+            f"update durable.journal j set data = jsonb_set(coalesce(j.data, '{{}}'), %s, to_jsonb(g.{column}))"
+            " from durable.gen_durable g where g.id = j.instance_id and j.instance_id = %s and j.rev = %s",
+            [path, row.id, rev],
+        )
+    db.execute("reset durable_actors.journal_door")
 
 
 def plain_data(data: Any) -> Any:

@@ -421,6 +421,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
             r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta, r.request,
+            r.rerun_of,
         )
         for r in rows
     ]  # fmt: skip

@@ -12,11 +12,22 @@ from tests.simulation.statements import (
     Scene,
     asked_to_cancel,
     cancel_claimed,
+    jsonb,
     meaning,
     shown,
     waiting_parent,
 )
-from tests.simulation.statements_journal import CLAIMS, FAILURES, OUTCOMES, fenced, folded, iso, note, present
+from tests.simulation.statements_journal import (
+    CLAIMS,
+    FAILURES,
+    OUTCOMES,
+    fenced,
+    folded,
+    iso,
+    note,
+    note_started,
+    present,
+)
 from tests.simulation.tables import Row, Tx
 
 
@@ -245,6 +256,57 @@ def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     if "receipt" not in scene.broken:
         tx.receipt("retry", row.id, key, str(row.id).encode())
     return [shown(row.id)]
+
+
+@meaning
+def hasten_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled, as that of `retry_instance`."""
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.status != "runnable":
+        return []
+    if row.hold or row.eligible_at <= tx.now:
+        return [shown('"held"' if row.hold else '"due"')]
+    old = row.clone()
+    new = tx.write(row, "hasten")
+    new.eligible_at = tx.now
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    command = present(type="run_now", key=key, reason=reason) | {"metadata": given and json.loads(given)}
+    note(tx, new, "hastened", old, level=OUTCOMES, by=by, data={"command": command})
+    return [shown('"hastened"')]
+
+
+@meaning
+def rerun_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled, as that of `retry_instance`."""
+    row = tx.get(int(params[0] or 0))
+    if row is None:
+        return []
+    by, reason, key, given, step, _, partition = (
+        None if each is None else each.decode() for each in params[1:8]
+    )
+    state = None if params[6] is None else jsonb(params[6].decode())
+    first = tx.tables.journal.get((row.id, 1), {}).get("data", {}).get("row")
+    ended_by_outcome = row.terminal and row.claim_id is not None
+    if step is None:
+        step = first["step"] if first else row.step if row.visit == 1 else None
+    if state is None and first and "state" in first:
+        state = jsonb(json.dumps(first["state"]))
+    if state is None and row.visit == 1 and row.round <= ended_by_outcome:
+        state = row.state
+    if step is None or state is None:
+        return []
+    if params[8] != b"t":
+        partition = first.get("partition_key") if first else row.partition_key
+    tx.tables.serial += 1
+    new = Row(
+        id=tx.tables.serial, fsm=row.fsm, version=row.version, step=step, state=state, queue=row.queue,
+        priority=row.priority, partition_key=partition, tags=row.tags, meta=row.meta, journal=row.journal,
+        fingerprint=row.fingerprint, rerun_of=row.id, eligible_at=tx.now,
+    )  # fmt: skip
+    tx.insert(new)
+    command = present(type="rerun", key=key, reason=reason) | {"metadata": json.loads(given or "{}")}
+    note_started(tx, new, by=by, command=command)
+    return [shown(new.id)]
 
 
 @meaning

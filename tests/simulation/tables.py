@@ -18,6 +18,7 @@ from durable_actors.retention import Retention
 
 SHORT = Retention(done=1, cancelled=1, failed=1, interval=1)
 """How long simulated engines keep ended rows, as far as no unique key holds them: children, mostly."""
+object.__setattr__(SHORT, "history", 5)  # shorter than users may have it
 WITHOUT_PLACE = frozenset(hold.number for hold in HOLDS if not hold.keeps_place)
 
 
@@ -157,6 +158,8 @@ class Tables:
         """Records by instance and rev."""
         self.receipts: dict[tuple[str, int, str], bytes] = {}
         """Results of commands, by command, instance and idempotency key; those without a key are not kept."""
+        self.snapshots: dict[int, tuple[int, int | None]] = {}
+        """Per instance the last snapshot that retention wrote, and the one before: "snapshot of run:ID"."""
         self.locks: dict[int, Tx] = {}
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
@@ -193,6 +196,8 @@ class Tx:
         self._locked: set[int] = set()
         self._gone: set[int] = set()
         self._receipts: dict[tuple[str, int, str], bytes] = {}
+        self._snapshots: dict[int, tuple[int, int | None]] = {}
+        self._cut: set[tuple[int, int]] = set()
 
     # -- rows
 
@@ -275,6 +280,21 @@ class Tx:
             raise AlreadyDone(key)
         self._receipts[command, number, key] = result
 
+    def snapshot_of(self, number: int) -> tuple[int, int | None] | None:
+        return self._snapshots.get(number) or self.tables.snapshots.get(number)
+
+    def note_snapshot(self, number: int, rev: int, before: int | None) -> None:
+        self._snapshots[number] = (rev, before)
+
+    def records_of(self, number: int) -> dict[int, dict[str, Any]]:
+        """What is recorded of an instance, by rev, in order."""
+        both = {**self.tables.journal, **self._records}
+        return {key[1]: both[key] for key in sorted(both) if key[0] == number and key not in self._cut}
+
+    def cut(self, number: int, revs: list[int]) -> None:
+        """Delete these records."""
+        self._cut.update((number, rev) for rev in revs)
+
     # -- the inbox
 
     def unread(self, target: int) -> list[Letter]:
@@ -319,6 +339,8 @@ class Tx:
             dict(self._records),
             set(self._gone),
             dict(self._receipts),
+            dict(self._snapshots),
+            set(self._cut),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -326,7 +348,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone, self._receipts = mark[7:9]
+        self._gone, self._receipts, self._snapshots, self._cut = mark[7:11]
 
     def commit(self) -> None:
         tables = self.tables
@@ -340,12 +362,16 @@ class Tx:
                 self._deleted.add(number)
         tables.journal.update(self._records)
         tables.receipts.update(self._receipts)
+        tables.snapshots.update(self._snapshots)
+        for cut in self._cut:
+            tables.journal.pop(cut, None)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
         for number in self._deleted:
             tables.letters.pop(number, None)
         for number in self._gone:
             tables.rows.pop(number, None)
+            tables.snapshots.pop(number, None)
             for key in [key for key in tables.journal if key[0] == number]:
                 del tables.journal[key]
         self.rollback()
@@ -353,6 +379,7 @@ class Tx:
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
         self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
+        self._snapshots, self._cut = {}, set()
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

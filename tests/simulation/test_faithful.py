@@ -41,7 +41,18 @@ from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
 from durable_actors.machine._labels import Labels
 from tests.invariants.journal import instance_problems, read_journal
-from tests.simulation.compare import COLUMNS, DUE, plain, plain_instance, recorded, stored, unordered
+from tests.simulation.commands import Commands
+from tests.simulation.compare import (
+    COLUMNS,
+    DUE,
+    last_kind,
+    plain,
+    plain_instance,
+    recorded,
+    retell,
+    stored,
+    unordered,
+)
 from tests.simulation.faithful_pauses import PauseWalks
 from tests.simulation.local import LocalConn
 from tests.simulation.process import World
@@ -85,7 +96,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair(PauseWalks):
+class Pair(PauseWalks, Commands):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -411,14 +422,6 @@ class Pair(PauseWalks):
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         self._far_future()
 
-    async def retry(self) -> None:
-        """An instance that failed runs again."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
-        if row.unique_key is None or not occupied:
-            self.finals.pop(row.id, None)
-            await self.same(observe.retry_instance, SCHEMA, row.id)
-
     async def cancel(self) -> None:
         """An instance is cancelled, or its node is asked to; both tell the node."""
         row = self.random.choice(list(self.server.tables.rows.values()))
@@ -487,6 +490,17 @@ class Pair(PauseWalks):
         for number in before - set(self.server.tables.rows):
             del self.finals[number]
 
+    async def truncate(self) -> None:
+        """Retention: snapshots of live rows, and records that go, some of them."""
+        moves = self.random.choice((1, 3, 5))
+        found = await self.same(retention.find_long_journals, SCHEMA, moves=moves, after=0, limit=100)
+        for number in set(found.grown) - self.touched:
+            await self.same(retention.snapshot_journal, SCHEMA, number, moves=moves)
+        for number in found.ids:
+            await self.same(
+                retention.truncate_journal, SCHEMA, number, moves=moves, most=self.random.choice((1, 9))
+            )
+
     async def maintain(self) -> None:
         woken, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
         assert unordered(woken) == unordered(again)
@@ -518,7 +532,7 @@ class Pair(PauseWalks):
     async def time(self) -> None:
         """A lease ends, a deadline passes, a future row is due: in both."""
         row = self.random.choice(list(self.server.tables.rows.values()))
-        if self._last(row, DUE) == "spawned" and row.status == "runnable":
+        if last_kind(self.server.tables, row, DUE) == "spawned" and row.status == "runnable":
             return  # such a record cannot tell another time
         query = "update durable.gen_durable set {} where id = %s"
         if row.lease is not None:
@@ -536,30 +550,8 @@ class Pair(PauseWalks):
             )
             self._retell(row, "eligible_at", DUE)
 
-    def _last(self, row: Row, kinds: Sequence[str]) -> str | None:
-        """The kind of its last record of these kinds."""
-        records = self.server.tables.journal
-        found = [key for key in records if key[0] == row.id and records[key]["kind"] in kinds]
-        return records[max(found)]["kind"] if found else None
-
     def _retell(self, row: Row, key: str, kinds: Sequence[str], *, column: str = "eligible_at") -> None:
-        """Time was moved by hand: the record that tells this instant tells the new one, in both."""
-        if row.journal < (2 if key == "deadline" else 3):
-            return
-        records = self.server.tables.journal
-        rev = max(
-            rev for number, rev in records if number == row.id and records[number, rev]["kind"] in kinds
-        )
-        record = records[row.id, rev]
-        (record["data"]["row"] if record["kind"] == "started" else record["data"])[key] = "moved"
-        path = [key] if record["kind"] != "started" else ["row", key]
-        self.db.execute("set durable_actors.journal_door = 'open'")
-        self.db.execute(
-            f"update durable.journal j set data = jsonb_set(coalesce(j.data, '{{}}'), %s, to_jsonb(g.{column}))"
-            " from durable.gen_durable g where g.id = j.instance_id and j.instance_id = %s and j.rev = %s",
-            [path, row.id, rev],
-        )
-        self.db.execute("reset durable_actors.journal_door")
+        retell(self.db, self.server.tables, row, key, kinds, column)
 
 
 def timeless(requests: dict[str, Request]) -> dict[str, Request]:
@@ -572,8 +564,9 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
-    "time": 3, "tell": 2, "delete": 1, "pause": 2, "stop_queue": 2,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "strays": 1,
+    "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "time": 3, "tell": 2, "delete": 1, "pause": 2, "stop_queue": 2, "truncate": 2,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 

@@ -58,6 +58,7 @@ RULES = {
     "counts requests": {"I11"},
     "receipt": {"receipt"},
     "no control": {"I7"},
+    "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},
     "proceed": {"I1", "I4", "I2"},

@@ -16,7 +16,7 @@ from durable_actors._engine.committing.transition import cancellation
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
 from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Command, plan_command
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.holds import HELD, PAUSED, SHELVED
 from durable_actors._store.insert import insert_instances
@@ -24,10 +24,11 @@ from durable_actors._store.lease import crash_claims, reap_claims, renew_leases,
 from durable_actors._store.move_rules import has_pause
 from durable_actors._store.moves import Move, Row, move_of, moves_by
 from durable_actors._store.node import register_node, stop_node
-from durable_actors._store.observe import cancel_instance, retry_instance
+from durable_actors._store.observe import cancel_instance, hasten_instance, retry_instance
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
-from durable_actors._store.retention import Ages, delete_ended
+from durable_actors._store.rerun import Start, rerunning
+from durable_actors._store.retention import Ages, delete_ended, snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
 from durable_actors._store.wakeup import read_intents, record_wakeup
@@ -322,6 +323,24 @@ async def retries_by_an_operator(world: World) -> None:
 
 
 @scenario
+async def run_again_by_an_operator(world: World) -> None:
+    [number] = insert(world.db)
+    await run_dialogue(world.conn, rerunning(SCHEMA, number, Command(), Start()))
+
+
+@scenario
+async def hastened_by_an_operator(world: World) -> None:
+    later = {"eligible_at": "=now() + interval '1 h'"}
+    ids = [
+        *insert(world.db, **later),
+        *insert(world.db, hold=HELD, partition_key="key", **later),
+        *insert(world.db),
+    ]
+    said = [await hasten_instance(world.conn, SCHEMA, number) for number in ids]
+    assert said == ["hastened", "held", "due"]
+
+
+@scenario
 async def cancelled_by_an_operator(world: World) -> None:
     executing = await world.claim()
     await world.park()
@@ -393,6 +412,7 @@ async def rows_written_as_their_journals_say(world: World) -> None:
     world.db.execute("update durable.gen_durable set state = '1' where id = %s", [runnable])
     await run_dialogue(world.conn, rebuilding(SCHEMA, runnable, plan_command()))
     await run_dialogue(world.conn, accepting(SCHEMA, runnable, plan_command()))
+    assert await snapshot_journal(world.conn, SCHEMA, runnable, moves=1)
     world.db.execute("delete from durable.gen_durable")
     for number in (runnable, executing):
         await run_dialogue(world.conn, rebuilding(SCHEMA, number, plan_command()))

@@ -214,7 +214,7 @@ async def test_a_late_outcome_says_so(db: psycopg.Connection, durable_dsn: str):
         first, second = await claims(conn)
         over = "2020-01-01 00:00:00+00"
         for claim in (first, second):
-            claim.lease_until = over
+            claim.recorded.lease_until = over
         await commit(conn, outcome(first))
         after = Transition(second, "awaiting_children", second.step, attempt=0, advance=1)
         spawn = Spawn([plan(journal=3)], "t", None, wake_on_failure=False, timeout=None)

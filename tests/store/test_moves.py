@@ -115,7 +115,7 @@ def test_the_list(db: psycopg.Connection):
     assert [move.name for move in MOVES if not move.statements] == []
     never = columns - ALWAYS - {name for move in MOVES for name in move.columns}
     assert never == {
-        "id", "parent_id", "inserted_at", "fsm", "fsm_version", "queue", "priority", "weight", "rate_limit",
+        "id", "parent_id", "inserted_at", "fsm", "fsm_version", "queue", "priority", "weight", "rate_limit", "rerun_of",
         "unique_key", "unique_scope", "barrier", "child_uid", "child_args", "tags", "meta", "journal", "fingerprint",
     }, "no move changes these"  # fmt: skip
 

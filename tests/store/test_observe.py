@@ -76,6 +76,31 @@ def test_nodes_and_retry_have_their_indexes(filled: psycopg.Connection):
     assert plan.buffers < 90
 
 
+@pytest.mark.parametrize(
+    ("key", "parent", "index"),
+    [
+        (None, None, "gen_durable_pkey"),
+        (b"k", None, "gen_durable_key_history"),
+        (None, 1, "gen_durable_parent"),
+    ],
+)
+def test_a_bulk_reads_its_window(
+    filled: psycopg.Connection, key: bytes | None, parent: int | None, index: str
+):
+    given = [["failed"], None, None, None, None, None, None, key, parent, None, None]
+    plan = plan_of(filled, "match_instances", 0, 10**9, 500, 100, *given)
+    plan.assert_no_seq_scan("gen_durable")
+    plan.assert_uses(index)
+    assert plan.buffers < 400
+
+
+def test_the_commands_find_their_row(filled: psycopg.Connection):
+    for name, *further in (("hasten_instance",), ("rerun_instance", "s", "{}", None, False)):
+        plan = plan_of(filled, name, 100, None, None, "key", "{}", *further)
+        plan.assert_no_seq_scan()
+        assert plan.buffers < 120
+
+
 async def test_a_rare_status_is_found_across_windows(filled: psycopg.Connection, durable_dsn: str):
     conn = await PgConn.open(durable_dsn)
     try:

@@ -260,6 +260,25 @@ def test_with_a_journal_another_outcome_is_a_conflict(db: psycopg.Connection, le
     )
 
 
+@pytest.mark.parametrize("level", [2, 3, 4])
+def test_how_long_a_runner_had_its_claim(db: psycopg.Connection, level: int):
+    """It is known where the claim is recorded: the row does not have its time."""
+    insert(db, journal=level)
+    for end in (
+        lambda mine: fail(db, mine, "no", ", retry_in => '0'"),
+        lambda mine: complete(db, mine, {"done": 1}),
+    ):
+        mine = taken(db)
+        db.execute("set durable_actors.journal_door = 'open'")
+        db.execute("update durable.journal set at = at - interval '7 s' where kind = 'claimed'")
+        db.execute("reset durable_actors.journal_door")
+        heartbeat(db, mine)
+        assert end(mine) == "committed"
+    query = "select kind, round(seconds) from durable.journal where kind in ('retry', 'done') order by rev"
+    told = None if level == 2 else 7
+    assert db.execute(query).fetchall() == [("retry", told), ("done", told)]
+
+
 def test_without_a_journal_a_claim_is_forgotten_when_the_next_one_is_taken(db: psycopg.Connection):
     insert(db)
     mine = taken(db)

@@ -604,6 +604,14 @@ begin
     return r;
 end $$;
 
+-- Seconds since the row was claimed, by the record of that: the row does not have the time.
+create function durable.claim_age(r durable.gen_durable) returns float8 language sql stable as $$
+    select greatest(extract(epoch from durable.now() - j.at), 0)::float8
+      from durable.journal j
+     where j.instance_id = r.id and j.rev > r.rev - 1000 and j.claim_id = r.claim_id and j.kind = 'claimed'
+     order by j.rev desc limit 1
+$$;
+
 -- The commit of an outcome, but for children: what an engine's flusher sends, in its order.
 create function durable.commit_claim(
     r durable.gen_durable, late boolean, kind text, to_status text, to_step text, new_state text, new_result text, to_attempt int,
@@ -618,7 +626,8 @@ begin
     perform durable.check_written(r.id);
     if r.journal >= 2 or (r.journal = 1 and kind in ('retry', 'failed')) then
         perform durable.journal_outcomes(
-            array[r.id], array[r.claim_id], array[kind], array[r.step], array[r.visit], array[r.attempt], '{}', r.locked_by,
+            array[r.id], array[r.claim_id], array[kind], array[r.step], array[r.visit], array[r.attempt],
+            case when r.journal < 3 then '{}' else array[durable.claim_age(r)] end, r.locked_by,
             array[r.round], array[case when r.journal >= 3 then r.lease_expires_at end], array[rekey], '{}', '{}');
     end if;
     if consumed <> '{}' then

@@ -40,6 +40,7 @@ RULES: dict[str, set[str]] = {
     "counts requests": {"I11"},
     "receipt": {"receipt"},
     "no control": {"I7"},
+    "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},
     "proceed": {"I1", "I7"},
