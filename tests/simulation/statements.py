@@ -388,25 +388,15 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     ]  # fmt: skip
     full = [[*(each or [None])] * (len(numbers) if len(each) < 2 else 1) for each in columns]
     heads: Iterable[tuple[Any, ...]] = zip(numbers, lit.texts(params[1]), *full, strict=True)
+    # Of the statement's snapshot: it does not see what it makes runnable itself.
+    due_now = [row for row in tx.all() if row.status == "runnable" and row.eligible_at <= tx.now]
+    waiting = {row.partition_key for row in due_now if row.keeps_place}
     out: Rows = []
     for number, claim, visit, key, status, ahead, *rest in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(scene, row, status):
             continue
-        stays = (
-            ahead
-            and not row.paused
-            and not (
-                key is not None
-                and any(
-                    y.partition_key == key
-                    and y.status == "runnable"
-                    and y.eligible_at <= tx.now
-                    and y.keeps_place
-                    for y in tx.all()
-                )
-            )
-        )
+        stays = ahead and not row.paused and (key is None or key not in waiting)
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         if stays:
             new.status, new.eligible_at = "executing", row.eligible_at
