@@ -17,6 +17,7 @@ from durable_actors._bulk import Bulk
 from durable_actors._client import Client
 from durable_actors._postgres.embedded.server import embedded_dsn
 from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Receipt
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.migrate import migrate
@@ -53,6 +54,7 @@ from durable_actors.client import (
 )
 from durable_actors.config import Config, Queue, Wakeup
 from durable_actors.control import cancel, rerun, retry, run_now
+from durable_actors.decisions import approve, proceed, reject
 from durable_actors.engine import Engine, open_engine, serve, start_engine
 from durable_actors.errors import (
     CommitUnknown,
@@ -80,17 +82,20 @@ from durable_actors.errors import (
 from durable_actors.journal import Problem, Record, VerifyReport
 from durable_actors.machine import (
     KEEP,
+    Approval,
     Await,
     Cancel,
     Child,
     ChildView,
     Context,
+    Decision,
     Done,
     Error,
     InsertOptions,
     Machine,
     Next,
     Outcome,
+    Pause,
     Replay,
     Retry,
     ScheduleChildren,
@@ -106,8 +111,10 @@ from durable_actors.runner import claim_next, complete, fail, heartbeat
 
 __all__ = [
     "KEEP",
+    "Approval",
     "Await",
     "Blocker",
+    "Boundary",
     "Bulk",
     "Cancel",
     "Child",
@@ -119,6 +126,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "Context",
+    "Decision",
     "DefinitionError",
     "Done",
     "Duplicate",
@@ -140,6 +148,7 @@ __all__ = [
     "NoTarget",
     "Outcome",
     "ParentRun",
+    "Pause",
     "PoolTimeout",
     "PostgresJournal",
     "Problem",
@@ -171,6 +180,7 @@ __all__ = [
     "accept",
     "aio",
     "anomalies",
+    "approve",
     "cancel",
     "claim_next",
     "complete",
@@ -197,9 +207,11 @@ __all__ = [
     "pause",
     "pause_queue",
     "pauses",
+    "proceed",
     "rebuild",
     "receipts",
     "recover",
+    "reject",
     "rerun",
     "result",
     "resume",
@@ -222,6 +234,7 @@ __all__ = [
 # Show the public import path, not the module that defines them.
 for _public in (
     Blocker,
+    Boundary,
     Bulk,
     Claimed,
     Client,

@@ -27,6 +27,7 @@ import psycopg
 import trio
 
 from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._store.boundaries import decision_params
 from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.connection_kinds import check_sync
 from durable_actors._store.dialogues import (
@@ -36,6 +37,7 @@ from durable_actors._store.dialogues import (
     cancelling,
     carrying_out,
     climbing,
+    deciding,
     ending,
     explaining,
     inspecting,
@@ -65,12 +67,15 @@ from durable_actors.machine import (
 )
 
 __all__ = [
+    "approve",
     "cancel",
     "explain",
     "insert",
     "insert_many",
     "inspect",
     "pause",
+    "proceed",
+    "reject",
     "rerun",
     "result",
     "resume",
@@ -324,6 +329,81 @@ def resume(
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
     dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
     return (run_dialogue(conn, dialogue, schema=schema)).id
+
+
+def proceed(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    comment: str | None = None,
+    data: object = None,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Let an instance proceed that waits at a `Pause`, once your transaction commits; return its id.
+
+    See `durable_actors.proceed`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    at a pause. These errors do not abort your transaction.
+    """
+    check_sync(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    params = decision_params("proceed", comment, data)
+    dialogue = deciding("proceed", check_schema_name(schema), target, command, params)
+    return run_dialogue(conn, dialogue, schema=schema).id
+
+
+def approve(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    comment: str | None = None,
+    data: object = None,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Approve what an instance asks with `Approval`, once your transaction commits; return its id.
+
+    See `durable_actors.approve`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    for an approval, or another decision was first. These errors do not abort your transaction.
+    """
+    check_sync(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    params = decision_params("approve", comment, data)
+    dialogue = deciding("approve", check_schema_name(schema), target, command, params)
+    return run_dialogue(conn, dialogue, schema=schema).id
+
+
+def reject(
+    conn: psycopg.Connection[Any],
+    target: int | str | bytes,
+    *,
+    comment: str | None = None,
+    data: object = None,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Reject what an instance asks with `Approval`, once your transaction commits; return its id.
+
+    See `durable_actors.reject`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    for an approval, or another decision was first. These errors do not abort your transaction.
+    """
+    check_sync(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    params = decision_params("reject", comment, data)
+    dialogue = deciding("reject", check_schema_name(schema), target, command, params)
+    return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def result(

@@ -86,7 +86,7 @@ def plan_command(
     *, by: object = None, reason: object = None, idempotency_key: object = None, meta: object = None
 ) -> Command:
     """Check what a caller says about a command. Raises `ConfigError`."""
-    key = _text("idempotency_key", idempotency_key, MAX_KEY_BYTES)
+    key = plain_text("idempotency_key", idempotency_key, MAX_KEY_BYTES)
     if key is not None and len(key.encode()) > MAX_KEY_BYTES:
         raise ConfigError(
             f"idempotency_key={shown(key)} has more than {MAX_KEY_BYTES} bytes",
@@ -94,14 +94,15 @@ def plan_command(
             value=key,
         )
     return Command(
-        by=_text("by", by, MAX_TEXT),
-        reason=_text("reason", reason, MAX_TEXT),
+        by=plain_text("by", by, MAX_TEXT),
+        reason=plain_text("reason", reason, MAX_TEXT),
         idempotency_key=key,
         data=b"{}" if meta is None else _document(meta),
     )
 
 
-def _text(option: str, value: object, maximum: int) -> str | None:
+def plain_text(option: str, value: object, maximum: int) -> str | None:
+    """A text that Postgres can store, or None. Raises `ConfigError`."""
     if value is None:
         return None
     if not (

@@ -54,7 +54,9 @@ async def commit_outcomes(
     if plain:
         calls.append((statement("commit_outcomes", schema, typed=True), [*_plain_params(plain), late]))
     if rich:
-        calls.append((statement("commit_parks", schema, typed=True), [*_rich_params(rich), late]))
+        calls.append(
+            (statement("commit_parks", schema, typed=True), [*_rich_params(rich), late, _boundaries(rich)])
+        )
     writes = len(calls)
     riders = _riders(schema, transitions, rich, node)
     results = (
@@ -133,6 +135,10 @@ def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
     ]
 
 
+def _boundaries(transitions: Sequence[Transition]) -> bytes:
+    return encode.json_array(none_for_all([each.boundary for each in transitions]))
+
+
 def _riders(
     schema: str, transitions: Sequence[Transition], rich: Sequence[Transition], node: str | None
 ) -> dict[str, tuple[Statement, Params]]:
@@ -149,7 +155,7 @@ def _riders(
     consumed = [(each.claim.id, signal) for each in rich for signal in each.consumed]
     if consumed:
         riders["consume_signals"] = (statement("consume_signals", schema), pair_params(consumed))
-    parked = [each for each in rich if each.status == "awaiting_signal"]
+    parked = [each for each in rich if each.status == "awaiting_signal" and each.boundary is None]
     if parked:
         kept = [signal for each in parked for signal in each.kept]
         params = [encode.int_array([each.claim.id for each in parked]), encode.int_array(kept)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, get_args
 
 import attrs
 import psycopg
@@ -17,6 +18,7 @@ from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
+from durable_actors._store.boundaries import Verb, told
 from durable_actors._store.claim import read_promoted
 from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
 from durable_actors._store.foreign import Dialogue
@@ -43,7 +45,7 @@ from durable_actors.errors import (
     InstanceFailed,
     NoTarget,
 )
-from durable_actors.machine import decode_json, decode_or_text
+from durable_actors.machine import Status, decode_json, decode_or_text
 
 T = TypeVar("T")
 
@@ -248,6 +250,39 @@ RUN_NOW: Final = InstanceCommand(
 )
 
 
+def _undecidable(kind: str, what: str, instance: Instance) -> str | None:
+    """Why it does not wait for this decision; None: it does."""
+    otherwise = f", and only one that waits for {_ASKS[kind]} can be {what}"
+    if instance.boundary is not None:
+        asks = _ASKS[instance.boundary.kind]
+        return None if instance.boundary.kind == kind else f"waits for {asks}{otherwise}"
+    known = None if instance.decision is None else told(instance.decision)
+    if instance.status == "failed":
+        known = instance.last_error
+    return f"is {instance.status}" + (f" ({known})" if known else "") + otherwise
+
+
+_ASKS: Final = {"pause": "somebody to let it proceed", "approval": "an approval"}
+
+
+def _decision(verb: Verb, kind: str, what: str) -> InstanceCommand:
+    otherwise = f"only one that waits for {_ASKS[kind]} can be {what}"
+    return InstanceCommand(
+        "resolve_boundary",
+        verb,
+        frozenset(get_args(Status)),
+        otherwise,
+        refuses=partial(_undecidable, kind, what),
+    )
+
+
+DECISIONS: Final[dict[Verb, InstanceCommand]] = {
+    "proceed": _decision("proceed", "pause", "let proceed"),
+    "approve": _decision("approve", "approval", "approved"),
+    "reject": _decision("reject", "approval", "rejected"),
+}
+
+
 @attrs.frozen
 class CarriedOut:
     """A command is carried out, now or by an earlier call with the same idempotency key."""
@@ -265,7 +300,7 @@ class CarriedOut:
 
 
 def carrying_out(
-    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes
+    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes | None
 ) -> Dialogue[CarriedOut]:
     """Carry out a command on an instance: done, already done (the same key), or `Conflict`.
 
@@ -341,6 +376,17 @@ def cancelling(
         rows = yield statement("promote_siblings", schema), [encode.text_array([key.decode()])]
         offered += read_promoted(rows)
     return attrs.evolve(done, offered=tuple(offered))
+
+
+def deciding(
+    verb: Verb, schema: str, target: int | str | bytes, command: Command, params: list[bytes | None]
+) -> Dialogue[CarriedOut]:
+    """Resolve the boundary where an instance waits for a person; the result is its id. Raises as `carrying_out`."""
+    done = yield from carrying_out(DECISIONS[verb], schema, target, command, *params)
+    if not done.more or done.more[1] is None:
+        return done
+    parent, queue = done.more
+    return attrs.evolve(done, offered=(Promoted(int(parent or 0), (queue or b"").decode()),))
 
 
 def earlier_receipt(schema: str, name: str, number: int, command: Command) -> Dialogue[Receipt | None]:

@@ -38,6 +38,8 @@ def evidence_of(instance: Instance, around: InstanceDetails, machine: str) -> di
         "last_error": instance.last_error,
         "request": None if request is None else attrs.asdict(request),
         "pauses": [attrs.asdict(each) for each in around.pauses],
+        "boundary": None if instance.boundary is None else attrs.asdict(instance.boundary),
+        "decision": None if instance.decision is None else attrs.asdict(instance.decision),
         "receipts": around.receipts,
         "journal": level_name(around.journal),
         "parent": instance.parent_id,

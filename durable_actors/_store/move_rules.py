@@ -36,6 +36,30 @@ def same_or_next_visit(old: Row, new: Row) -> bool:
     return same_visit(old, new) or next_visit(old, new)
 
 
+def asks(row: Row) -> bool:
+    """Whether it waits for a person."""
+    manual = row.get("manual")
+    return row["status"] == "awaiting_signal" and manual is not None and "decision" not in manual
+
+
+def is_parked(old: Row, new: Row) -> bool:
+    return same_or_next_visit(old, new) and not asks(new)
+
+
+def is_asked(old: Row, new: Row) -> bool:
+    return next_visit(old, new) and asks(new)
+
+
+def is_decided(kind: str, old: Row, new: Row) -> bool:
+    """The decision is in the row; of one that has failed it is in the error."""
+    if not asks(old) or is_unfit(old, new):
+        return False
+    if new["status"] == "failed":
+        told = "rejected" if kind == "rejected" else "nobody decided in time"
+        return (new["last_error"] or "").startswith(told) and new["manual"] is None
+    return bool(new["manual"]["decision"]["kind"] == kind)
+
+
 def given_back(old: Row, new: Row) -> bool:
     return new["claim_id"] is None and new["attempt"] - old["attempt"] in {0, 1}
 

@@ -13,24 +13,47 @@ that its statement does not declare.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Literal
 
 import attrs
 
+from durable_actors._store.move_parts import (
+    BOTH_COMMITS,
+    CHILDREN,
+    CLAIM,
+    COUNTING,
+    COUNTS,
+    END,
+    EXECUTING,
+    FAILED,
+    FAULT,
+    LIVE,
+    NOBODY,
+    OUTCOME,
+    RUNNABLE,
+    RUNNERS,
+    SIGNAL,
+    TAKE_BACK,
+    WAKE,
+)
 from durable_actors._store.move_rules import (
     Row,
     counts_down,
     counts_up,
     enters_awaited,
     given_back,
+    is_asked,
     is_cancelled,
     is_claimed,
     is_crashed,
+    is_decided,
     is_expired,
     is_hastened,
     is_held,
     is_joined,
     is_offered,
+    is_parked,
     is_paused,
     is_reaped,
     is_resumed,
@@ -41,16 +64,15 @@ from durable_actors._store.move_rules import (
     is_wakeup,
     next_visit,
     same_claim,
-    same_or_next_visit,
     same_visit,
 )
 from durable_actors.machine import ENDED, Status
 
 MoveName = Literal[
-    "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "released", "crashed",
-    "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
-    "revived", "hastened", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed",
-    "signalled", "requested", "rebuilt", "snapshot",
+    "started", "claimed", "next", "retry", "parked", "asked", "spawned", "done", "failed", "cancelled", "released",
+    "crashed", "reaped", "unfit", "expired", "proceeded", "approved", "rejected", "timed_out", "woken", "child_ended",
+    "joined", "recounted", "held", "shelved", "offered", "revived", "hastened", "paused", "resumed", "child_started",
+    "wakeup", "restored", "deleted", "renewed", "signalled", "requested", "rebuilt", "snapshot",
 ]  # fmt: skip
 
 MAX_REV: Final = 2**63 - 1
@@ -124,43 +146,6 @@ def move_of(old: Row | None, new: Row | None, among: Iterable[Move] | None = Non
 
 # -- the list
 
-NOBODY: Final[frozenset[Status]] = frozenset()
-RUNNABLE: Final[frozenset[Status]] = frozenset({"runnable"})
-EXECUTING: Final[frozenset[Status]] = frozenset({"executing"})
-SIGNAL: Final[frozenset[Status]] = frozenset({"awaiting_signal"})
-CHILDREN: Final[frozenset[Status]] = frozenset({"awaiting_children"})
-LIVE: Final = RUNNABLE | EXECUTING | SIGNAL | CHILDREN
-FAILED: Final[frozenset[Status]] = frozenset({"failed"})
-
-CLAIM: Final = frozenset({"status", "hold", "locked_by", "lease_expires_at", "claim_id", "claim_token_hash"})
-"""What a claim sets, and what taking it back clears."""
-OUTCOME: Final = frozenset(
-    {
-        "status", "hold", "step", "state", "result", "attempt", "visit", "crashes", "round", "eligible_at",
-        "last_error", "error_type", "traceback", "partition_key", "locked_by", "lease_expires_at", "awaits",
-        "await_step", "await_deadline", "children_total", "children_pending", "wake_on_failure",
-    }
-)  # fmt: skip
-"""What the commit of an outcome writes. The claim's id stays, so that a repeated commit is recognised."""
-END: Final = OUTCOME | {"finished_at"}
-"""What the commit of an outcome that ends the instance writes."""
-WAKE: Final = frozenset({"status", "hold", "eligible_at", "step", "await_step", "await_deadline"})
-"""What ends an await. A row that becomes runnable is held if it is paused (`durable.hold_of`)."""
-FAULT: Final = frozenset({"finished_at", "last_error", "error_type", "traceback"})
-"""What a failure without an outcome writes."""
-COUNTS: Final = frozenset({"attempt", "crashes", "interruptions", "children_pending"})
-BOTH_COMMITS: Final = ("commit_outcomes", "commit_parks")
-TAKE_BACK: Final = ("crash_claims", "reap_claims")
-RUNNERS: Final = ("claim_next", "complete", "fail")
-"""The calls of foreign runners: SQL functions that run statements of `AS_FUNCTIONS`."""
-AS_FUNCTIONS: Final = frozenset(
-    {
-        "pick_instances", "reap_claims", "expire_awaits", "renew_leases", "commit_parks", "park_parent",
-        "insert_instances", "recheck_awaits", "join_parents", "promote_siblings",
-    }
-)  # fmt: skip
-"""Statements whose text is also the body of an SQL function of the same name, for runners."""
-
 MOVES: Final = (
     Move(
         name="started",
@@ -203,7 +188,16 @@ MOVES: Final = (
         after=SIGNAL,
         statements=("commit_parks", "complete"),
         columns=OUTCOME,
-        when=same_or_next_visit,
+        when=is_parked,
+    ),
+    Move(
+        name="asked",
+        meaning="`Pause` or `Approval` was committed: it waits for a person",
+        before=EXECUTING,
+        after=SIGNAL,
+        statements=("commit_parks", "complete"),
+        columns=OUTCOME,
+        when=is_asked,
     ),
     Move(
         name="spawned",
@@ -279,10 +273,11 @@ MOVES: Final = (
             "join_parents",
             *TAKE_BACK,
             "cancel_instance",
+            "resolve_boundary",
             *RUNNERS,
         ),
         functions=("count_ended",),
-        columns=CLAIM | WAKE | FAULT | COUNTS | {"shelved_step"},
+        columns=CLAIM | WAKE | FAULT | COUNTS | {"shelved_step", "manual"},
         when=is_unfit,
     ),
     Move(
@@ -293,6 +288,42 @@ MOVES: Final = (
         statements=("expire_awaits", "claim_next"),
         columns=WAKE,
         when=is_expired,
+    ),
+    Move(
+        name="proceeded",
+        meaning="the command `proceed`: the boundary of a `Pause` is resolved",
+        before=SIGNAL,
+        after=RUNNABLE,
+        statements=("resolve_boundary",),
+        columns=WAKE | {"manual"},
+        when=partial(is_decided, "proceeded"),
+    ),
+    Move(
+        name="approved",
+        meaning="the command `approve`: the boundary of an `Approval` is resolved",
+        before=SIGNAL,
+        after=RUNNABLE,
+        statements=("resolve_boundary",),
+        columns=WAKE | {"manual"},
+        when=partial(is_decided, "approved"),
+    ),
+    Move(
+        name="rejected",
+        meaning="the command `reject`; failed if the `Approval` names no step for that",
+        before=SIGNAL,
+        after=RUNNABLE | FAILED,
+        statements=("resolve_boundary",),
+        columns=WAKE | FAULT | {"manual"},
+        when=partial(is_decided, "rejected"),
+    ),
+    Move(
+        name="timed_out",
+        meaning="nobody decided in time: as if it were rejected, unless the `Approval` names a step for that",
+        before=SIGNAL,
+        after=RUNNABLE | FAILED,
+        statements=("expire_awaits", "claim_next"),
+        columns=WAKE | FAULT | {"manual"},
+        when=partial(is_decided, "timed_out"),
     ),
     Move(
         name="woken",
@@ -309,7 +340,7 @@ MOVES: Final = (
         meaning="a child has ended, and the barrier stays closed",
         before=CHILDREN,
         after=CHILDREN,
-        statements=("join_parents", "cancel_instance", "recount_barriers", *RUNNERS),
+        statements=COUNTING,
         functions=("count_ended",),
         columns=frozenset({"children_pending"}),
         when=counts_down,
@@ -319,7 +350,7 @@ MOVES: Final = (
         meaning="a child has ended, and the barrier opens",
         before=CHILDREN,
         after=RUNNABLE,
-        statements=("join_parents", "cancel_instance", "recount_barriers", *RUNNERS),
+        statements=COUNTING,
         functions=("count_ended",),
         columns=WAKE | {"children_pending"},
         when=is_joined,

@@ -14,6 +14,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors._store.boundaries import Waiting
 from durable_actors._store.commands import Command, Request
 from durable_actors._store.lease import RUNNER
 from durable_actors._store.pauses import QueuePause, read_pause_list
@@ -53,6 +54,8 @@ class Filter:
     """The time since it was last changed: seconds or a timedelta."""
     everything: bool = False
     """Of a bulk command: really all that it applies to. Without it, a filter that names nothing is refused."""
+    waiting: Waiting | None = None
+    """What it waits for: "approval" or "pause" (a person; uses an index), "signal", "children"."""
 
     def params(self) -> list[bytes | None]:
         """The last parameters of the listing statements. Raises `ConfigError`."""
@@ -61,6 +64,8 @@ class Filter:
             machine = current_registry().find(machine).name
         if self.status is not None:
             choice("status", self.status, *get_args(Status))
+        if self.waiting is not None:
+            choice("waiting", self.waiting, *get_args(Waiting))
         for option in ("queue", "step", "error"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
@@ -68,7 +73,7 @@ class Filter:
         flag("everything", self.everything)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)
-        return [*map(encode.text, texts), self.tags(), encode.number(age)]
+        return [*map(encode.text, texts), self.tags(), encode.number(age), encode.text(self.waiting)]
 
     def tags(self) -> bytes | None:
         """The tags as an array parameter. Raises `ConfigError`."""
@@ -105,8 +110,9 @@ async def list_instances(
 ) -> Listing:
     """List up to `limit` instances with ids below `before`, newest first, reading at most `depth` rows.
 
-    Filters other than key, parent and tag are applied row by row: no index contains finished instances by status,
-    because it would make every commit more expensive. So a rare status may need several calls, each of bounded cost.
+    Filters other than key, parent, tag and waiting for a person are applied row by row: no index contains finished
+    instances by status, because it would make every commit more expensive. So a rare status may need several calls,
+    each of bounded cost.
     """
     if where.unique_key is not None and where.parent is not None:
         raise ConfigError("filter by unique_key or by parent, not by both", option="parent")
@@ -148,6 +154,8 @@ def _indexed(where: Filter, schema: str) -> tuple[Statement, bytes | None] | Non
         call = statement("list_by_parent", schema, read_only=True)
         return call, encode.number(count("parent", where.parent, least=1, most=NEWEST))
     tags = where.tags()
+    if tags is None and where.waiting in {"approval", "pause"}:
+        return statement("list_waiting", schema, read_only=True), encode.text(where.waiting)
     return None if tags is None else (statement("list_by_tags", schema, read_only=True), tags)
 
 
@@ -255,7 +263,7 @@ def read_observed(row: Row) -> Observed:
     return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 30
+_COLUMNS: Final = 32
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 

@@ -12,10 +12,11 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
+from durable_actors._store.boundaries import Boundary, Waiting, read_manual
 from durable_actors._store.commands import Request, read_request
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.sql import statement
-from durable_actors.machine import ENDED, Status, decode_or_text
+from durable_actors.machine import ENDED, Decision, Status, decode_or_text
 
 
 @attrs.frozen
@@ -77,6 +78,10 @@ class Instance:
     inserted_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    boundary: Boundary | None = None
+    """Where it waits for a person; None if it does not."""
+    decision: Decision | None = None
+    """What a person decided, until the step that this led to has an outcome."""
     hold: int
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
     does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
@@ -88,6 +93,13 @@ class Instance:
         """Who paused it, when and why; None if it is not paused. A step that runs then finishes first."""
         request = self.request
         return request if request is not None and request.pauses and self.finished_at is None else None
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What it waits for, if it is parked: "approval" or "pause" (a person), "signal", "children"."""
+        if self.boundary is not None:
+            return self.boundary.kind
+        return {"awaiting_signal": "signal", "awaiting_children": "children"}.get(self.status)  # type: ignore[return-value]
 
 
 def read_instance(row: Row) -> Instance:
@@ -107,6 +119,15 @@ def read_instance(row: Row) -> Instance:
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
+    boundary, decision = None, None
+    if row[28] is not None:
+        boundary, decision = read_manual(
+            row[28],
+            parked=row[4] == b"awaiting_signal",
+            step=text(3),
+            since=eligible,
+            deadline=decode_instant(row[29]),
+        )
     return Instance(
         id=number(0),
         machine=text(1),
@@ -131,14 +152,16 @@ def read_instance(row: Row) -> Instance:
         inserted_at=inserted,
         updated_at=updated,
         finished_at=decode_instant(row[21]),
+        boundary=boundary,
+        decision=decision,
         hold=number(22),
         interruptions=number(23),
         error_type=None if row[24] is None else text(24),
         traceback=None if row[25] is None else text(25),
         tags=() if row[26] is None else decode_text_array(row[26]),
         meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
-        request=None if row[28] is None else read_request(row[28]),
-        rerun_of=None if row[29] is None else number(29),
+        request=None if row[30] is None else read_request(row[30]),
+        rerun_of=None if row[31] is None else number(31),
     )
 
 

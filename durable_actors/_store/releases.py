@@ -42,7 +42,8 @@ HOLDS: Final = Feature("new reasons to hold a row", "0.2")
 MOVES: Final = Feature("the count of claims in rev", "0.2")
 CLOCK: Final = Feature("durable.now()", "0.2")
 PAUSES: Final = Feature("pauses", "0.2")
-FEATURES: Final = (COMMANDS, CANCELLED, HOLDS, MOVES, CLOCK, PAUSES)
+DECISIONS: Final = Feature("decisions of people", "0.2")
+FEATURES: Final = (COMMANDS, CANCELLED, HOLDS, MOVES, CLOCK, PAUSES, DECISIONS)
 """Every feature, in the order in which log lines name them. docs/how-to/deploy.md says what each means for a deploy."""
 
 

@@ -119,6 +119,8 @@ class Transition:
     """The step to enter then; None: the same step."""
     timeout: float | None = None
     """Seconds until it is woken without a signal."""
+    boundary: bytes | None = None
+    """The manual boundary at which it waits for a person: JSON. Its `awaits` is empty, so no signal matches."""
     keeps_awaits: bool = False
     """A retry keeps the await that led to the step."""
     consumed: tuple[int, ...] = ()
@@ -152,7 +154,9 @@ class Transition:
             return self.status
         if self.status == "runnable":
             return "next" if self.advance else "retry"
-        return "parked" if self.status == "awaiting_signal" else "spawned"
+        if self.status == "awaiting_signal":
+            return "parked" if self.boundary is None else "asked"
+        return "spawned"
 
     @property
     def journaled(self) -> bool:

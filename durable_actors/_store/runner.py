@@ -18,18 +18,22 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors._store.boundaries import read_decision
 from durable_actors._store.read import Instance, read_instance
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, DurableError, InvalidOutcome, LeaseLost, NoTarget
 from durable_actors.machine import (
     KEEP,
+    Approval,
     Await,
     ChildView,
+    Decision,
     Done,
     InsertPlan,
     MachineSpec,
     Next,
     Outcome,
+    Pause,
     Retry,
     ScheduleChildren,
     Signal,
@@ -89,6 +93,8 @@ class Claimed:
     """The children of the barrier that led to this step; None: more than 10,000."""
     children_counts: Mapping[Status, int]
     """The same, counted by status."""
+    decision: Decision | None = None
+    """What a person decided, if a `Pause` or `Approval` led to this step."""
     request: Any = None
     """What a command asks of whoever runs this step, as of the last `heartbeat`; None: nothing."""
 
@@ -139,6 +145,7 @@ def _read_claimed(row: Row) -> Claimed:
         more_signals=row[14] == b"t",
         children=None,
         children_counts=cast("Mapping[Status, int]", json(16)),
+        decision=read_decision(json(17)),
     )
     try:
         claimed.awaited = tuple(map(_read_signal, _signals(row[12] or b"[]")))
@@ -256,7 +263,7 @@ def _explained(invalid: type[DurableError]) -> Generator[None, None, None]:
 # -- outcomes as JSON. Pure.
 
 
-def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[InsertPlan] = ()) -> bytes:
+def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[InsertPlan] = ()) -> bytes:  # noqa: PLR0911 - one per case
     """The JSON form of an outcome, as the function `complete` takes it. `plans` are the children to insert.
 
     States are encoded as the machine says, or as plain JSON if this process does not know it.
@@ -278,6 +285,21 @@ def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[Ins
             fields = {"then": outcome.then, "join": outcome.join, "timeout": outcome.timeout}
             children = {"children": b"[" + b",".join(map(_child, plans)) + b"]"}
             return _object(fields, {**children, **_state(spec, outcome.state, outcome.then)})
+        case Pause() | Approval():
+            kind = "pause" if isinstance(outcome, Pause) else "approval"
+            fields = {kind: outcome.then, "title": outcome.title}
+            if isinstance(outcome, Approval):
+                fields |= {
+                    "on_reject": outcome.on_reject,
+                    "timeout": outcome.timeout,
+                    "on_timeout": outcome.on_timeout,
+                }
+            data = (
+                {}
+                if outcome.data is None
+                else {"data": encode_json(outcome.data, what=f"the data of the {kind}")}
+            )
+            return _object(fields, {**data, **_state(spec, outcome.state, outcome.then)})
         case Done():
             return _object({}, {"done": encode_json(outcome.result, what="the result")})
         case Stop():

@@ -20,7 +20,7 @@ from durable_actors._store import paused as paused_texts
 from durable_actors._store.evidence import evidence_of
 from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
 from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
-from durable_actors._store.parked import awaited, barrier_of, repairs_of
+from durable_actors._store.parked import asked, awaited, barrier_of, repairs_of, ways_of
 from durable_actors._store.pauses import pause_target
 from durable_actors._store.read import Instance
 from durable_actors._store.releases import COMMANDS, LiveNode
@@ -32,6 +32,8 @@ Reason = Literal[
     "failed",
     "cancelled",
     "paused",
+    "awaiting_approval",
+    "awaiting_proceed",
     "awaiting_dependencies",
     "throttled",
     "lease_expired",
@@ -50,7 +52,9 @@ Reason = Literal[
 
 REASONS_IN_ORDER: Final[tuple[Reason, ...]] = get_args(Reason)
 
-BlockerKind = Literal["instance", "child", "signal", "queue", "machine", "step", "node", "limit", "pause"]
+BlockerKind = Literal[
+    "instance", "child", "signal", "person", "queue", "machine", "step", "node", "limit", "pause"
+]
 """What a blocker is."""
 
 _HOLDS: Final[dict[int, Reason]] = {
@@ -153,7 +157,7 @@ class _Found:
     blockers: Sequence[Blocker] = ()
 
 
-def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
+def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:  # noqa: PLR0911 - one per case
     instance, around = observed.instance, observed.details
     match instance.status:
         case "done":
@@ -165,6 +169,11 @@ def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
             return _Found(instance.status, f"{ended}; {again}")
         case "executing":
             return _running(instance, around, nodes)
+        case "awaiting_signal" if instance.boundary is not None:
+            kind: Reason = "awaiting_approval" if instance.boundary.kind == "approval" else "awaiting_proceed"
+            person = Blocker(kind="person", name="", text="a person has to decide")
+            summary = asked(instance.boundary, _deadline(around))
+            return _Found(kind, summary, [person, *_overdue(instance, around, nodes)])
         case "awaiting_signal":
             names = ", ".join(map(repr, around.awaits))
             text = f"it awaits a signal named {names}{_deadline(around)}, then runs step {_then(instance, around)}"
@@ -429,7 +438,7 @@ def _until(observed: Observed, reason: Reason) -> datetime | None:
     match reason:
         case "scheduled":
             return observed.instance.eligible_at
-        case "awaiting_signal" | "awaiting_children":
+        case "awaiting_signal" | "awaiting_children" | "awaiting_approval" | "awaiting_proceed":
             return observed.details.deadline
         case "queue_paused":
             return paused_texts.pauses_end(observed.details.pauses)
@@ -464,6 +473,13 @@ def _actions(
                 text=f"send it a signal named {name!r}",
                 command=f"durable-actors signal {instance.id} {shlex.quote(name)}",
                 call=f"durable_actors.signal({instance.id}, {name!r})",
+            )
+    if instance.boundary is not None:
+        for text, verb in ways_of(instance.boundary):
+            yield NextAction(
+                text=text,
+                command=f"durable-actors {verb} {instance.id}",
+                call=f"durable_actors.{verb}({instance.id})",
             )
     if reason == "ready":
         yield NextAction(

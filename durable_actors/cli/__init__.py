@@ -12,6 +12,7 @@ import psycopg
 from durable_actors._version import __version__
 from durable_actors.cli.audit import audit
 from durable_actors.cli.control import cancel, rerun, retry, run_now
+from durable_actors.cli.decide import approve, proceed, reject
 from durable_actors.cli.demo import demo
 from durable_actors.cli.explain import why
 from durable_actors.cli.history import history, verify
@@ -72,9 +73,8 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
 
 
 for _verb in (
-    serve, insert, signal, list_, show, why, history, tree, retry, rerun, run_now, cancel, pause, resume, queue, audit,
-    verify, rebuild,
-    accept, recover, queues, nodes, top, migrate, uninstall, pg, demo,
+    serve, insert, signal, list_, show, why, history, tree, retry, rerun, run_now, cancel, pause, resume, queue,
+    proceed, approve, reject, audit, verify, rebuild, accept, recover, queues, nodes, top, migrate, uninstall, pg, demo,
 ):  # fmt: skip
     cli.add_command(_verb)
 

@@ -8,6 +8,7 @@ import click
 import trio
 from rich.text import Text
 
+from durable_actors._store.boundaries import Waiting
 from durable_actors._store.commands import Receipt
 from durable_actors._store.dialogues import listing_receipts, observing, run_dialogue
 from durable_actors._store.observe import (
@@ -21,6 +22,7 @@ from durable_actors._store.observe import (
 from durable_actors._store.read import Instance
 from durable_actors._store.why import Explanation, explain_observed, runs
 from durable_actors._wording import counted, seconds
+from durable_actors.cli.decide import asked_of, status_of, title_of
 from durable_actors.cli.options import (
     Whole,
     database_options,
@@ -32,7 +34,6 @@ from durable_actors.cli.options import (
 )
 from durable_actors.cli.output import (
     ago,
-    coloured,
     make_console,
     one_line,
     plain,
@@ -69,6 +70,11 @@ _SHOWN_RECEIPTS: Final = 5
     help="Only instances with this tag. Can be repeated: all must match.",
 )
 @click.option(
+    "--waiting",
+    type=click.Choice(get_args(Waiting)),
+    help="Only instances that wait for this: a person's approval, somebody to let them proceed, a signal, children.",
+)
+@click.option(
     "--limit", type=Whole(1, 10_000), default=20, help="The largest number of instances to list. Default: 20."
 )
 @click.option("--before", type=_ids, default=NEWEST, metavar="ID", help="Only instances with lower ids.")
@@ -91,6 +97,7 @@ def list_(
     key: str | None,
     parent: int | None,
     tags: tuple[str, ...],
+    waiting: str | None,
     limit: int,
     before: int,
     depth: int,
@@ -101,7 +108,8 @@ def list_(
     """List instances, newest first.
 
     Reads rows from the newest id down, at most --depth of them, so the cost does not depend on the size of the table.
-    If there are older rows, it prints the --before option for the next page. --key, --parent and --tag use an index.
+    If there are older rows, it prints the --before option for the next page. --key, --parent and --tag use an
+    index, and so does --waiting for a person.
     """
     filters = Filter(
         status=cast("Status | None", status),
@@ -113,6 +121,7 @@ def list_(
         older_than=older_than,
         unique_key=None if key is None else key_bytes(key),
         parent=parent,
+        waiting=cast("Waiting | None", waiting),
     )
 
     async def run() -> Listing:
@@ -145,20 +154,20 @@ def _table(instances: tuple[Instance, ...]) -> Any:
         "key",
         *["tags"] * tagged,
         "updated",
-        "error",
+        "asks" if any(map(title_of, instances)) else "error",
     )
     rows = (
         (
             each.id,
             f"{one_line(each.machine)}/{each.version}",
             one_line(each.step),
-            coloured(each.status).append(", paused" if each.paused is not None else "", style="yellow"),
+            status_of(each),
             one_line(each.queue),
             runs(each),
             one_line(shown_key(each.unique_key) or "", limit=30),
             *[one_line(", ".join(each.tags), limit=40)] * tagged,
             ago(each.updated_at),
-            one_line(each.last_error or "", limit=60),
+            one_line(title_of(each) or each.last_error or "", limit=60),
         )
         for each in instances
     )
@@ -209,12 +218,8 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
     inbox = ", ".join(f"{count} × {one_line(name)}" for name, count in around.unread.items())
     facts: list[tuple[str, object]] = [
         ("instance", f"{instance.id} of {one_line(instance.machine)}/{instance.version}"),
-        (
-            "status",
-            coloured(instance.status).append(
-                ", paused" if instance.paused is not None else "", style="yellow"
-            ),
-        ),
+        ("status", status_of(instance)),
+        *asked_of(instance),
         ("step", f"{one_line(instance.step)}, visit {instance.visit}, {counted(runs(instance), 'run')}"),
         ("crashes", instance.crashes or None),
         (

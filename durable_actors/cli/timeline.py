@@ -107,6 +107,7 @@ _WAITS: Final = {
     "held": "it waited for its partition key",
     "shelved": "it waited for a node that has its step",
     "paused": "it was paused",
+    "asked": "it waited for a person",
     **dict.fromkeys(("done", "failed", "cancelled", "unfit"), "it had ended"),
 }
 
@@ -141,6 +142,19 @@ def _entered(record: Record, _data: Mapping[str, Any]) -> str:
 def _parked(record: Record, data: Mapping[str, Any]) -> str:
     then = f" → {record.to_step}" if record.to_step else ""
     return f"{record.step}{then}, awaits {_names(data.get('awaits', ()))}{_by('deadline', data)}"
+
+
+def _asked(record: Record, data: Mapping[str, Any]) -> str:
+    boundary: Mapping[str, Any] = data.get("boundary") or {}
+    title = f": {one_line(str(boundary['title']), limit=120)}" if boundary.get("title") else ""
+    return f"{record.step} → {record.to_step}, {boundary.get('kind', '?')}{title}{_by('deadline', data)}"
+
+
+def _decided(record: Record, data: Mapping[str, Any]) -> str:
+    decision: Mapping[str, Any] = data.get("decision") or {}
+    comment = str(decision.get("comment") or "")
+    parts = (_entered(record, data), one_line(comment, limit=120))
+    return ", ".join(part for part in parts if part)
 
 
 def _woken(record: Record, data: Mapping[str, Any]) -> str:
@@ -180,6 +194,8 @@ _WHAT: Final[Mapping[str, Callable[[Record, Mapping[str, Any]], str]]] = {
         f"{record.step} → {record.to_step}, {data.get('children_total', '?')} children"
     ),
     "parked": _parked,
+    "asked": _asked,
+    **dict.fromkeys(("approved", "rejected", "proceeded", "timed_out"), _decided),
     "woken": _woken,
     "expired": _entered,
     "joined": _entered,

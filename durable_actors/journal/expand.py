@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from durable_actors.journal.facts import Fact
 from durable_actors.journal.kinds import (
+    AskedData,
     CancelledData,
     ChildStart,
     ChildStartedData,
@@ -34,6 +35,7 @@ from durable_actors.journal.kinds import (
     RevivedData,
     RowData,
     SpawnedData,
+    TimedOutData,
     UnderClaim,
     UnfitData,
     WokenData,
@@ -332,30 +334,30 @@ def _live_wakeup_emitted(move: Move) -> None:
 # Manual boundaries, and the end.
 
 
-def _paused(move: Move) -> None:
-    """An outcome opens a boundary; an operator's command suspends the run where it stands."""
-    data, record = cast("PausedData", move.data), move.record
-    if data.boundary is None:
-        _run_signal_received(move)
-        move.add("run_suspended", {"by": record.by, "reason": data.command and data.command.reason})
-        return
-    for emit in (*_UNDER_CLAIM, _attempt_ended, _runnable_applied):
-        emit(move)
+def _run_suspended(move: Move) -> None:
+    """An operator's command suspends the run where it stands."""
+    command = cast("PausedData", move.data).command
+    move.add("run_suspended", {"by": move.record.by, "reason": command and command.reason})
+
+
+def _manual_step_paused(move: Move) -> None:
+    data = cast("AskedData", move.data)
     fact = {
         "step": move.place["step"],
         "manual": data.boundary.kind,
         "boundary": move.to["visit"],
-        "deadline": data.boundary.deadline,
-        "metadata": msgspec.to_builtins(data.boundary, str_keys=True),
-        "next": {**move.to, "await_step": record.to_step},
+        "deadline": data.deadline,
+        "metadata": move.record.data["boundary"],  # as it was written: the column has no more
+        "next": {**move.to, "await_step": data.boundary.on_timeout or data.boundary.on_reject},
     }
     move.add("manual_step_paused", fact)
 
 
 def _manual_step_resolved(move: Move) -> None:
-    actions = {"approved": "approve", "rejected": "reject", "proceeded": "proceed", "expired": "timeout"}
+    actions = {"approved": "approve", "rejected": "reject", "proceeded": "proceed", "timed_out": "timeout"}
     fact = {"step": move.place["step"], "boundary": move.place["visit"], "action": actions[move.record.kind]}
-    move.add("manual_step_resolved", fact)
+    data = cast("ResolvedData | TimedOutData", move.data)
+    move.add("manual_step_resolved", fact if data.failed else {**fact, "decision": data.decision})
 
 
 def _run_resumed(move: Move) -> None:
@@ -363,17 +365,15 @@ def _run_resumed(move: Move) -> None:
 
 
 def _rejected(move: Move) -> None:
-    """With `on_reject` that step is entered; without, the instance has failed."""
+    """With a step for that, it is entered; without, the instance has failed."""
     _manual_step_resolved(move)
-    (_run_terminal if cast("ResolvedData", move.data).failed else _scheduled)(move)
+    (_run_terminal if cast("ResolvedData | TimedOutData", move.data).failed else _scheduled)(move)
 
 
 def _expired(move: Move) -> None:
-    """The deadline of a wait, a barrier or a manual boundary."""
+    """The deadline of a wait or a barrier."""
     waited_for = cast("ExpiredData", move.data).waited_for
-    {"signal": _wait_resolved, "children": _barrier_resolved, "manual": _manual_step_resolved}[waited_for](
-        move
-    )
+    (_wait_resolved if waited_for == "signal" else _barrier_resolved)(move)
     _scheduled(move)
 
 
@@ -463,7 +463,9 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "hastened": (_run_signal_received, _run_hastened),
     "child_started": (*_UNDER_CLAIM, _child_run_started),
     "unfit": (_run_terminal,),
-    "paused": (_paused,),
+    "asked": (*_UNDER_CLAIM, _attempt_ended, _runnable_applied, _manual_step_paused),
+    "timed_out": (_rejected,),
+    "paused": (_run_signal_received, _run_suspended),
     "resumed": (_run_signal_received, _run_resumed),
     "approved": (_run_signal_received, _manual_step_resolved, _scheduled),
     "rejected": (_run_signal_received, _rejected),

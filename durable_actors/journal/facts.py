@@ -159,7 +159,10 @@ FACTS: Final[dict[str, FactKind]] = {
         {"deadline": datetime, "metadata": dict},
     ),
     "manual_step_resolved": FactKind(
-        "run", "that decision was made", {"step": str, "boundary": int, "action": str}
+        "run",
+        "that decision was made",
+        {"step": str, "boundary": int, "action": str},
+        {"decision": dict},
     ),
     "run_terminal": FactKind(
         "run",

@@ -212,10 +212,12 @@ def _applied(p: Projection, fact: Fact) -> str | None:
         return reason
     _outcome_committed(run, data)
     run.awaits = None
-    if data.get("transition") not in {"parked", "paused"}:  # a park keeps the error that `handle` was given
+    if data.get("transition") not in {"parked", "asked"}:  # a park keeps the error that `handle` was given
         run.error = None
     if data.get("advance"):
         run.crashes = run.children_total = 0
+    if data.get("advance") or data.get("transition") == "done":
+        run.manual = None
     return None
 
 

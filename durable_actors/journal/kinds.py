@@ -87,10 +87,11 @@ class Boundary(_Part, frozen=True, kw_only=True):
     """A manual boundary: the instance is parked until somebody decides."""
 
     kind: Literal["pause", "approval"]
+    then: str | None = None
     on_reject: str | None = None
+    on_timeout: str | None = None
     title: str | None = None
     data: Any = None
-    deadline: Instant | None = None
 
 
 class Data(_Part, frozen=True, kw_only=True):
@@ -262,7 +263,7 @@ class WokenData(Data, frozen=True, kw_only=True):
 class ExpiredData(Data, frozen=True, kw_only=True):
     """`expired`."""
 
-    waited_for: Literal["signal", "children", "manual"]
+    waited_for: Literal["signal", "children"]
     eligible_at: Instant | None = None
 
 
@@ -300,10 +301,16 @@ class UnfitData(Data, frozen=True, kw_only=True):
     children_pending: int | None = None
 
 
-class PausedData(OutcomeData, frozen=True, kw_only=True):
-    """`paused`: by an outcome, which names a boundary, or by a command."""
+class AskedData(OutcomeData, frozen=True, kw_only=True):
+    """`asked`: the column `manual` after the move is `boundary`, as it was written."""
 
-    boundary: Boundary | None = None
+    boundary: Boundary
+    deadline: Instant | None = None
+
+
+class PausedData(Data, frozen=True, kw_only=True):
+    """`paused`."""
+
     command: Command | None = None
 
 
@@ -311,9 +318,21 @@ class ResolvedData(Data, frozen=True, kw_only=True):
     """`resumed`, `proceeded`, `approved`, `rejected`."""
 
     command: Command
+    decision: dict[str, Any] = {}
+    """What the step gets as `ctx.decision`."""
     eligible_at: Instant | None = None
     failed: bool = False
     """A rejection without `on_reject`: the instance has failed."""
+
+
+class TimedOutData(Data, frozen=True, kw_only=True):
+    """`timed_out`."""
+
+    decision: dict[str, Any] = {}
+    """What the step gets as `ctx.decision`."""
+    eligible_at: Instant | None = None
+    failed: bool = False
+    """Neither `on_timeout` nor `on_reject`: the instance has failed."""
 
 
 class WakeupData(Data, frozen=True, kw_only=True):
@@ -372,16 +391,15 @@ KINDS: Final[dict[str, Kind]] = {
     "unfit": Kind(
         "a row that no index can hold, written by hand, has failed", "outcomes", (*_PLACE, "error"), UnfitData
     ),
-    "paused": Kind(
-        "it waits for a decision (outcomes Pause, Approval), or an operator paused it",
-        "outcomes",
-        _PLACE,
-        PausedData,
+    "asked": Kind(
+        "outcome Pause or Approval: the row waits for a person", "outcomes", (*_CLAIM, "to_step"), AskedData
     ),
+    "timed_out": Kind("nobody decided in time", "outcomes", _PLACE, TimedOutData),
+    "paused": Kind("an operator paused it", "outcomes", _PLACE, PausedData),
     "resumed": Kind("the operator's pause has ended", "outcomes", _PLACE, ResolvedData),
     "approved": Kind("somebody approved", "outcomes", _WAKE, ResolvedData),
     "rejected": Kind("somebody rejected", "outcomes", _PLACE, ResolvedData),
-    "proceeded": Kind("somebody let a paused instance proceed", "outcomes", _WAKE, ResolvedData),
+    "proceeded": Kind("somebody let it proceed", "outcomes", _WAKE, ResolvedData),
     "snapshot": Kind(
         "the whole row: recording began or its level changed, or older records may be deleted",
         "outcomes",

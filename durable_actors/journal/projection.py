@@ -212,6 +212,8 @@ class Run(msgspec.Struct, kw_only=True):
     claim_id: str | None = None
     token_hash: str | None = None
     awaits: list[str] | None = None
+    manual: dict[str, Any] | None = None
+    """The column: the open boundary, or the decision that the step gets."""
     children_total: int = 0
     children_pending: int = 0
     wake_on_failure: bool = False
@@ -222,7 +224,8 @@ class Run(msgspec.Struct, kw_only=True):
     approximate: bool = False
     """The last record does not say where the row stands, and moves before it may not be recorded."""
     since: tuple[int, int, int] | None = None
-    """Visit, round and attempt of the row in the last snapshot: attempts of before are not known; None: all are."""
+    """Visit, round and attempt of the row in the last snapshot, or of the last attempt that a revival made void:
+    attempts up to there are not known; None: all are."""
 
     def stand_at(self, place: Mapping[str, Any]) -> None:
         """Set step, visit, round and attempt. Called by `fold`."""

@@ -19,7 +19,6 @@ from durable_actors.journal.kinds import (
     Data,
     Instant,
     Level,
-    PausedData,
     RowData,
     is_gapless,
     level_of,
@@ -151,8 +150,6 @@ def checked_data(record: Record) -> Data:
     """As `check_record`; return its data in the form that its kind has."""
     data = data_of(record)
     needed = KINDS[record.kind].fields
-    if isinstance(data, PausedData) and data.boundary is not None:  # an outcome, not a command
-        needed = (*needed, "claim_id", "to_step")
     for name in needed:
         if getattr(record, name) is None:
             missing = [each for each in needed if getattr(record, each) is None]

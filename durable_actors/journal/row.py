@@ -123,7 +123,7 @@ def _place(projection: Projection, run: Run) -> dict[str, Any]:
         "awaits": run.awaits,
         "await_step": waiting and waiting.next.await_step,
         "await_deadline": waiting and waiting.deadline,
-        "manual": projection.manual and projection.manual.metadata,
+        "manual": run.manual,
         "request": projection.suspended and {"kind": "pause", **_given(projection.suspended)},
     }
 
@@ -189,6 +189,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         claim_id=row.claim_id,
         token_hash=row.claim_token_hash,
         awaits=row.awaits,
+        manual=cast("dict[str, Any] | None", recorded.get("manual")),
         children_total=row.children_total,
         children_pending=row.children_pending,
         wake_on_failure=row.wake_on_failure,
@@ -201,7 +202,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
     projection = Projection(rev=rev, run=run, suspended=_pause_in(recorded))
     if projection.suspended is not None:
         run.hold = 0
-    _stand(projection, run, row, cast("dict[str, Any] | None", recorded.get("manual")))
+    _stand(projection, run, row)
     return projection
 
 
@@ -217,16 +218,17 @@ def _pause_in(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return {name: cast("dict[str, Any]", request).get(name) for name in ("by", "reason", "at")}
 
 
-def _stand(projection: Projection, run: Run, row: Current, manual: dict[str, Any] | None) -> None:
+def _stand(projection: Projection, run: Run, row: Current) -> None:
     """Open what the status of the row says is open: an attempt, a claim, a wait."""
     following = Place(row.await_step or row.step, row.visit, row.round, row.attempt, row.await_step)
     match row.status:
         case "done" | "failed" | "cancelled":
             projection.terminal = row.status
-        case "awaiting_signal" if manual is not None:
-            kind = str(manual.get("kind", "pause"))
+        case "awaiting_signal" if (manual := run.manual) is not None and "decision" not in manual:
+            kind, then = str(manual.get("kind", "pause")), str(manual.get("then", row.step))
+            place = Place(then, row.visit, row.round, row.attempt, row.await_step)
             projection.manual = Manual(
-                row.step, kind, row.visit, following, row.eligible_at, row.await_deadline, manual
+                row.step, kind, row.visit, place, row.eligible_at, row.await_deadline, manual
             )
         case "awaiting_signal":
             projection.wait = Wait(row.eligible_at, following, row.await_deadline, tuple(row.awaits or ()))

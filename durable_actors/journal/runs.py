@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from durable_actors.journal.attempts import intent_of
-from durable_actors.journal.facts import Fact, runnable_key
+from durable_actors.journal.facts import Fact, place_of, runnable_key
 from durable_actors.journal.projection import Attempt, ChildRun, Manual, Place, Projection, Receipt, Run, Wait
 from durable_actors.journal.row import differences, inserted_columns, projection_of, row_of
 
@@ -217,6 +217,8 @@ def manual_paused(p: Projection, fact: Fact) -> str | None:
     if p.wait is not None:
         return "active_wait"
     p.manual = opened
+    run = _run(p)
+    run.manual, run.awaits = opened.metadata, []
     _open(p, place, fact)
     return None
 
@@ -226,6 +228,8 @@ def manual_resolved(p: Projection, fact: Fact) -> str | None:
     data = fact.data
     if p.manual is None or (p.manual.step, p.manual.boundary) != (data["step"], data["boundary"]):
         return "stale_manual_resolution"
+    run, decision = _run(p), data.get("decision")
+    run.manual = None if decision is None else {**p.manual.metadata, "decision": decision}
     p.manual = None
     return None
 
@@ -275,6 +279,8 @@ def run_terminal(p: Projection, fact: Fact) -> str | None:
     if not outcome and (data["status"] == "cancelled" or p.status == "executing"):
         run.drop_claim()
     p.terminal = data["status"]
+    if p.manual is not None:
+        run.manual = None
     p.wait = p.manual = p.suspended = None
     p.planned.clear()
     run.stand_at(data)
@@ -294,7 +300,9 @@ def run_revived(p: Projection, _: Fact) -> str | None:
         return "terminal_run"
     run = _run(p)
     p.terminal = None
+    gone = [place_of(key) for key, one in p.attempts.items() if one.visit == run.visit]
     p.attempts = {key: one for key, one in p.attempts.items() if one.visit != run.visit}
+    run.since = max((*gone, run.since or (0, 0, 0)))  # a notifier may be told of them later
     run.drop_claim()
     run.crashes, run.current, run.finished_at = 0, None, None
     return None
@@ -338,6 +346,8 @@ def run_caught_up(p: Projection, fact: Fact) -> str | None:
         attempt = p.attempts[key] = cast("Attempt", intent_of(intent))
     attempt.status, attempt.claim = "available", None
     attempt.visible_at = min(attempt.visible_at, fact.at)
+    if p.manual is not None:
+        run.manual = None
     p.wait = p.manual = None
     p.planned.clear()
     run.make_current({**data, "runnable_key": key}, keeps_time=True)

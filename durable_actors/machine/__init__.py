@@ -32,7 +32,7 @@ from durable_actors._journal_level import (
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._codec import StateCodec, canonical_json, decode_json, decode_or_text, encode_json
-from durable_actors.machine._context import MOST_CHILDREN, ChildView, Context, ContextPort, Signal
+from durable_actors.machine._context import MOST_CHILDREN, ChildView, Context, ContextPort, Decision, Signal
 from durable_actors.machine._insert_options import ENDED, InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._insert_plan import InsertPlan, check_step, plan_insert
 from durable_actors.machine._job import Job, job
@@ -40,6 +40,7 @@ from durable_actors.machine._machine import Machine
 from durable_actors.machine._normalize import exhausted, job_failure, normalize_outcome
 from durable_actors.machine._outcome import (
     KEEP,
+    Approval,
     Await,
     Cancel,
     Child,
@@ -48,6 +49,7 @@ from durable_actors.machine._outcome import (
     Keep,
     Next,
     Outcome,
+    Pause,
     Replay,
     Retry,
     ScheduleChildren,
@@ -83,6 +85,7 @@ __all__ = [
     "MOST_CHILDREN",
     "OFF",
     "OUTCOMES",
+    "Approval",
     "Await",
     "BoundStep",
     "Cancel",
@@ -90,6 +93,7 @@ __all__ = [
     "ChildView",
     "Context",
     "ContextPort",
+    "Decision",
     "Done",
     "Duration",
     "Error",
@@ -105,6 +109,7 @@ __all__ = [
     "Next",
     "OnDuplicate",
     "Outcome",
+    "Pause",
     "Registry",
     "Replay",
     "Retry",
@@ -147,7 +152,7 @@ __all__ = [
 
 # Tracebacks, reprs and help() show the public import path.
 for _public in (
-    Await, Cancel, Child, ChildView, Context, Done, Error, InsertOptions, Machine, Next, Retry,
-    ScheduleChildren, Signal, Stop, job, step,
+    Approval, Await, Cancel, Child, ChildView, Context, Decision, Done, Error, InsertOptions, Machine, Next, Pause,
+    Retry, ScheduleChildren, Signal, Stop, job, step,
 ):  # fmt: skip
     _public.__module__ = "durable_actors"

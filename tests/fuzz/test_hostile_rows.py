@@ -191,6 +191,9 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "request": st.sampled_from(
         [None, "null", "{}", '{"kind": "pause"}', '{"cancel": 1e99999}', "[[]]", '"x"']
     ),
+    "manual": st.sampled_from(
+        [None, "1", "[]", '{"kind": "pause"}', '{"kind": []}', '{"decision": {"kind": "approved"}}']
+    ),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
     "rerun_of": st.sampled_from([None, 0, -INT8, INT8]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),

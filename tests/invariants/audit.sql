@@ -53,7 +53,7 @@ begin
     return row(g.id, g.status, g.visit, g.round, g.rev, g.step, g.attempt, g.crashes, g.claim_id, g.locked_by, g.lease_expires_at,
                g.eligible_at, g.await_deadline, g.awaits, g.await_step, g.hold, g.priority, g.queue, g.fsm, g.fsm_version,
                g.partition_key, g.unique_key, g.unique_scope, g.parent_id, g.barrier, g.children_total, g.children_pending,
-               g.wake_on_failure, g.inbox, left(g.last_error, 200), g.request::text, jsonb_hash_extended(g.state, 0),
+               g.wake_on_failure, g.inbox, left(g.last_error, 200), to_jsonb(g) ->> 'request', jsonb_hash_extended(g.state, 0),
                jsonb_hash_extended(g.result, 0))::durable_audit.instance;
 end $$;
 

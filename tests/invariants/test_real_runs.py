@@ -26,6 +26,13 @@ SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 
 MARGIN = 10.0
 """The machine is loaded."""
 NOT_HERE = {
+    "asked",
+    "paused",
+    "resumed",
+    "proceeded",
+    "approved",
+    "rejected",
+    "timed_out",
     "rebuilt",
     "snapshot",
     "requested",

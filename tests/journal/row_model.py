@@ -116,7 +116,7 @@ class RowModel:
                 here += [self.hasten] * delayed
                 return [*[self.claim] * 6, *here, *anywhere]
             case "executing":
-                ends = [self.next, self.retry, self.park, self.spawn, self.pause]
+                ends = [self.next, self.retry, self.park, self.spawn, self.ask]
                 return [
                     *ends,
                     *ends,
@@ -129,8 +129,8 @@ class RowModel:
                     self.unfit_claim,
                     *anywhere,
                 ]
-            case "awaiting_signal" if row["manual"] is not None:
-                return [self.approve, self.proceed, self.reject, self.expire, *anywhere]
+            case "awaiting_signal" if "decision" not in (row["manual"] or {"decision": None}):
+                return [self.decide, self.reject, self.reject, *anywhere]
             case "awaiting_signal":
                 return [self.wake, self.expire, self.unfit_wait, *anywhere]
             case "awaiting_children":
@@ -267,6 +267,7 @@ class RowModel:
             "children_pending": 0,
             "wake_on_failure": False,
             "awaits": None,
+            "manual": None if advance else row["manual"],
             "result": None,
             **self.error(None),
         }
@@ -357,6 +358,7 @@ class RowModel:
         change = {
             **self.committed(advance=False),
             "status": "done",
+            "manual": None,
             "result": result,
             "finished_at": self.now,
         }
@@ -375,18 +377,20 @@ class RowModel:
             change["attempt"] = data["to_attempt"] = self.row["attempt"] - 1
         self.move("failed", change, error=ERROR, data=data)
 
-    def pause(self) -> None:
+    def ask(self) -> None:
         then = STEPS[self.number(3)]
         kind = "approval" if self.chance() else "pause"
-        boundary = {"kind": kind, "on_reject": None, "title": "ok?", "data": None, "deadline": None}
+        boundary = {"kind": kind, "then": then, "title": "ok?", "data": {"eur": None}}
+        boundary |= {"on_reject": "bill"} if self.chance() else {}
         change = {
             **self.committed(advance=True),
             "status": "awaiting_signal",
             "attempt": 0,
-            "await_step": then,
+            "awaits": [],
+            "await_step": boundary.get("on_reject"),
             "manual": boundary,
         }
-        self.move("paused", change, to_step=then, data={"boundary": boundary})
+        self.move("asked", change, to_step=then, data={"boundary": boundary})
 
     def start_child(self) -> None:
         self._children += 1
@@ -482,7 +486,6 @@ class RowModel:
             "step": row["await_step"] or row["step"],
             "await_step": None,
             "await_deadline": None,
-            "manual": None,
         }
 
     def wake(self) -> None:
@@ -492,8 +495,6 @@ class RowModel:
     def expire(self) -> None:
         change = self.woken()
         waited_for = "children" if self.row["status"] == "awaiting_children" else "signal"
-        if self.row["manual"] is not None:
-            waited_for = "manual"
         self.move("expired", change, to_step=change["step"], data={"waited_for": waited_for})
 
     def count(self) -> None:
@@ -516,29 +517,30 @@ class RowModel:
     def command(self, kind: str) -> dict[str, Any]:
         return {"command": {"type": kind, "key": f"{kind}-{self.row['rev']}", "reason": "because"}}
 
-    def approve(self) -> None:
-        change = self.woken()
-        self.move("approved", change, to_step=change["step"], by="ann", data=self.command("approve"))
+    def decided(self, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        decision = {"kind": kind, "by": "ann", "data": {"ok": None}}
+        manual = {**self.row["manual"], "decision": decision}
+        return {**self.woken(), "step": manual["then"], "manual": manual}, {"decision": decision}
 
-    def proceed(self) -> None:
-        change = self.woken()
-        self.move("proceeded", change, to_step=change["step"], by="ann", data=self.command("proceed"))
+    def decide(self) -> None:
+        verb = "approve" if self.row["manual"]["kind"] == "approval" else "proceed"
+        change, data = self.decided(f"{verb.rstrip('e')}ed")
+        data |= self.command(verb)
+        self.move(f"{verb.rstrip('e')}ed", change, to_step=change["step"], by="ann", data=data)
 
     def reject(self) -> None:
-        change, data = self.woken(), self.command("reject")
+        """By somebody, or by the deadline."""
+        kind, by = ("timed_out", None) if self.chance() else ("rejected", "ann")
+        change, data = self.decided(kind)
+        data |= self.command("reject") if by else {}
         if self.chance():
             error = ErrorInfo(text="rejected: too expensive")
             del change["eligible_at"]
-            change |= {
-                "status": "failed",
-                "step": self.row["step"],
-                "finished_at": self.now,
-                **self.error(error),
-            }
-            self.move("rejected", change, by="ann", error=error, data={**data, "failed": True})
+            change |= {"status": "failed", "step": self.row["step"], "manual": None, "finished_at": self.now}
+            self.move(kind, change | self.error(error), by=by, error=error, data={**data, "failed": True})
         else:
             change["step"] = "bill"
-            self.move("rejected", change, to_step="bill", by="ann", data=data)
+            self.move(kind, change, to_step="bill", by=by, data=data)
 
     def suspend(self) -> None:
         self.suspended = True
@@ -581,7 +583,7 @@ class RowModel:
             "claim_token_hash": None,
             "await_step": None,
             "await_deadline": None,
-            "manual": None,
+            "manual": self.row["manual"] if "decision" in (self.row["manual"] or {}) else None,
         }
         self.move("cancelled", change, by="ann", error=error, data=self.command("cancel"), outside=True)
 

@@ -17,7 +17,7 @@ COLUMNS = (
     "await_deadline is not null, children_total, children_pending, wake_on_failure, parent_id, barrier, "
     "last_error, state::text, result::text, interruptions, tags, meta::text, error_type, traceback, "
     "status <> 'runnable' or eligible_at <= now(), claim_id::text, request - 'at', "
-    "journal, shelved_step, finished_at is not null, claim_token_hash::text"
+    "journal, shelved_step, finished_at is not null, claim_token_hash::text, manual #- '{decision,at}'"
 )
 
 
@@ -50,7 +50,7 @@ def unordered(values: Any) -> list[Any]:
 
 
 TIMES = {
-    "eligible_at", "lease_until", "renewed_until", "deadline", "inserted_at", "visible_at", "lease_expires_at",
+    "at", "eligible_at", "lease_until", "renewed_until", "deadline", "inserted_at", "visible_at", "lease_expires_at",
     "await_deadline", "finished_at",
 }  # fmt: skip
 """Keys of data that are instants: the clocks of the two differ."""
@@ -69,6 +69,10 @@ DUE = (
     "crashed",
     "reaped",
     "spawned",
+    "proceeded",
+    "approved",
+    "rejected",
+    "timed_out",
 )
 """Records that say when the row is due."""
 
@@ -134,6 +138,13 @@ def plain_data(data: Any) -> Any:
     return {key: key if key in TIMES else plain_data(value) for key, value in data.items()}
 
 
+def _undated(manual: dict[str, Any] | None) -> dict[str, Any] | None:
+    decision = (manual or {}).get("decision")
+    if manual is None or decision is None:
+        return manual
+    return {**manual, "decision": {name: value for name, value in decision.items() if name != "at"}}
+
+
 def _without_its_time(request: bytes) -> dict[str, Any]:
     return {name: value for name, value in json.loads(request).items() if name != "at"}
 
@@ -151,5 +162,5 @@ def stored(row: Row, claim_ids: dict[str, str], now: int) -> tuple[Any, ...]:
         row.error_type, row.traceback, row.status != "runnable" or row.eligible_at <= now,
         None if row.claim_id is None else claim_ids[row.claim_id],
         None if row.request is None else _without_its_time(row.request),
-        row.journal, row.shelved_step, row.finished_at is not None, row.token,
+        row.journal, row.shelved_step, row.finished_at is not None, row.token, _undated(row.manual),
     )  # fmt: skip

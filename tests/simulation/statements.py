@@ -230,6 +230,7 @@ def cancel(tx: Tx, row: Row, *why: object, asked: bytes | None = None) -> Row:
     new.status, new.hold, new.finished_at = "cancelled", 0, tx.now
     new.last_error, new.error_type, new.traceback = request.get("reason"), None, None
     new.await_step = new.await_deadline = None
+    new.manual = new.manual if "decision" in (new.manual or {}) else None
     new.children_pending, new.wake_on_failure = 0, False
     new.unclaim()
     command = present(type="cancel", key=request.get("key"), reason=request.get("reason"))
@@ -387,15 +388,18 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     ]  # fmt: skip
     full = [[*(each or [None])] * (len(numbers) if len(each) < 2 else 1) for each in columns]
     heads: Iterable[tuple[Any, ...]] = zip(numbers, lit.texts(params[1]), *full, strict=True)
-    # Of the statement's snapshot: it does not see what it makes runnable itself.
-    due_now = [row for row in tx.all() if row.status == "runnable" and row.eligible_at <= tx.now]
-    waiting = {row.partition_key for row in due_now if row.keeps_place}
     out: Rows = []
+    # Of the statement's snapshot: a row that it makes runnable itself is not seen.
+    due = {
+        y.partition_key
+        for y in tx.all()
+        if y.status == "runnable" and y.eligible_at <= tx.now and y.keeps_place
+    }
     for number, claim, visit, key, status, ahead, *rest in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(scene, row, status):
             continue
-        stays = ahead and not row.paused and (key is None or key not in waiting)
+        stays = ahead and not row.paused and (key is None or key not in due)
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         if stays:
             new.status, new.eligible_at = "executing", row.eligible_at
@@ -415,10 +419,11 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
         lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]),
         *_row_columns(params[4:13]),
         lit.texts(params[13]), lit.bools(params[14]), lit.texts(params[15]), lit.floats(params[16]),
-        types or [None] * len(lit.ints(params[0])), traces or [None] * len(lit.ints(params[0])), strict=True,
+        types or [None] * len(lit.ints(params[0])), traces or [None] * len(lit.ints(params[0])),
+        lit.texts(params[20]) or [None] * len(lit.ints(params[0])), strict=True,
     )  # fmt: skip
     out: Rows = []
-    for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace in heads:
+    for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace, boundary in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(scene, row, status):
             continue
@@ -428,6 +433,8 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
         if not keeps and status not in {"failed", "cancelled"}:
             new.awaits = None if awaits is None else tuple(lit.texts(str(awaits).encode()))
         new.await_step = then
+        if boundary is not None or new.visit > row.visit or status == "done":
+            new.manual = None if boundary is None else json.loads(boundary)
         new.await_deadline = None if timeout is None else tx.now + round(timeout * SECOND)
         new.children_total = 0 if new.visit > row.visit else row.children_total
         new.children_pending, new.wake_on_failure = 0, False

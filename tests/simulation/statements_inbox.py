@@ -194,26 +194,6 @@ def recheck_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
     return out
 
 
-@meaning
-def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
-    out: Rows = []
-    for row in list(tx.all()):
-        parked = row.status in {"awaiting_signal", "awaiting_children"} and row.queue == _text(params[0])
-        if (
-            parked
-            and row.await_deadline is not None
-            and row.await_deadline <= tx.now
-            and not tx.is_locked(row.id)
-        ):
-            old = row.clone()
-            new = tx.write(row, "expire")
-            new.wake(tx.now)
-            waited_for = "signal" if old.status == "awaiting_signal" else "children"
-            note(tx, new, "expired", old, new.step, data={"waited_for": waited_for})
-            out.append(shown(row.id))
-    return out
-
-
 def _letter(letter: Letter) -> list[bytes | None]:
     return shown(letter.target, letter.id, letter.name, letter.payload, letter.dedup, lit.instant(letter.at))
 
@@ -221,7 +201,12 @@ def _letter(letter: Letter) -> list[bytes | None]:
 @meaning
 def read_inboxes(scene: Scene, tx: Tx, params: Params) -> Rows:
     most = int(params[1] or 0)
-    return [_letter(each) for number in lit.ints(params[0]) for each in tx.unread(number)[:most]]
+    found = [_letter(each) for number in lit.ints(params[0]) for each in tx.unread(number)[:most]]
+    for number in lit.ints(params[0]):
+        row = tx.get(number)
+        if row is not None and "decision" in (row.manual or {}):
+            found.append(shown(number, None, None, json.dumps(row.manual["decision"]), None, None))
+    return found
 
 
 # -- children
@@ -261,6 +246,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     new.attempt = new.crashes = new.round = 0
     new.error_type = new.traceback = None
     new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
+    new.manual = None
     new.children_total, new.children_pending = total, needed
     new.wake_on_failure = params[5] == b"t" and needed > 0
     new.locked_by = new.lease = None
@@ -278,13 +264,13 @@ def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for (parent, barrier), children in sorted(ended.items()):
         failed = any(each.status != "done" for each in children)
-        opened = _count_ended(scene, tx, parent, barrier, len(children), failed=failed)
+        opened = count_ended(scene, tx, parent, barrier, len(children), failed=failed)
         if opened is not None:
             out.append(shown(opened.id, opened.queue))
     return out
 
 
-def _count_ended(
+def count_ended(
     scene: Scene, tx: Tx, parent: int | None, barrier: int | None, count: int, *, failed: bool
 ) -> Row | None:
     """Count ended children at the barrier of their parent; returns the parent if that opens it."""
@@ -321,11 +307,11 @@ def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     if asks:
         tx.write(row, "ask", key, moves=False).request = asked
         if "counts requests" in scene.broken:
-            _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+            count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
         return [shown('"requested"', None, None, None)]
     new, opened = cancel(tx, row, "cancel", key, asked=asked), None
     if "uncounted cancel" not in scene.broken:
-        opened = _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+        opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
     return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue)]
 
 
@@ -420,7 +406,8 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
-            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta, r.request,
+            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
+            r.manual and json.dumps(r.manual), r.await_deadline and lit.instant(r.await_deadline), r.request,
             r.rerun_of,
         )
         for r in rows

@@ -128,7 +128,8 @@ def journal_outcomes(scene: Any, tx: Tx, params: Params) -> list[Any]:
             error = present(type=row.error_type, text=row.last_error, traceback=row.traceback)
         _insert(
             tx, row, kind=kind, step=step, visit=visit, attempt=attempt, seconds=seconds, claim_id=claim, node=node,
-            to_step={"next": row.step, "parked": row.await_step}.get(kind), error=error,
+            to_step={"next": row.step, "parked": row.await_step, "asked": (row.manual or {}).get("then")}.get(kind),
+            error=error,
             data=_outcome_data(scene, tx, row, kind, before, lease, rekeyed=rekeyed, definition=definition)
             | ({"to_attempt": row.attempt} if kind == "failed" and row.attempt != attempt else {}),
         )  # fmt: skip
@@ -164,6 +165,8 @@ def _outcome_data(
     short = row.journal == OUTCOMES and not before and not rekeyed and definition is None
     if short and (kind == "done" or (kind == "next" and (kept or row.eligible_at <= tx.now))):
         return {"folded": {}, "keeps_claim": True} if kept else {"folded": {}}  # a constant, for its cost
+    if kind == "asked":
+        data["boundary"] = row.manual
     if rekeyed:
         data["columns"] = {"partition_key": row.partition_key}
     if row.journal >= FULL and not row.terminal:

@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from durable_actors._engine.committing.transition import cancellation, plan_children, transition
 from durable_actors._store import (
+    boundaries,
     children,
     claim as claims,
     commit,
@@ -222,15 +223,10 @@ class Pair(PauseWalks, Commands):
         ours, theirs = await self.both(claims.pick_instances, owner, begin=begin, **options)
 
         def shown(picked: Any) -> Any:
-            rows = [
-                attrs.evolve(
-                    each,
-                    claim_id="",
-                    recorded=attrs.evolve(each.recorded, lease_until=each.recorded.lease_until and "then"),
-                )
-                for each in picked.claims
-            ]
-            return [attrs.asdict(each) for each in rows], [(each.id, each.what) for each in picked.seen]
+            rows = [attrs.asdict(attrs.evolve(each, claim_id="")) for each in picked.claims]
+            for each in rows:
+                each["recorded"]["lease_until"] = each["recorded"]["lease_until"] and "then"
+            return rows, [(each.id, each.what) for each in picked.seen]
 
         assert shown(theirs) == shown(ours), self.said[-5:]
         self.claim_ids |= {theirs: ours for ours, theirs in _claim_ids(ours, theirs)}
@@ -338,7 +334,7 @@ class Pair(PauseWalks, Commands):
         """None: it is cancelled."""
         draw = self.random
         then, state = draw.choice("st"), draw.choice((KEEP, STATE))
-        kinds = ("next", "next", "retry", "await", "await", "await", "done", "stop", "cancel")
+        kinds = ("next", "next", "retry", "await", "await", "await", "ask", "done", "stop", "cancel")
         # Else hardly a barrier would open, and hardly an instance would stay on its claim.
         ends = ("done", "stop", "cancel") * 3 if claim.parent_id is not None else ()
         more = ("next",) * 8 if claim.plain else ()
@@ -353,12 +349,16 @@ class Pair(PauseWalks, Commands):
                 names = draw.choice((claim.awaits or ("x",), claim.awaits or ("y",), ("x",), ("x", "y")))
                 step, timeout = draw.choice((then, None)), draw.choice((None, 6000))
                 return lambda consume: da.Await(names, state, then=step, timeout=timeout, consume=consume)
+            case "ask":
+                if draw.random() < 0.3:
+                    return lambda consume: da.Pause(then, state, data=STATE)
+                other, late = draw.choice((then, None)), draw.choice((None, 6000))
+                return lambda consume: da.Approval(then, state, title="ok?", on_reject=other, timeout=late)
             case "done":
                 return lambda consume: da.Done({"r": 1})
-            case "cancel":
-                return None
-            case _:
+            case "stop":
                 return lambda consume: da.Stop("why")
+        return None
 
     async def spawn(self) -> None:
         [held, *_] = self._some()
@@ -424,12 +424,16 @@ class Pair(PauseWalks, Commands):
 
     async def cancel(self) -> None:
         """An instance is cancelled, or its node is asked to; both tell the node."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        force = self.random.random() < 0.3
+        row, force = self.random.choice(list(self.server.tables.rows.values())), self.random.random() < 0.3
         await self.same(observe.cancel_instance, SCHEMA, row.id, force=force)
         ours, theirs = await self.both(claims.read_requests, SCHEMA, "a")
         theirs = {self.claim_ids[claim_id]: request for claim_id, request in theirs.items()}
         assert timeless(ours) == timeless(theirs), self.said[-5:]
+
+    async def decide(self) -> None:
+        rows, verb = self.server.tables.rows, self.random.choice(("proceed", "approve", "reject"))
+        number = self.random.choice([each for each in rows if rows[each].manual] or list(rows))
+        await self.same(boundaries.decide_instance, SCHEMA, number, verb, comment="no", data=STATE)
 
     async def strays(self) -> None:
         known = self._some() if self.held else []
@@ -502,8 +506,8 @@ class Pair(PauseWalks, Commands):
             )
 
     async def maintain(self) -> None:
-        woken, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
-        assert unordered(woken) == unordered(again)
+        expired, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
+        assert [*map(unordered, attrs.astuple(expired))] == [*map(unordered, attrs.astuple(again))]
         stuck, _ = await self.same(lease.sweep_keys, SCHEMA, after="", limit=10)
         keys = self.random.choice((["red"], ["blue"], stuck))
         offered, again = await self.both(claims.promote_siblings, SCHEMA, keys)
@@ -514,9 +518,8 @@ class Pair(PauseWalks, Commands):
         assert [plain_instance(each) for each in found.values()] == [*map(plain_instance, models.values())]
         shape, model = await self.both(claims.read_queue, SCHEMA, "default")
         assert (shape.priorities, shape.shelved) == (model.priorities, model.shelved)
-        assert [shape.next_due is None, shape.next_deadline is None] == [
-            model.next_due is None, model.next_deadline is None,
-        ]  # fmt: skip
+        assert (shape.next_due is None) == (model.next_due is None)
+        assert (shape.next_deadline is None) == (model.next_deadline is None)
         await self.same(claims.wait_for_work, SCHEMA, ["default", "other"], every=0.0, patience=0.0)
 
     async def tell(self) -> None:
@@ -542,7 +545,7 @@ class Pair(PauseWalks, Commands):
         elif row.await_deadline is not None:
             row.await_deadline = self.server.now() - 1
             self.db.execute(query.format("await_deadline = now()"), [row.id])
-            self._retell(row, "deadline", ("parked", "spawned"), column="await_deadline")
+            self._retell(row, "deadline", ("parked", "asked", "spawned"), column="await_deadline")
         elif row.status == "runnable":
             row.eligible_at = row.id
             self.db.execute(
@@ -564,7 +567,7 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "strays": 1,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "decide": 3, "strays": 1,
     "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
     "time": 3, "tell": 2, "delete": 1, "pause": 2, "stop_queue": 2, "truncate": 2,
 }  # fmt: skip

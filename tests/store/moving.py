@@ -14,6 +14,7 @@ import attrs
 import psycopg
 from durable_actors._engine.committing.transition import cancellation
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.boundaries import decide_instance
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
 from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
 from durable_actors._store.commands import Command, plan_command
@@ -290,6 +291,54 @@ async def deadlines(world: World) -> None:
     assert len(await expire_awaits(world.conn, SCHEMA, "default", limit=10)) == 3
 
 
+PAUSE = {"status": "awaiting_signal", "advance": 1, "attempt": 0, "awaits": ()}
+
+
+async def ask(world: World, boundary: bytes, claim: Claim | None = None, **columns: Any) -> int:
+    """An instance that waits for a person."""
+    claim = claim or await world.claim()
+    await commit(world.conn, outcome(claim, boundary=boundary, **PAUSE, **columns))
+    return claim.id
+
+
+@scenario
+async def decisions(world: World) -> None:
+    rejected = b'{"kind": "approval", "then": "t", "on_reject": "u", "data": {"a": null}}'
+    for verb in ("approve", "reject"):
+        number = await ask(world, rejected)
+        assert await decide_instance(world.conn, SCHEMA, number, verb, comment="c", data=[None])
+        world.db.execute("delete from durable.gen_durable")
+    assert await decide_instance(
+        world.conn, SCHEMA, await ask(world, b'{"kind": "pause", "then": "t"}'), "proceed"
+    )
+    [first] = await claims(world.conn)  # the decision stays while the visit does
+    await commit(world.conn, outcome(first, "awaiting_signal", awaits=("go",)))
+    world.db.execute("delete from durable.gen_durable")
+    for key in (None, WIDE):
+        parent = await world.spawn(2)
+        world.db.execute("update durable.gen_durable set partition_key = %s where id = %s", [key, parent.id])
+        for child in await claims(world.conn):
+            await ask(world, b'{"kind": "approval", "then": "t"}', child)
+            assert await decide_instance(world.conn, SCHEMA, child.id, "reject")
+        world.db.execute("delete from durable.gen_durable where status = 'runnable'")
+
+
+@scenario
+async def decisions_that_nobody_made(world: World) -> None:
+    due = "update durable.gen_durable set await_deadline = now() where status = 'awaiting_signal'"
+    for step in ("v", None):
+        await ask(world, b'{"kind": "approval", "then": "t", "title": "ok?"}', await_step=step, timeout=60.0)
+    world.db.execute(due)
+    found = await expire_awaits(world.conn, SCHEMA, "default", limit=10)
+    assert (len(found.woken), len(found.ended)) == (1, 1)
+    world.db.execute("delete from durable.gen_durable")
+    await world.spawn(2)
+    for child in await claims(world.conn):
+        await ask(world, b'{"kind": "approval", "then": "t"}', child, timeout=60.0)
+        world.db.execute(due)
+        assert len((await expire_awaits(world.conn, SCHEMA, "default", limit=10)).ended) == 1
+
+
 @scenario
 async def barriers(world: World) -> None:
     await world.spawn(0)
@@ -344,6 +393,7 @@ async def hastened_by_an_operator(world: World) -> None:
 async def cancelled_by_an_operator(world: World) -> None:
     executing = await world.claim()
     await world.park()
+    await ask(world, b'{"kind": "pause", "then": "t"}')
     await world.spawn(1, timeout=60.0)
     insert(world.db, partition_key="key", attempt=2, last_error="no", error_type="E", traceback="t")
     ids = [row[0] for row in world.db.execute("select id from durable.gen_durable order by id")]

@@ -16,8 +16,8 @@ BARE = re.compile(
     r"(?<![\w.])now\(\)|\b(?:current_timestamp|localtimestamp|statement_timestamp|transaction_timestamp)\b"
 )
 SERVER_CLOCK = {
-    "ensure_migrations", "forget_nodes", "observe_instances", "pick_instances", "pick_instances_by_id", "read_owners",
-    "reap_claims", "record_migration", "register_node", "renew_leases", "stop_node", "touch_node",
+    "ensure_migrations", "forget_nodes", "observe_instances", "pick_instances", "pick_instances_by_id", "read_expired",
+    "read_owners", "reap_claims", "record_migration", "register_node", "renew_leases", "stop_node", "touch_node",
 }  # fmt: skip
 """Statements that name the server's own clock: leases, nodes, migrations."""
 FOR_OLDER_NODES = {"judge_keys"}

@@ -98,11 +98,19 @@ async def test_every_move_leaves_the_record_that_its_level_asks_for_and_nothing_
         if "claim_id" in KINDS[record.kind].fields:
             claim = change.new["claim_id"] if record.kind == "claimed" else before["claim_id"]
             assert record.claim_id == str(claim)
-            assert record.kind in {"next", "parked", "spawned", "retry", "done", "failed"} or record.node in {
+            assert record.kind in {
+                "next",
+                "parked",
+                "asked",
+                "spawned",
+                "retry",
+                "done",
+                "failed",
+            } or record.node in {
                 "node",
                 "runner:test",
             }
-        if record.to_step is not None and record.kind not in {"parked", "spawned", "started"}:
+        if record.to_step is not None and record.kind not in {"parked", "asked", "spawned", "started"}:
             assert record.to_step == change.new["step"]
         under_claim = (
             record.kind not in {"cancelled", "paused"} or record.claim_id is not None
@@ -123,7 +131,7 @@ REPAIRS = (
     moving_pauses.paused_rows_that_are_rebuilt,
 )
 """Scenarios that change rows by hand, or repair them."""
-NOT_YET = {"approved", "rejected", "proceeded", "snapshot"}
+NOT_YET = {"snapshot"}
 """Kinds of moves that no statement makes yet."""
 
 

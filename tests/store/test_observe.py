@@ -43,14 +43,14 @@ def plan_of(conn: psycopg.Connection, name: str, *arguments: object, generic: bo
 
 
 def test_a_listing_reads_its_window_and_no_more(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 6)
+    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 7)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_pkey")
     assert plan.buffers < 60
 
 
 def test_a_key_has_its_index(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 7)
+    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 8)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_key_history")
     assert plan.buffers < 12
@@ -137,3 +137,15 @@ async def test_of_one_that_is_not_there(durable_dsn: str):
         assert (await read_rates(conn, "durable")).at > 0
     finally:
         conn.close()
+
+
+def test_who_waits_for_a_person_has_an_index(filled: psycopg.Connection):
+    """Beside thirty thousand others; `gen_durable_manual` holds them alone."""
+    filled.execute(
+        "insert into durable.gen_durable (fsm, step, status, awaits, manual)"
+        " select 'm', 's', 'awaiting_signal', '{}', jsonb_build_object('kind', 'approval') from generate_series(1, 5)"
+    )
+    plan = plan_of(filled, "list_waiting", "approval", NEWEST, 20, *[None] * 8)
+    plan.assert_no_seq_scan()
+    plan.assert_uses("gen_durable_manual")
+    assert plan.buffers < 12

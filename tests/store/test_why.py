@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Request
 from durable_actors._store.holds import HOLDS, REASONS
 from durable_actors._store.observe import InstanceDetails, NodeView, Observed, Sibling
@@ -83,6 +84,8 @@ def node(name: str = "n:1", **changes: Any) -> NodeView:
 
 STOP = QueuePause(queue="q", at=NOW, by="ada", reason="why")
 running = {"status": "executing", "locked_by": "n:1"}
+APPROVAL = Boundary(kind="approval", then="t", title="ok?", since=NOW)
+PAUSE = Boundary(kind="pause", then="t", since=NOW)
 keyed = {"partition_key": "k", "hold": 1}
 
 CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
@@ -119,6 +122,14 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     "overdue": (
         *(instance(status="awaiting_signal"), around(awaits=("a",), deadline_in=-2.0), []),
         "its deadline passed 2.0 s ago",
+    ),
+    "asks": (
+        *(instance(status="awaiting_signal", boundary=APPROVAL), around(deadline_in=90.0), []),
+        "it waits for an approval (ok?) until its deadline in 90 s, then runs step 't'; if it is rejected, it fails",
+    ),
+    "paused by its step": (
+        *(instance(status="awaiting_signal", boundary=PAUSE), around(), []),
+        "its step has paused it: it waits until somebody lets it proceed, then runs step 't'",
     ),
     "children": (
         *(instance(status="awaiting_children"), around(children_pending=2, children_total=5), []),
@@ -209,6 +220,8 @@ REASON: dict[str, Reason] = {
     "nobody reaps": "lease_expired",
     "awaits": "awaiting_signal",
     "overdue": "awaiting_signal",
+    "asks": "awaiting_approval",
+    "paused by its step": "awaiting_proceed",
     "children": "awaiting_children",
     "due": "ready",
     "scheduled": "scheduled",

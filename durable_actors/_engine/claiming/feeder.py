@@ -36,7 +36,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
 from durable_actors._store.rows import PickResult
-from durable_actors._store.signal import expire_awaits
+from durable_actors._store.signal import Expired, expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason, PoolClosed
 from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueueSaturated
@@ -232,10 +232,10 @@ class Feeder(Actor[object]):
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed."""
         node = self._node
-        woken = await expire_awaits(conn, node.owner.schema, self._queue, limit=MAX_PICK)
-        self._planner.expired(len(woken), trio.current_time())
-        if woken:
-            waits_ended(node, woken)
+        expired = await expire_awaits(conn, node.owner.schema, self._queue, limit=MAX_PICK)
+        self._planner.expired(len(expired), trio.current_time())
+        if expired:
+            waits_ended(node, expired)
 
     async def _release_orphans(self, conn: PgConn) -> None:
         """After a pick of unknown fate: release what it claimed now rather than when its lease ends."""
@@ -270,12 +270,16 @@ class Feeder(Actor[object]):
         self._saturated = full
 
 
-def waits_ended(node: Node, woken: list[int]) -> None:
-    """The deadlines of these instances have passed, and they are runnable."""
+def waits_ended(node: Node, expired: Expired) -> None:
+    """The deadlines of these instances have passed: they are runnable, or an undecided approval has failed."""
+    for number in expired.ended:
+        node.on_final(number)
+        logger.error("instance %d failed: nobody decided in time", number)
+    node.offer(expired.offered)
     if node.telemetry.active:
-        node.telemetry.emit(AwaitTimedOut(count=len(woken)))
+        node.telemetry.emit(AwaitTimedOut(count=len(expired)))
     if node.wakeups is not None:
-        node.wakeups.add(woken)
+        node.wakeups.add(expired.woken)
 
 
 def pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -> PickedEvent:

@@ -23,6 +23,7 @@ with target as materialized (
        set status = 'cancelled', finished_at = durable.now(), hold = 0, last_error = $3::text, error_type = null, traceback = null,
            locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, await_step = null, await_deadline = null,
            children_pending = 0, wake_on_failure = false, request = t.request,
+           manual = case when g.manual -> 'decision' is not null then g.manual end,  -- an open boundary ends, a decision stays for a retry
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from target t
      where g.id = t.id and not t.runs
