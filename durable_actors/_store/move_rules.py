@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from durable_actors._store.holds import HELD, OFFERED, PAUSED, SHELVED
+from durable_actors.machine import decode_or_text
 
 Row = Mapping[str, Any]
 """Columns of a row by name, all or some. Those that are missing are not compared."""
@@ -125,6 +126,8 @@ def is_shelved(_old: Row, new: Row) -> bool:
 def has_pause(row: Row) -> bool:
     """Whether a command has paused it, as `durable.asked_to_pause` decides it."""
     request = row["request"]
+    if isinstance(request, str | bytes):  # as it was read
+        request = decode_or_text(request.encode() if isinstance(request, str) else request)
     return isinstance(request, dict) and cast("dict[str, object]", request).get("kind") == "pause"
 
 

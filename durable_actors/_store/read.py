@@ -119,15 +119,10 @@ def read_instance(row: Row) -> Instance:
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
-    boundary, decision = None, None
+    boundary = decision = None
     if row[28] is not None:
-        boundary, decision = read_manual(
-            row[28],
-            parked=row[4] == b"awaiting_signal",
-            step=text(3),
-            since=eligible,
-            deadline=decode_instant(row[29]),
-        )
+        parked, until = row[4] == b"awaiting_signal", decode_instant(row[29])
+        boundary, decision = read_manual(row[28], parked=parked, step=text(3), since=eligible, deadline=until)
     return Instance(
         id=number(0),
         machine=text(1),

@@ -122,6 +122,8 @@ async def insert_all(client: da.Client, shop) -> dict:
     pack = await client.insert(shop.Pack, state={}, unique_key="pack")
     failing = await client.insert(shop.Sleeper, state={})
     sleeper = await client.insert(shop.Sleeper, state={"long": True})
+    await client.pause(sleeper)
+    await client.resume(sleeper)
     everything = {*orders, *keyed, *once, pack, failing}
     return {"pack": pack, "sleeper": sleeper, "all": sorted(everything)}
 

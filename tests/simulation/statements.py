@@ -82,7 +82,7 @@ def due(row: Row, tx: Tx, queue: str) -> bool:
 def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue = (params[0] or b"").decode()
     limit = int(params[1] or 0)
-    stopped = tx.stopped(queue) if "pauses" not in scene.broken else set[str]()
+    stopped = tx.stopped(queue)
     if "" in stopped:
         return []
     known = set(lit.texts(params[4]))
@@ -128,8 +128,7 @@ def pick_instances_by_id(scene: Scene, tx: Tx, params: Params) -> Rows:
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
     mine = [row for row in offered if row.partition_key is None and row.address in known]
-    if "pauses" not in scene.broken:
-        mine = [row for row in mine if not tx.is_stopped(row)]
+    mine = [row for row in mine if not tx.is_stopped(row)]
     return [(*_claim(scene, tx, row, params, params[5]), None) for row in mine]
 
 
