@@ -174,6 +174,28 @@ async def test_cancel_and_run_now_by_filter(durable: Bench):
     assert (await durable.cancel(where=da.Filter(everything=True))).count == 0
 
 
+async def test_pause_and_resume_by_filter(durable: Bench):
+    """Also those that wait; one that is paused already, or is not, is not meant."""
+    look(
+        durable,
+        "insert into durable.gen_durable (fsm, step, state, queue, status, finished_at, awaits, tags) select 'm', 's', '{}', 'q',"
+        " (array['runnable', 'awaiting_signal', 'done'])[n % 3 + 1]::durable.durable_status,"
+        " case when n % 3 = 2 then now() end, '{x}', array['t' || n % 2]"
+        " from generate_series(1, 12) n returning 1",
+    )
+    first = await durable.pause(where=da.Filter(tag="t0"), by="ada")
+    assert (first.count, first.done, first.answers) == (4, 4, {"paused": 4})
+    rest = await durable.pause(where=da.Filter(queue="q"), background=True)
+    assert rest.count == 4
+    await durable.drain(only="durable.ops")
+    assert (await rest.refresh()).done == 4
+    assert (await durable.resume(where=da.Filter(waiting="signal"))).done == 4
+    resumed = await durable.resume(where=da.Filter(everything=True))
+    assert (resumed.count, resumed.done) == (4, 4)
+    left = "select count(*) from durable.gen_durable where request is not null or hold <> 0"
+    assert look(durable, left) == [(0,)]
+
+
 async def test_between_two_instances_nothing_is_locked(durable: Bench, monkeypatch: pytest.MonkeyPatch):
     """A lock of the parent, kept over two of its children, would meet a commit that has the second and wants it."""
     [parent] = fill(durable, 1)
