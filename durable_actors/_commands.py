@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
+
+import psycopg
 
 from durable_actors._engine.wakeups import NotifierStatistics, Wakeups
 from durable_actors._history import TrioConn
-from durable_actors._option_checks import count, flag, shown
+from durable_actors._option_checks import choice, count, flag, shown
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._runners import RunnerCalls
+from durable_actors._store.cascade import cascading
 from durable_actors._store.commands import Command, Receipt, plan_command
 from durable_actors._store.dialogues import (
     RETRY,
@@ -26,7 +30,10 @@ from durable_actors._store.observe import NEWEST
 from durable_actors._store.rebuild import Rebuilt, rebuilding
 from durable_actors._store.recover import RecoveryReport
 from durable_actors._trio_run import at_home
-from durable_actors.errors import ConfigError
+from durable_actors.errors import ConfigError, StoreUnavailable
+
+COURTESY: Final = 20
+"""Statements by which a call cancels children, where no engine runs in this process."""
 
 
 class Notify(Protocol):
@@ -69,6 +76,8 @@ class CommandCalls(RunnerCalls):
         """Called after a commit that created work. An engine sets it to `Node.notify`, to start the work at once."""
         self.wakeups: Wakeups | None = None
         """What the notifier is to be told of this client's calls; None: there is no notifier."""
+        self.cascade: Callable[[], object] | None = None
+        """Called after a commit that decided to cancel children. None: no engine runs here that would do it."""
 
     def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
         """Notify the feeders after the commit. Only a `TrioConnection` reports that; else polling finds the rows."""
@@ -107,6 +116,7 @@ class CommandCalls(RunnerCalls):
         self,
         target: int | str | bytes,
         *,
+        children: Literal["leave", "cancel"] = "leave",
         force: bool = False,
         by: str | None = None,
         reason: str | None = None,
@@ -117,16 +127,37 @@ class CommandCalls(RunnerCalls):
         """Cancel an instance that has not ended; see `durable_actors.cancel`."""
         command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
         flag("force", force)
-        done = await self._dialogue(partial(cancelling, self._schema, target, command, force=force), conn)
+        choice("children", children, "leave", "cancel")
+        start = partial(
+            cancelling, self._schema, target, command, force=force, children=children == "cancel"
+        )
+        done = await self._dialogue(start, conn)
         if done.found is not None:
             self._after_commit(conn, partial(self._after_cancel, done))
+        if done.cascades and conn is None and self.cascade is None:
+            await self._begin_cascade()
         return cast("Literal['cancelled', 'requested']", done.result)
 
     def _after_cancel(self, done: CarriedOut) -> None:
         """Hint at its end to whoever waits for it, and at what it has held up to the feeders."""
-        self._ended(done.id)
+        if done.result == "cancelled":
+            self._ended(done.id)
         for each in done.offered:
             self._hint(each.queue, each.id)
+        if done.cascades and self.cascade is not None:
+            self.cascade()
+
+    async def _begin_cascade(self) -> None:
+        """Begin to cancel children, as there is no engine here. What is left, or fails here, engines elsewhere do.
+
+        The command itself is committed: an error, or a cancellation of the caller, changes nothing of that.
+        """
+        with contextlib.suppress(StoreUnavailable, psycopg.Error):
+            done = await self._dialogue(partial(cascading, self._schema, rounds=COURTESY), None)
+            for number in done.ended:
+                self._ended(number)
+            for each in done.offered:
+                self._hint(each.queue, each.id)
 
     def _ended(self, instance_id: int) -> None:
         """An instance has ended: a hint for whoever waits for its result. `Client` knows them."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Unpack, cast, overload
 import psycopg
 
 from durable_actors._client import insert_on, signal_on
-from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._option_checks import Duration, check_schema_name, choice, flag
 from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_aio
 from durable_actors._store.dialogues import (
@@ -174,6 +174,7 @@ async def cancel(
     conn: psycopg.AsyncConnection[Any],
     target: int | str | bytes,
     *,
+    children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
     by: str | None = None,
     reason: str | None = None,
@@ -183,14 +184,18 @@ async def cancel(
 ) -> Literal["cancelled", "requested"]:
     """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
 
-    `durable_actors.cancel` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    `durable_actors.cancel` says what follows. With `children="cancel"` an engine cancels the children, a second or two
+    after your commit. It leaves a receipt, in your transaction or savepoint. Until your
     transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
     it has ended. These errors do not abort your transaction.
     """
     check_aio(conn)
     flag("force", force)
+    choice("children", children, "leave", "cancel")
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = cancelling(check_schema_name(schema), target, command, force=force)
+    dialogue = cancelling(
+        check_schema_name(schema), target, command, force=force, children=children == "cancel"
+    )
     done = await run_dialogue_async(conn, dialogue, schema=schema)
     return cast("Literal['cancelled', 'requested']", done.result)
 

@@ -12,6 +12,7 @@ from durable_actors.client import find_client
 async def cancel(
     target: int | str | bytes,
     *,
+    children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
     by: str | None = None,
     reason: str | None = None,
@@ -28,8 +29,13 @@ async def cancel(
     cancelled, and children that it would schedule are not inserted. `force=True` does not ask: the instance is
     cancelled at once, and the step that still runs can commit nothing.
 
+    An instance of a machine with `@step(on_cancel=True)` enters that step instead of ending ("requested"), with `force`
+    at once. When it ends, the instance is cancelled. To cancel it while it compensates is a `Conflict`;
+    `force=True` ends it then.
+
     A cancelled instance has ended: `result` raises `InstanceCancelled`, its parent's barrier counts it as failed, its
-    partition key is free. It keeps its inbox, and `retry` runs it again. Its children go on. Raises `NoTarget` if it
+    partition key is free. It keeps its inbox, and `retry` runs it again. Its children go on; with `children="cancel"`
+    they are cancelled, too, and theirs: soon after, in batches, by this call or by any engine. Raises `NoTarget` if it
     does not exist, and `Conflict` if it has ended. To ask again is no error: "requested".
 
     It is a command, like `retry`: it leaves a `Receipt` with `by`, `reason` and `meta`, and with an `idempotency_key`
@@ -37,5 +43,12 @@ async def cancel(
     of one transaction in the order of their ids.
     """
     return await find_client(engine).cancel(
-        target, force=force, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn
+        target,
+        children=children,
+        force=force,
+        by=by,
+        reason=reason,
+        idempotency_key=idempotency_key,
+        meta=meta,
+        conn=conn,
     )

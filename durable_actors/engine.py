@@ -28,6 +28,7 @@ from durable_actors._postgres.embedded.server import keep_up
 from durable_actors._postgres.pool.pool import ConnectionPool, ConnectionStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
+from durable_actors._store.cascade import write_compensations
 from durable_actors._store.migrate import migrate, require_schema, schema_version
 from durable_actors._store.node import read_live_nodes, register_node, stop_node
 from durable_actors._store.releases import older_nodes
@@ -285,6 +286,7 @@ async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Connect the callbacks of engine, node and client."""
     client.notify, client.wakeups = node.notify, node.wakeups
+    client.cascade = lambda: node.cascade()  # the tree sets it later
     if isinstance(node.port, EnginePort):
         node.port.notify, node.port.wakeups = node.notify, node.wakeups
     node.on_final = client.results.hint
@@ -356,6 +358,8 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
             await register_node(
                 conn, owner.schema, incarnation=owner.name, node=node.config.node, about=node.about
             )
+            # Before it runs a step: whoever cancels an instance from then on must know.
+            await write_compensations(conn, owner.schema, node.catalog.specs)
             for line in older_nodes(await read_live_nodes(conn, owner.schema)):
                 logger.warning("%s", line)
     except psycopg.errors.LockNotAvailable as exc:

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast, overload
 import psycopg
 import trio
 
-from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._option_checks import Duration, check_schema_name, choice, flag
 from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_sync
 from durable_actors._store.dialogues import (
@@ -216,6 +216,7 @@ def cancel(
     conn: psycopg.Connection[Any],
     target: int | str | bytes,
     *,
+    children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
     by: str | None = None,
     reason: str | None = None,
@@ -225,14 +226,18 @@ def cancel(
 ) -> Literal["cancelled", "requested"]:
     """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
 
-    `durable_actors.cancel` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    `durable_actors.cancel` says what follows. With `children="cancel"` an engine cancels the children, a second or two
+    after your commit. It leaves a receipt, in your transaction or savepoint. Until your
     transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
     it has ended. These errors do not abort your transaction.
     """
     check_sync(conn)
     flag("force", force)
+    choice("children", children, "leave", "cancel")
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = cancelling(check_schema_name(schema), target, command, force=force)
+    dialogue = cancelling(
+        check_schema_name(schema), target, command, force=force, children=children == "cancel"
+    )
     return cast("Literal['cancelled', 'requested']", run_dialogue(conn, dialogue, schema=schema).result)
 
 

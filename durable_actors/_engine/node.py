@@ -95,6 +95,8 @@ class Node:
     """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""
+    cascade: Callable[[], object] = attrs.field(default=lambda: None)
+    """Children are to be cancelled: called after the commit that decided it. Never blocks."""
     on_final: OnFinal = attrs.field(default=lambda _number, _ending=None: None)
     """An instance became terminal here: tasks that wait for its result read it, or are told."""
 
@@ -136,5 +138,7 @@ class Node:
         """Hint at rows that are on offer again."""
         for row in promoted:
             self.notify(row.queue, instance_id=row.id)
+            if row.cascades:
+                self.cascade()
         if self.wakeups is not None:
             self.wakeups.add(row.id for row in promoted)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -195,6 +196,8 @@ class InstanceCommand:
     allowed: frozenset[str]
     otherwise: str
     """Which instances allow it, for the error."""
+    refuses: Callable[[Instance], str | None] = lambda _: None
+    """Why this instance does not allow it although its status does; None: it does."""
 
 
 RETRY: Final = InstanceCommand(
@@ -205,12 +208,23 @@ RETRY: Final = InstanceCommand(
 )
 
 
+def _compensates(instance: Instance) -> str | None:
+    if instance.cancellation is None:
+        return None
+    return (
+        f"instance {instance.id} was cancelled, and compensates in step {instance.step!r}; "
+        "force=True ends it without that"
+    )
+
+
 CANCEL: Final = InstanceCommand(
     "cancel_instance",
     "cancel",
     frozenset({"runnable", "executing", "awaiting_signal", "awaiting_children"}),
     "only one that has not ended can be cancelled",
+    refuses=_compensates,
 )
+FORCE_CANCEL: Final = attrs.evolve(CANCEL, refuses=lambda _: None)
 
 
 @attrs.frozen
@@ -226,7 +240,9 @@ class CarriedOut:
     more: tuple[bytes | None, ...] = ()
     """What the statement returned beside the result."""
     offered: tuple[Promoted, ...] = ()
-    """Other instances that are offered now."""
+    """Instances that are offered now."""
+    cascades: bool = False
+    """Whether children are to be cancelled."""
 
 
 def carrying_out(
@@ -249,6 +265,8 @@ def carrying_out(
         instance = read_instance(rows[0])
         if instance.status not in kind.allowed:
             raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
+        if (refusal := kind.refuses(instance)) is not None:
+            raise Conflict(refusal)
         try:
             done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
         except psycopg.errors.UniqueViolation as refused:
@@ -265,23 +283,33 @@ def carrying_out(
 
 
 def cancelling(
-    schema: str, target: int | str | bytes, command: Command, *, force: bool
+    schema: str, target: int | str | bytes, command: Command, *, force: bool, children: bool = False
 ) -> Dialogue[CarriedOut]:
     """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
 
-    A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it.
+    A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it. Its
+    children are not cancelled here: see `cascade.py`.
     """
-    done = yield from carrying_out(CANCEL, schema, target, command, b"t" if force else b"f")
-    if not done.more:
+    kind = FORCE_CANCEL if force else CANCEL
+    flags = (b"t" if force else b"f", b"t" if children else b"f")
+    done = yield from carrying_out(kind, schema, target, command, *flags)
+    if done.found is None:
         return done
-    key, parent, queue = done.more
+    key, parent, queue, entered = done.more
     offered: list[Promoted] = []
+    if entered == b"t":
+        offered.append(Promoted(done.id, done.found.queue))
     if parent is not None and queue is not None:
         offered.append(Promoted(int(parent), queue.decode()))
     if key is not None:
         rows = yield statement("promote_siblings", schema), [encode.text_array([key.decode()])]
         offered += read_promoted(rows)
-    return attrs.evolve(done, offered=tuple(offered))
+    ended = done.result == "cancelled"
+    return attrs.evolve(
+        done,
+        offered=tuple(offered),
+        cascades=parent is not None or (children and (ended or entered == b"t")),
+    )
 
 
 def earlier_receipt(schema: str, name: str, number: int, command: Command) -> Dialogue[Receipt | None]:

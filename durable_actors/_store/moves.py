@@ -25,6 +25,7 @@ from durable_actors._store.move_rules import (
     given_back,
     is_cancelled,
     is_claimed,
+    is_compensating,
     is_crashed,
     is_expired,
     is_held,
@@ -44,7 +45,8 @@ from durable_actors._store.move_rules import (
 from durable_actors.machine import ENDED, Status
 
 MoveName = Literal[
-    "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "released", "crashed",
+    "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "compensating",
+    "released", "crashed",
     "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
     "revived", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
     "rebuilt", "snapshot",
@@ -147,6 +149,7 @@ FAULT: Final = frozenset({"finished_at", "last_error", "error_type", "traceback"
 """What a failure without an outcome writes."""
 COUNTS: Final = frozenset({"attempt", "crashes", "interruptions", "children_pending"})
 BOTH_COMMITS: Final = ("commit_outcomes", "commit_parks")
+CANCELS: Final = ("cancel_instance", "cancel_children")
 TAKE_BACK: Final = ("crash_claims", "reap_claims")
 RUNNERS: Final = ("claim_next", "complete", "fail")
 """The calls of foreign runners: SQL functions that run statements of `AS_FUNCTIONS`."""
@@ -208,7 +211,7 @@ MOVES: Final = (
         before=EXECUTING,
         after=CHILDREN | RUNNABLE,
         statements=("park_parent", "complete"),
-        columns=OUTCOME,
+        columns=OUTCOME | {"cancel_rest"},
         when=next_visit,
     ),
     Move(
@@ -234,9 +237,19 @@ MOVES: Final = (
         meaning="by the command, by whoever ends a claim whose node was asked to, or as the outcome of its step",
         before=LIVE,
         after=frozenset({"cancelled"}),
-        statements=(*BOTH_COMMITS, "cancel_instance", "release_claims", *TAKE_BACK, *RUNNERS),
+        statements=(*BOTH_COMMITS, *CANCELS, "release_claims", *TAKE_BACK, *RUNNERS),
         columns=END | CLAIM | {"request"},
         when=is_cancelled,
+    ),
+    Move(
+        name="compensating",
+        meaning="cancelled, and its machine has a step for that (`on_cancel`), which it enters",
+        before=LIVE,
+        after=RUNNABLE,
+        statements=(*CANCELS, "release_claims", *TAKE_BACK, *RUNNERS),
+        functions=("compensate",),
+        columns=OUTCOME | CLAIM | {"request", "cancellation"},
+        when=is_compensating,
     ),
     Move(
         name="released",
@@ -275,7 +288,7 @@ MOVES: Final = (
             "expire_awaits",
             "join_parents",
             *TAKE_BACK,
-            "cancel_instance",
+            *CANCELS,
             *RUNNERS,
         ),
         functions=("count_ended",),
@@ -306,7 +319,7 @@ MOVES: Final = (
         meaning="a child has ended, and the barrier stays closed",
         before=CHILDREN,
         after=CHILDREN,
-        statements=("join_parents", "cancel_instance", "recount_barriers", *RUNNERS),
+        statements=("join_parents", *CANCELS, "recount_barriers", *RUNNERS),
         functions=("count_ended",),
         columns=frozenset({"children_pending"}),
         when=counts_down,
@@ -316,7 +329,7 @@ MOVES: Final = (
         meaning="a child has ended, and the barrier opens",
         before=CHILDREN,
         after=RUNNABLE,
-        statements=("join_parents", "cancel_instance", "recount_barriers", *RUNNERS),
+        statements=("join_parents", *CANCELS, "recount_barriers", *RUNNERS),
         functions=("count_ended",),
         columns=WAKE | {"children_pending"},
         when=is_joined,
@@ -424,7 +437,7 @@ MOVES: Final = (
         meaning="a command asks the node that runs it to cancel it; no move",
         before=EXECUTING,
         after=EXECUTING,
-        statements=("cancel_instance",),
+        statements=CANCELS,
         columns=frozenset({"request"}),
         counts=False,
     ),
@@ -443,7 +456,7 @@ MOVES: Final = (
         before=LIVE | ENDED,
         after=LIVE | ENDED,
         statements=("accept_instance", "rebuild_instance"),
-        columns=END | CLAIM | {"inbox", "shelved_step", "interruptions"},
+        columns=END | CLAIM | {"inbox", "shelved_step", "interruptions", "cancellation", "cancel_rest"},
     ),
 )
 """Every move, and the four changes that are none."""

@@ -214,6 +214,8 @@ class InstanceDetails:
     """The definition of its machine that it was started with; None if its outcomes are not recorded."""
     definition: str | None = None
     """Another definition that ran one of its last steps."""
+    cascade: bool = False
+    """Whether children of it are being cancelled."""
 
 
 @attrs.frozen
@@ -248,7 +250,7 @@ def read_observed(row: Row) -> Observed:
     return Observed(read_instance(row[:_COLUMNS]), _details(row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 28
+_COLUMNS: Final = 29
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 
@@ -285,6 +287,7 @@ def _details(row: Row) -> InstanceDetails:
         receipts,
         fingerprint,
         definition,
+        cascade,
     ) = row
     request = None if asked is None else read_request(asked)
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
@@ -316,6 +319,7 @@ def _details(row: Row) -> InstanceDetails:
         receipts=() if receipts is None else msgspec.json.decode(receipts, type=tuple[dict[str, Any], ...]),
         fingerprint=None if fingerprint is None else fingerprint.decode(),
         definition=None if definition is None else definition.decode(),
+        cascade=cascade == b"t",
     )
 
 
@@ -471,11 +475,13 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
     return bool((await conn.run(statement("retry_instance", schema), params)).rows)
 
 
-async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False) -> str | None:
+async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False, children: bool = False
+) -> str | None:
     """Cancel an instance, or ask its node to: "cancelled" or "requested"; None if it has ended or does not exist.
 
     Siblings of its key are not offered: see `dialogues.cancelling`.
     """
-    params = [encode.number(number), *Command().params(), b"t" if force else b"f"]
+    flags = [b"t" if force else b"f", b"t" if children else b"f"]
+    params = [encode.number(number), *Command().params(), *flags]
     rows = (await conn.run(statement("cancel_instance", schema), params)).rows
     return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None

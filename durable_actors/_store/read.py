@@ -12,9 +12,10 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
+from durable_actors._store.commands import read_cancellation
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.sql import statement
-from durable_actors.machine import ENDED, Status, decode_or_text
+from durable_actors.machine import ENDED, Cancellation, Status, decode_or_text
 
 
 @attrs.frozen
@@ -74,6 +75,8 @@ class Instance:
     inserted_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    cancellation: Cancellation | None = None
+    """Why it was cancelled, if it compensates (`@step(on_cancel=True)`) or has done so; in lists without the reason."""
     hold: int
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
     does not know its machine, version or step; a node that does will run it."""
@@ -126,6 +129,7 @@ def read_instance(row: Row) -> Instance:
         traceback=None if row[25] is None else text(25),
         tags=() if row[26] is None else decode_text_array(row[26]),
         meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
+        cancellation=None if row[28] is None else read_cancellation(row[28]),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from durable_actors.machine import ENDED, FAILURES, OFF, OUTCOMES, Status
+from durable_actors.machine import ENDED, FAILURES, OFF, OUTCOMES, Cancellation, Status
 
 
 # Not frozen: every step of the hot path makes one, and setting frozen slots costs attrs twice as much.
@@ -48,6 +48,8 @@ class Claim:
     """The definition that it was started with; None if its outcomes are not recorded."""
     definition: str | None = None
     """The definition that runs its step, if it is another one: for the journal."""
+    cancellation: Cancellation | None = None
+    """Why it was cancelled, if it compensates: however that ends, the instance is cancelled."""
 
     def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
         """Continue in the next step under the same claim. A signal may have arrived while the last step ran."""
@@ -177,6 +179,8 @@ class Promoted:
 
     id: int
     queue: str
+    cascades: bool = False
+    """Whether this has decided that children of it are cancelled: somebody must start with that (`cascade.py`)."""
 
 
 @attrs.frozen

@@ -17,12 +17,14 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors._store.commands import read_cancellation
 from durable_actors._store.read import Instance, read_instance
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, DurableError, InvalidOutcome, LeaseLost, NoTarget
 from durable_actors.machine import (
     KEEP,
     Await,
+    Cancellation,
     ChildView,
     Done,
     InsertPlan,
@@ -88,6 +90,8 @@ class Claimed:
     """The children of the barrier that led to this step; None: more than 10,000."""
     children_counts: Mapping[Status, int]
     """The same, counted by status."""
+    cancellation: Cancellation | None = None
+    """As `Context.cancellation`: why it was cancelled, if this step compensates."""
     request: Any = None
     """What a command asks of whoever runs this step, as of the last `heartbeat`; None: nothing."""
 
@@ -134,6 +138,7 @@ def _read_claimed(row: Row) -> Claimed:
         more_signals=row[14] == b"t",
         children=None if row[15] is None else tuple(ChildView(**each) for each in json(15)),
         children_counts=cast("Mapping[Status, int]", json(16)),
+        cancellation=None if row[17] is None else read_cancellation(row[17]),
     )
 
 

@@ -13,7 +13,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.insert import MAX_OCCUPANT_READS, insert_params
-from durable_actors._store.rows import Claim
+from durable_actors._store.rows import Claim, Promoted
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_json
@@ -210,7 +210,8 @@ async def read_signals(conn: PgConn, schema: str, number: int, *, after: int, li
     return [read_signal(row)[1] for row in rows]
 
 
-async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> list[int]:
-    """Wake instances whose await or barrier deadline has passed; return their ids."""
+async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> list[Promoted]:
+    """Wake instances whose await or barrier deadline has passed; return them."""
     params = [queue.encode(), encode.number(limit)]
-    return [int(row[0] or 0) for row in (await conn.run(statement("expire_awaits", schema), params)).rows]
+    rows = (await conn.run(statement("expire_awaits", schema), params)).rows
+    return [Promoted(int(row[0] or 0), queue, row[2] == b"t") for row in rows]

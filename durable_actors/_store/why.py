@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 
 import attrs
 
+from durable_actors._store.cancelled import ended_by, underway
 from durable_actors._store.evidence import evidence_of
 from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
 from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
@@ -134,7 +135,7 @@ def explain_observed(
     return Explanation(
         id=instance.id,
         reason=found.reason,
-        summary=found.summary if instance.status in ENDED else found.summary + _requested(around),
+        summary=found.summary if instance.status in ENDED else found.summary + underway(instance, around),
         since=_since(instance, found.reason),
         until=_until(observed, found.reason),
         blockers=blockers,
@@ -157,7 +158,7 @@ def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
             return _Found("done", "it has ended: done")
         case "failed" | "cancelled":
             again = f"`durable-actors retry {instance.id}` runs it again"
-            by = _cancelled_by(around) if instance.status == "cancelled" else ""
+            by = ended_by(instance, around) if instance.status == "cancelled" else ""
             ended = f"it has ended: {instance.status} in step {instance.step!r}{by}"
             return _Found(instance.status, f"{ended}; {again}")
         case "executing":
@@ -380,23 +381,6 @@ def _for_its_key(instance: Instance, around: InstanceDetails, behind: Sequence[B
 # -- the rest
 
 
-def _requested(around: InstanceDetails) -> str:
-    if around.request is None:
-        return ""
-    by = f" by {around.request.by}" if around.request.by else ""
-    since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
-    return f"; {around.request.kind} requested{by}{since}"
-
-
-def _cancelled_by(around: InstanceDetails) -> str:
-    """Of a cancelled instance: by which command, if it was one."""
-    request = around.request
-    if request is None or not request.cancels:
-        return ""
-    by = f" by {request.by}" if request.by else ""
-    return f"{by}: {request.reason}" if request.reason else by
-
-
 def _since(instance: Instance, reason: Reason) -> datetime | None:
     if reason in ENDED:
         return instance.finished_at
@@ -443,6 +427,12 @@ def _actions(
     if reason in {"executing", "owner_lost", "lease_expired"}:
         yield NextAction(text="see which nodes are alive", command="durable-actors nodes")
         yield from _hurry(instance, around)
+    if instance.cancellation is not None and reason not in ENDED:
+        yield NextAction(
+            text="end it without its compensation",
+            command=f"durable-actors cancel {instance.id} --force",
+            call=f"durable_actors.cancel({instance.id}, force=True)",
+        )
     for blocker in blockers:
         yield from _about(blocker)
 

@@ -19,6 +19,7 @@ from durable_actors.journal.kinds import (
     ChildStart,
     ChildStartedData,
     ClaimedData,
+    CompensatingData,
     CountedData,
     CrashedData,
     Data,
@@ -52,7 +53,7 @@ def _run_signal_received(move: Move) -> None:
     receipt: dict[str, Any] = {"type": "start" if record.kind == "started" else "signal", "by": record.by}
     command = (
         data.command
-        if isinstance(data, RowData | CancelledData | RevivedData | ResolvedData | PausedData)
+        if isinstance(data, RowData | CancelledData | CompensatingData | RevivedData | ResolvedData | PausedData)
         else None
     )
     if command is not None:
@@ -384,6 +385,11 @@ def _crashed(move: Move) -> None:
         _run_terminal(move)
 
 
+def _run_redirected(move: Move) -> None:
+    """Whatever the run did or waited for is over."""
+    move.add("run_redirected", {})
+
+
 def _run_revived(move: Move) -> None:
     move.add("run_revived", {})
 
@@ -443,6 +449,7 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "done": (*_UNDER_CLAIM, _attempt_ended, _runnable_applied, _run_terminal),
     "failed": (*_UNDER_CLAIM, _attempt_failed, _run_terminal),
     "cancelled": (_run_signal_received, *_UNDER_CLAIM, _run_terminal),
+    "compensating": (_run_signal_received, _run_redirected, _scheduled),
     "released": (*_UNDER_CLAIM, _released),
     "crashed": (*_UNDER_CLAIM, _crashed),
     "reaped": (*_UNDER_CLAIM, _reaped),

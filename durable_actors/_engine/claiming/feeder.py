@@ -35,7 +35,7 @@ from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
-from durable_actors._store.rows import PickResult
+from durable_actors._store.rows import PickResult, Promoted
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason, PoolClosed
@@ -258,12 +258,14 @@ class Feeder(Actor[object]):
         self._saturated = full
 
 
-def waits_ended(node: Node, woken: list[int]) -> None:
+def waits_ended(node: Node, woken: list[Promoted]) -> None:
     """The deadlines of these instances have passed, and they are runnable."""
     if node.telemetry.active:
         node.telemetry.emit(AwaitTimedOut(count=len(woken)))
     if node.wakeups is not None:
-        node.wakeups.add(woken)
+        node.wakeups.add(each.id for each in woken)
+    if any(each.cascades for each in woken):
+        node.cascade()
 
 
 def pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -> PickedEvent:

@@ -1,6 +1,6 @@
 -- expire_awaits: wake instances of one queue whose await or barrier deadline has passed. A timeout is a wake, not a failure.
 -- params   $1 queue text · $2 limit int
--- returns  id
+-- returns  id, …, whether the children that are left are to be cancelled
 -- moves    unfit · expired
 -- locks    FOR NO KEY UPDATE SKIP LOCKED: an instance that is being signalled is woken by the signal
 -- index    gen_durable_deadline: the due ones alone, however many are parked
@@ -23,4 +23,5 @@ returning g.id, case when g.journal >= case when d.wide is null then 3 else 1 en
               g.id, g.rev, case when d.wide is null then 'expired' else 'unfit' end, d.step, g.step, g.visit, g.attempt, g.round,
               failure => case when d.wide is not null then jsonb_build_object('text', g.last_error) end,
               further => case when d.wide is not null then jsonb_build_object('eligible_at', g.eligible_at) else jsonb_build_object(
-                  'waited_for', case d.status when 'awaiting_signal' then 'signal' else 'children' end) end) end
+                  'waited_for', case d.status when 'awaiting_signal' then 'signal' else 'children' end) end) end,
+          case when g.cancel_rest and d.status = 'awaiting_children' and g.status = 'runnable' then durable.cascade(g.id, g.visit, null) end

@@ -7,10 +7,11 @@
 --          of each step the first one, among the first 10,000 · request jsonb · the present time · rev · offered, due (the pick's own
 --          predicates) · shelved_step · await_deadline · journal · of one that is parked: awaited signals that came after it parked, and how
 --          many children its barrier has, and has alive · ids of the first three children that it waits for · the last five receipts ·
---          the definition that it was started with · another one that ran a step, among its last 20 records
+--          the definition that it was started with · another one that ran a step, among its last 20 records · whether children
+--          of it are being cancelled
 -- locks    none
 -- index    gen_durable_pkey, signals_unread, signals_inbox, gen_durable_parent, gen_durable_key_executing, gen_durable_key, receipts_target,
---          journal_pkey
+--          journal_pkey, cascades_parent
 -- cost     linear in the inbox and the siblings (both bounded), and in the children
 with recursive wanted(id, level) as (
     select u.id, 0 from unnest($1::bigint[]) u(id)
@@ -28,7 +29,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        g.partition_key, g.unique_key, g.parent_id, g.locked_by, g.eligible_at, g.lease_expires_at,
        g.inserted_at, g.updated_at, g.finished_at, g.hold,
        g.interruptions, case when $2::bool then g.error_type end, case when $2::bool then g.traceback end, g.tags,
-       case when $2::bool then g.meta end,
+       case when $2::bool then g.meta end, case when $2::bool then g.cancellation else g.cancellation - 'reason' end,
        (extract(epoch from g.eligible_at) - extract(epoch from durable.now()))::float8,
        (extract(epoch from g.lease_expires_at) - extract(epoch from pg_catalog.now()))::float8,
        (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,
@@ -68,7 +69,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        encode(g.fingerprint, 'hex'),
        (select e.data ->> 'definition' from (
            select j.rev, j.data from durable.journal j where g.fingerprint is not null and j.instance_id = g.id order by j.rev desc limit 20) e
-         where e.data ? 'definition' order by e.rev desc limit 1)
+         where e.data ? 'definition' order by e.rev desc limit 1),
+       exists (select 1 from durable.cascades c where c.parent_id = g.id)
   from durable.gen_durable g
   left join lateral (
       select y.id, y.locked_by from durable.gen_durable y

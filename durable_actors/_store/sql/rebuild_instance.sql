@@ -23,7 +23,7 @@ with told as materialized (
            state = coalesce(t.state, 'null'), result = case when t.status = 'done' then coalesce(t.result, 'null') end, barrier = t.barrier, children_total = t.children_total,
            wake_on_failure = t.wake_on_failure, child_uid = t.child_uid, round = t.round, interruptions = t.interruptions, tags = t.tags,
            meta = t.meta, child_args = t.child_args, error_type = t.error_type, traceback = t.traceback, shelved_step = t.shelved_step,
-           request = null, journal = t.journal, fingerprint = t.fingerprint,
+           request = null, cancellation = t.cancellation, cancel_rest = t.cancel_rest, journal = t.journal, fingerprint = t.fingerprint,
            -- Also a tombstone: it goes with the row only if the row says that it has signals.
            inbox = exists (select 1 from durable.signals s where s.target_id = $1::bigint and s.consumed_at is null)
                    or exists (select 1 from durable.signals s where s.target_id = $1::bigint and s.dedup_key is not null)
