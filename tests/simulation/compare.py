@@ -16,7 +16,7 @@ COLUMNS = (
     "await_deadline is not null, children_total, children_pending, wake_on_failure, parent_id, barrier, "
     "last_error, state::text, result::text, interruptions, tags, meta::text, error_type, traceback, "
     "status <> 'runnable' or eligible_at <= now(), claim_id::text, request - 'at', "
-    "journal, shelved_step, finished_at is not null, claim_token_hash::text"
+    "journal, shelved_step, finished_at is not null, claim_token_hash::text, cancellation - 'at', cancel_rest"
 )
 
 
@@ -48,7 +48,7 @@ def unordered(values: Any) -> list[Any]:
     return sorted(values, key=str)
 
 
-TIMES = {"eligible_at", "lease_until", "renewed_until", "deadline", "inserted_at", "visible_at"}
+TIMES = {"eligible_at", "lease_until", "renewed_until", "deadline", "inserted_at", "visible_at", "at"}
 """Keys of data that are instants: the clocks of the two differ."""
 DUE = (
     "started",
@@ -106,4 +106,5 @@ def stored(row: Row, claim_ids: dict[str, str], now: int) -> tuple[Any, ...]:
         None if row.claim_id is None else claim_ids[row.claim_id],
         None if row.request is None else _without_its_time(row.request),
         row.journal, row.shelved_step, row.finished_at is not None, row.token,
+        None if row.cancellation is None else _without_its_time(row.cancellation), row.cancel_rest,
     )  # fmt: skip

@@ -9,6 +9,7 @@ import attrs
 import psycopg
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from tests.simulation import (  # noqa: F401 - their meanings register themselves
+    statements_cancel,
     statements_inbox,
     statements_lease,
     statements_retention,

@@ -8,7 +8,9 @@ from collections import Counter
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements import SECOND, Rows, Scene, asked_to_cancel, cancel, jsonb, meaning, shown
+from tests.simulation.ending import asked_to_cancel, cascade
+from tests.simulation.literals import jsonb
+from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
 from tests.simulation.statements_journal import FULL, iso, note, note_spawned, note_started, present
 from tests.simulation.tables import Letter, NotYet, Row, Tx
 
@@ -210,7 +212,8 @@ def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.wake(tx.now)
             waited_for = "signal" if old.status == "awaiting_signal" else "children"
             note(tx, new, "expired", old, new.step, data={"waited_for": waited_for})
-            out.append(shown(row.id))
+            rest = bool(new.cancel_rest) and waited_for == "children" and cascade(tx, new.id, new.visit, None)
+            out.append(shown(row.id, None, rest or None))
     return out
 
 
@@ -263,6 +266,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
     new.children_total, new.children_pending = total, needed
     new.wake_on_failure = params[5] == b"t" and needed > 0
+    new.cancel_rest = True if params[14] == b"t" and needed else None if row.cancel_rest is None else False
     new.locked_by = new.lease = None
     note_spawned(tx, old, new, params)
     return [shown(new.id, new.visit, new.status)]
@@ -278,13 +282,13 @@ def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
     for (parent, barrier), children in sorted(ended.items()):
         failed = any(each.status != "done" for each in children)
-        opened = _count_ended(scene, tx, parent, barrier, len(children), failed=failed)
+        opened = count_ended(scene, tx, parent, barrier, len(children), failed=failed)
         if opened is not None:
-            out.append(shown(opened.id, opened.queue))
+            out.append(shown(opened.id, opened.queue, opened.cancel_rest or None))
     return out
 
 
-def _count_ended(
+def count_ended(
     scene: Scene, tx: Tx, parent: int | None, barrier: int | None, count: int, *, failed: bool
 ) -> Row | None:
     """Count ended children at the barrier of their parent; returns the parent if that opens it."""
@@ -300,28 +304,11 @@ def _count_ended(
     if opens and "join" not in scene.broken:
         new.wake(tx.now)
         note(tx, new, "joined", old, new.step, data=data)
+        if new.cancel_rest:
+            cascade(tx, new.id, new.visit, None)
         return new
     note(tx, new, "child_ended", old, data=data)
     return None
-
-
-@meaning
-def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
-    row = tx.get(int(params[0] or 0))
-    if row is None or row.terminal:
-        return []
-    tx.lock(row.id)
-    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
-    request = present(kind="cancel", by=by, reason=reason, at=iso(tx.now), key=key)
-    request["metadata"] = json.loads(given or "null")
-    asked = jsonb(json.dumps(request))
-    if row.status == "executing" and params[5] != b"t":
-        tx.write(row, "ask", moves=False).request = asked
-        return [shown('"requested"', None, None, None)]
-    new = cancel(tx, row, "cancel", asked=asked)
-    opened = _count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
-    return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue)]
 
 
 @meaning
@@ -377,7 +364,8 @@ def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
     found = {queue: [r.priority for r in due if r.queue == queue] for queue in queues}
     if not any(found.values()) and (left := patience - waited) > MICRO:
         raise NotYet(min(every, left))
-    return [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
+    out = [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
+    return [*out, shown(None, None)] if any(each.next_at <= tx.clock for each in tx.cascades()) else out
 
 
 @meaning
@@ -404,7 +392,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
-            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
+            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta, r.cancellation,
         )
         for r in rows
     ]  # fmt: skip

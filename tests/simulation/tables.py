@@ -25,7 +25,7 @@ class Row:
         "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
         "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
         "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "meta",
-        "manual", "parent_id", "rerun_of",
+        "manual", "parent_id", "rerun_of", "cancellation", "cancel_rest",
         "partition_key", "priority", "queue", "request", "result", "rev", "round", "scope", "shelved_step", "state",
         "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
@@ -108,6 +108,22 @@ class Letter:
         self.consumed = False
 
 
+class Cascade:
+    """One row of cascades."""
+
+    __slots__ = ("after", "barrier", "id", "missed", "next_at", "parent", "request", "up_to")
+
+    def __init__(self, parent: int, barrier: int | None, up_to: int, request: dict[str, Any]) -> None:
+        self.id = 0
+        self.parent, self.barrier, self.up_to, self.request = parent, barrier, up_to, request
+        self.after, self.missed, self.next_at = 0, None, -1
+
+    def clone(self) -> Cascade:
+        new = Cascade(self.parent, self.barrier, self.up_to, self.request)
+        new.id, new.after, new.missed, new.next_at = self.id, self.after, self.missed, self.next_at
+        return new
+
+
 class Blocked(Exception):
     """A row lock of somebody else's is in the way: wait and run the statement again."""
 
@@ -133,6 +149,10 @@ class Tables:
         self.journal: dict[tuple[int, int], dict[str, Any]] = {}
         """Records by instance and rev."""
         self.locks: dict[int, Tx] = {}
+        self.cascades: dict[int, Cascade] = {}
+        self.cascade_serial = 0
+        self.compensations: dict[tuple[str, int], str] = {}
+        """Machine and version → the step that compensates."""
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
         self.serial = 0
@@ -165,6 +185,29 @@ class Tx:
         self._deleted: set[int] = set()
         self._locked: set[int] = set()
         self._gone: set[int] = set()
+        self._cascades: dict[int, Cascade | None] = {}
+
+    # -- cascades
+
+    def cascades(self) -> list[Cascade]:
+        found = {**self.tables.cascades, **self._cascades}
+        return [each for each in found.values() if each is not None]
+
+    def put_cascade(self, each: Cascade) -> None:
+        self.tables.cascade_serial += 1
+        each.id = self.tables.cascade_serial
+        self._cascades[each.id] = each
+
+    def change_cascade(self, each: Cascade) -> Cascade:
+        """A copy to change. Its lock has a negative number: rows have the others."""
+        self.lock(-each.id)
+        new = each.clone()
+        self._cascades[each.id] = new
+        return new
+
+    def drop_cascade(self, each: Cascade) -> None:
+        self.lock(-each.id)
+        self._cascades[each.id] = None
 
     # -- rows
 
@@ -271,6 +314,7 @@ class Tx:
             dict(self.why),
             dict(self._records),
             set(self._gone),
+            dict(self._cascades),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -278,7 +322,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone = mark[7]
+        self._gone, self._cascades = mark[7], mark[8]
 
     def commit(self) -> None:
         tables = self.tables
@@ -293,6 +337,11 @@ class Tx:
         tables.journal.update(self._records)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
+        for number, each in self._cascades.items():
+            if each is None:
+                tables.cascades.pop(number, None)
+            else:
+                tables.cascades[number] = each
         for number in self._deleted:
             tables.letters.pop(number, None)
         for number in self._gone:
@@ -303,7 +352,7 @@ class Tx:
 
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
-        self._rows, self._letters, self._records, self._gone = {}, {}, {}, set()
+        self._rows, self._letters, self._records, self._gone, self._cascades = {}, {}, {}, set(), {}
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

@@ -35,7 +35,6 @@ from durable_actors._store import (
     wakeup,
 )
 from durable_actors._store.claim import Owner, PickFrom
-from durable_actors._store.commands import Request
 from durable_actors._store.read import read_by_ids
 from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
@@ -47,6 +46,7 @@ from tests.simulation.process import World
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row
+from tests.simulation.walks_cancel import Cancels
 from tests.store.kit import address, connect, known_steps, plan
 
 SCHEMA = "durable"
@@ -84,7 +84,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair:
+class Pair(Cancels):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -132,6 +132,7 @@ class Pair:
         shown = [(each.target, each.name, each.dedup, each.consumed) for each in ours]
         assert shown == letters, self.said[-5:]
         self.compare_journals()
+        self.compare_cascades()
         self.no_wake_up_is_lost()
         self.barriers_wait_for_living_children()
         self.what_has_ended_stays_as_it_is()
@@ -211,7 +212,10 @@ class Pair:
 
         def shown(picked: Any) -> Any:
             rows = [
-                attrs.evolve(each, claim_id="", lease_until=each.lease_until and "then")
+                attrs.evolve(
+                    each, claim_id="", lease_until=each.lease_until and "then",
+                    cancellation=each.cancellation and attrs.evolve(each.cancellation, at=None),
+                )
                 for each in picked.claims
             ]
             return [attrs.asdict(each) for each in rows], [(each.id, each.what) for each in picked.seen]
@@ -348,7 +352,8 @@ class Pair:
         [held, *_] = self._some()
         count = self.random.randint(0, 3)
         join = self.random.choice(["all", "any_failed", *range(1, count + 1)])
-        outcome = ScheduleChildren("t", [Model] * count, join=join, timeout=self.random.choice((None, 6000)))
+        rest, timeout = self.random.choice(("leave", "cancel")), self.random.choice((None, 6000))
+        outcome = ScheduleChildren("t", [Model] * count, join=join, timeout=timeout, rest=rest)
         changes = await self._changes(held, lambda consume: outcome)
         self.said.append(f"spawn {changes[0]} {outcome}")
         level = self.random.choice(("off", "auto", "outcomes", "claims", "full"))
@@ -413,15 +418,6 @@ class Pair:
         if row.unique_key is None or not occupied:
             self.finals.pop(row.id, None)
             await self.same(observe.retry_instance, SCHEMA, row.id)
-
-    async def cancel(self) -> None:
-        """An instance is cancelled, or its node is asked to; both tell the node."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        force = self.random.random() < 0.3
-        await self.same(observe.cancel_instance, SCHEMA, row.id, force=force)
-        ours, theirs = await self.both(claims.read_requests, SCHEMA, "a")
-        theirs = {self.claim_ids[claim_id]: request for claim_id, request in theirs.items()}
-        assert timeless(ours) == timeless(theirs), self.said[-5:]
 
     async def strays(self) -> None:
         known = self._some() if self.held else []
@@ -557,17 +553,13 @@ class Pair:
         self.db.execute("reset durable_actors.journal_door")
 
 
-def timeless(requests: dict[str, Request]) -> dict[str, Request]:
-    return {claim_id: attrs.evolve(request, at=None) for claim_id, request in requests.items()}
-
-
 def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
     return [(a.claim_id, b.claim_id) for a, b in zip(ours.claims, theirs.claims, strict=True)]
 
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "cascade": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
     "time": 3, "tell": 2, "delete": 1,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
