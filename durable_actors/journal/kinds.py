@@ -212,6 +212,7 @@ class CompensatingData(Data, frozen=True, kw_only=True):
     """`compensating`. `columns` has the cancellation."""
 
     command: Command | None = None
+    eligible_at: Instant | None = None
 
 
 class ReturnedData(UnderClaim, frozen=True, kw_only=True):

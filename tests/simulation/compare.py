@@ -62,6 +62,7 @@ DUE = (
     "crashed",
     "reaped",
     "spawned",
+    "compensating",
 )
 """Records that say when the row is due."""
 

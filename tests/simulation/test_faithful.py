@@ -417,6 +417,8 @@ class Pair(Cancels):
         occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
         if row.unique_key is None or not occupied:
             self.finals.pop(row.id, None)
+            # Its earlier attempts of this visit are forgotten: a wake-up of one of them would be an anomaly.
+            self.told = [pair for pair in self.told if pair[0].id != row.id]
             await self.same(observe.retry_instance, SCHEMA, row.id)
 
     async def strays(self) -> None:
