@@ -18,6 +18,7 @@ from durable_actors.journal import KINDS, decode_record, is_recorded, level_of
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store import (
     moving,
+    moving_cancel,  # noqa: F401 - its scenarios
     moving_runners,  # noqa: F401 - its scenarios
 )
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, outcome, plan

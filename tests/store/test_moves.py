@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from durable_actors._store.moves import ALWAYS, MAX_REV, MOVES, MoveName, move_of
 from durable_actors.machine import ENDED, Status
-from tests.store import moving_runners  # noqa: F401 - its scenarios
+from tests.store import moving_cancel, moving_runners  # noqa: F401 - their scenarios
 from tests.store.kit import SCHEMA, claims, connect, insert, outcome, rows
 from tests.store.moving import SCENARIOS, Recorder, World
 from tests.store.stepping import commit

@@ -6,7 +6,7 @@
 -- locks    never waits. The cascades, FOR UPDATE SKIP LOCKED: any number of nodes work on different ones. Parents that wait for such a
 --          child, then the children, FOR NO KEY UPDATE SKIP LOCKED in id order: one that is locked, or whose parent is, is left for
 --          the next lap, a second later
--- index    cascades_next, gen_durable_parent, gen_durable_pkey, compensations_pkey
+-- index    cascades_next, cascades_pkey, gen_durable_parent, gen_durable_pkey, compensations_pkey
 -- keeps    I11 barriers release exactly once. What does not run ends, or enters the step that compensates; what runs is asked, and its node
 --          ends it. A child that was asked already, or compensates, is passed by. The cascade goes on with the children of a
 --          child: whoever ends the child writes it. Of a child that this ends it is written here, unless it has no live child: that
