@@ -359,7 +359,9 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
                 conn, owner.schema, incarnation=owner.name, node=node.config.node, about=node.about
             )
             # Before it runs a step: whoever cancels an instance from then on must know.
+            told = node.catalog.generation
             await write_compensations(conn, owner.schema, node.catalog.specs)
+            node.told = told
             for line in older_nodes(await read_live_nodes(conn, owner.schema)):
                 logger.warning("%s", line)
     except psycopg.errors.LockNotAvailable as exc:

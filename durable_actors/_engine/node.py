@@ -78,6 +78,8 @@ class Node:
     """The queues that this node serves."""
     about: Mapping[str, object] = attrs.field(factory=dict[str, object])
     """What its row in `nodes` says about it, for people."""
+    told: int = -1
+    """The generation of `catalog` whose steps that compensate are recorded in the database."""
     registered: bool = True
     """That row exists. False: `nodes` was locked when the engine started, and the heartbeat inserts the row later."""
     state: AsyncValue[EngineState] = attrs.field(factory=engine_state)

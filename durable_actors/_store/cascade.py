@@ -22,6 +22,8 @@ from durable_actors.machine import MachineSpec
 
 CASCADES: Final = 20
 CHILDREN: Final = 200
+LAP: Final = 0.5
+"""Seconds for which a cascade rests that has met a locked child, in cancel_children.sql."""
 """Per statement: cascades, and children of each. A child costs about 0.1 ms."""
 
 
@@ -37,6 +39,8 @@ class Cascaded:
     """What is offered now: children that compensate, parents whose barrier opened, siblings of freed keys."""
     more: bool = False
     """Whether there may be more to do at once."""
+    rests: bool = False
+    """Whether there is more to do in a moment (`LAP`): somebody has locked a child."""
 
 
 def cascading(
@@ -68,6 +72,7 @@ def cascading(
             (*done.asked, *(each.id for each in found.get(b"asked", ()))),
             (*done.offered, *offered),
             any(each.id for each in found.get(b"looked", ())),
+            done.rests or b"rests" in found,
         )
         if not done.more:
             break

@@ -68,7 +68,8 @@ def cancel_children(scene: Scene, tx: Tx, params: Params) -> Rows:
         if len(page) >= most:
             new.next_at, new.after, new.missed = tx.clock, page[-1].id, min(missing, default=None)
         elif missing:
-            new.next_at, new.after, new.missed = tx.clock + SECOND, min(missing) - 1, None
+            new.next_at, new.after, new.missed = tx.clock + SECOND // 2, min(missing) - 1, None
+            out.append(shown("rests", each.id, None, None))
         else:
             tx.drop_cascade(each)
     return [*out, shown("looked", len(work), None, None)]

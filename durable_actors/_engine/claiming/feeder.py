@@ -33,6 +33,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.cascade import write_compensations
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
 from durable_actors._store.rows import PickResult, Promoted
@@ -168,6 +169,8 @@ class Feeder(Actor[object]):
         asked = trio.current_time()
         if node.draining.value:  # the drain may have begun while this waited for the connection
             return
+        if node.told != node.catalog.generation:
+            await self._tell_compensations(conn)
         self._pick_sent = asked
         picked = await pick_instances(
             conn,
@@ -187,6 +190,15 @@ class Feeder(Actor[object]):
             self._idle.claimed()
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
+
+    async def _tell_compensations(self, conn: PgConn) -> None:
+        """A machine was defined after the start: record the step that compensates before the first row of it is claimed.
+
+        Whoever cancels a row needs not know its machine.
+        """
+        node, generation = self._node, self._node.catalog.generation
+        await write_compensations(conn, node.owner.schema, node.catalog.specs)
+        node.told = generation
 
     def _start_picked(self) -> None:
         """Start the claims of a pick before the statistics are read, which at rest takes half as long as the pick."""

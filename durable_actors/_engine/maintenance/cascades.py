@@ -20,7 +20,7 @@ from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.cascade import Cascaded, cascading
+from durable_actors._store.cascade import LAP, Cascaded, cascading
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._wording import counted
 from durable_actors.otp import Actor
@@ -41,23 +41,27 @@ class Cascades(Actor[object]):
             with trio.move_on_after(wait):
                 await self.mailbox.receive()
             try:
-                await self._round()
+                wait = LAP if await self._round() else interval
             except TRANSIENT_ERRORS as exc:
                 wait = self._outage.failed(exc)
             else:
                 self._outage.ok()
-                wait = interval
 
-    async def _round(self) -> None:
-        """Cancel until nothing is left that can be cancelled now. Work goes first: it rests as long as it works."""
+    async def _round(self) -> bool:
+        """Cancel until nothing is left that can be cancelled now. Returns whether somebody has locked the rest.
+
+        Work goes first: this rests as long as it works.
+        """
         node, patience = self._node, answer_patience(self._node.owner.lease_ttl)
-        more = True
-        while more:
+        rests = False
+        while True:
             began = trio.current_time()
             async with node.pool.acquire(node.lane("client"), within=patience) as conn:
-                more = (await cascade_some(node, conn)).more
-            if more:
-                await trio.sleep(trio.current_time() - began)
+                done = await cascade_some(node, conn)
+            rests = rests or done.rests
+            if not done.more:
+                return rests
+            await trio.sleep(trio.current_time() - began)
 
 
 # Used by `execute_next`, too.

@@ -29,7 +29,6 @@ import trio
 from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
-from durable_actors._store.cascade import write_compensations
 from durable_actors._store.retention import Ages, Swept, delete_ended, read_keeps, write_keeps
 from durable_actors._wording import counted
 from durable_actors.otp import Actor
@@ -127,13 +126,12 @@ class Janitor(Actor[object]):
             self._report()
 
     async def _tell(self) -> None:
-        """Record `keep=` and `on_cancel=` of the machines that this node knows, once for each change of what it knows."""
+        """Record `keep=` of the machines that this node knows, once for each change of what it knows."""
         node, generation = self._node, self._node.catalog.generation
         if self._told == generation:
             return
         async with node.pool.acquire(node.lane("client")) as conn:
             await write_keeps(conn, node.owner.schema, node.catalog.specs)
-            await write_compensations(conn, node.owner.schema, node.catalog.specs)
         self._told = generation
 
     async def _round(self, retention: Retention) -> None:

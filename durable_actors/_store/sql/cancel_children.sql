@@ -1,11 +1,11 @@
 -- cancel_children: cancel some of the children that are to be cancelled (durable.cascades), and forget those cascades that are done.
 -- params   $1 how many cascades int · $2 how many children of each int
 -- returns  what happened: "ended" child, queue, its partition key · "entered" child that compensates, queue, its partition key ·
---          "asked" child that runs · "opened" parent, queue, whose barrier this has opened · "looked" at how many cascades
+--          "asked" child that runs · "opened" parent, queue, whose barrier this has opened · "looked" at how many cascades · "rests" a cascade, until its next lap
 -- moves    cancelled · compensating · unfit · child_ended · joined · requested
 -- locks    never waits. The cascades, FOR UPDATE SKIP LOCKED: any number of nodes work on different ones. Parents that wait for such a
 --          child, then the children, FOR NO KEY UPDATE SKIP LOCKED in id order: one that is locked, or whose parent is, is left for
---          the next lap, a second later
+--          the next lap, half a second later
 -- index    cascades_next, cascades_pkey, gen_durable_parent, gen_durable_pkey, compensations_pkey
 -- keeps    I11 barriers release exactly once. What does not run ends, or enters the step that compensates; what runs is asked, and its node
 --          ends it. A child that was asked already, or compensates, is passed by. The cascade goes on with the children of a
@@ -74,7 +74,7 @@ with work as materialized (
     delete from durable.cascades c using seen s where c.id = s.id and s.children < $2::int and s.missing is null
 ), goes_on as (
     update durable.cascades c
-       set next_at = clock_timestamp() + case when s.children < $2::int then interval '1 s' else '0' end,
+       set next_at = clock_timestamp() + case when s.children < $2::int then interval '0.5 s' else '0' end,
            after = case when s.children < $2::int then s.missing - 1 else s.last end,
            missed = case when s.children >= $2::int then s.missing end
       from seen s
@@ -89,3 +89,5 @@ union all
 select 'opened', e.parent_id, e.opened, null from ended e where e.opened is not null
 union all
 select 'looked', count(*), null, null from work w
+union all
+select 'rests', s.id, null, null from seen s where s.children < $2::int and s.missing is not null
