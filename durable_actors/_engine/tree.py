@@ -78,11 +78,9 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     flush: Address[object] = Address("flusher", capacity=1)
     lock: Address[object] = Address("keeper", capacity=1)
     watch: Address[object] = Address("long poll", capacity=1)
-    cascade: Address[object] = Address("cascades", capacity=1)
     parts = _make_parts(node, queues, flush, lock)
     commits, keys, pool, planners = parts.commits, parts.keys, parts.pool, parts.planners
     long_polls = can_long_poll(node, queues)
-    node.cascade = partial(cascade.cast, None)
     parts.idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
 
     def feeder(queue: str, limits: QueueLimits) -> ActorChild[object]:
@@ -117,7 +115,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
         # A batch is all or nothing: a stop need not wait for it.
         ActorChild(Address[object]("janitor", capacity=1), partial(Janitor, node), shutdown="brutal"),
-        ActorChild(cascade, partial(Cascades, node), shutdown="brutal"),
+        ActorChild(_cascade_hints(node), partial(Cascades, node), shutdown="brutal"),
         *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
     parts.root = Supervisor(
@@ -135,6 +133,13 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         period=60.0,
     )
     return parts
+
+
+def _cascade_hints(node: Node) -> Address[object]:
+    """The mailbox of `Cascades`, to which the node's hints go."""
+    address: Address[object] = Address("cascades", capacity=1)
+    node.cascade = partial(address.cast, None)
+    return address
 
 
 def _notifications(node: Node) -> list[ChildSpec]:

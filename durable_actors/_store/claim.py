@@ -170,18 +170,19 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
         )
         if journal == "1":  # most jobs
             found.journal = 1
-        elif journal is not None:  # its level, its definition, and from every move on the end of its lease
-            level, _, rest = journal.partition(" ")
-            definition, _, lease = rest.partition(" ")
-            found.journal, found.fingerprint, found.lease_until = (
-                int(level),
-                definition or None,
-                lease or None,
-            )
+        elif journal is not None:
+            _read_journal(found, journal)
         if cancellation is not None:
             found.cancellation = read_cancellation(cancellation.encode())
         claims.append(found)
     return PickResult(claims, seen, positions)
+
+
+def _read_journal(claim: Claim, journal: str) -> None:
+    """Its level, its definition, and from every move on the end of its lease."""
+    level, _, rest = journal.partition(" ")
+    definition, _, lease = rest.partition(" ")
+    claim.journal, claim.fingerprint, claim.lease_until = int(level), definition or None, lease or None
 
 
 _ORDER: Final = itemgetter(1, 2, 0)

@@ -285,10 +285,9 @@ def _details(row: Row) -> InstanceDetails:
         parked,
         missing,
         receipts,
-        fingerprint,
-        definition,
-        cascade,
+        *told,
     ) = row
+    fingerprint, definition, cascade = told
     request = None if asked is None else read_request(asked)
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
     present, since = decode_instant(now), None if request is None else request.at

@@ -46,16 +46,14 @@ from durable_actors.journal.records import Current, Inserted, Record
 
 # Commands, the row as a whole, the indexes.
 
+_COMMANDED: Final = RowData | CancelledData | CompensatingData | RevivedData | ResolvedData | PausedData
+
 
 def _run_signal_received(move: Move) -> None:
     """Every record that somebody outside caused has a receipt."""
     data, record = move.data, move.record
     receipt: dict[str, Any] = {"type": "start" if record.kind == "started" else "signal", "by": record.by}
-    command = (
-        data.command
-        if isinstance(data, RowData | CancelledData | CompensatingData | RevivedData | ResolvedData | PausedData)
-        else None
-    )
+    command = data.command if isinstance(data, _COMMANDED) else None
     if command is not None:
         receipt |= {
             "type": command.type,
@@ -386,7 +384,6 @@ def _crashed(move: Move) -> None:
 
 
 def _run_redirected(move: Move) -> None:
-    """Whatever the run did or waited for is over."""
     move.add("run_redirected", {})
 
 
