@@ -128,9 +128,7 @@ class CommandCalls(RunnerCalls):
         command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
         flag("force", force)
         choice("children", children, "leave", "cancel")
-        start = partial(
-            cancelling, self._schema, target, command, force=force, children=children == "cancel"
-        )
+        start = partial(cancelling, self._schema, target, command, force=force, children=children == "cancel")
         done = await self._dialogue(start, conn)
         if done.found is not None:
             self._after_commit(conn, partial(self._after_cancel, done))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, cast
@@ -286,13 +286,17 @@ async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Connect the callbacks of engine, node and client."""
     client.notify, client.wakeups = node.notify, node.wakeups
-    client.cascade = lambda: node.cascade()  # the tree sets it later
     if isinstance(node.port, EnginePort):
         node.port.notify, node.port.wakeups = node.notify, node.wakeups
     node.on_final = client.results.hint
     client.results.runs_here = node.claims.has_instance
     node.on_fatal = engine._fail  # noqa: SLF001 - same module
     client.use()
+
+
+def _cascade_of(node: Node, parts: Parts) -> Callable[[], object] | None:
+    """Who is told that children are to be cancelled; None on a client-only node, whose calls do it themselves."""
+    return None if parts.pool is None else node.cascade
 
 
 async def _run_tree(
@@ -310,6 +314,7 @@ async def _run_tree(
     if signals:
         extra.append(TaskChild("signals", partial(_handle_signals, engine), handshake=True))
     parts = engine._parts = build_tree(node, queues, *extra)  # noqa: SLF001 - same module
+    engine.client.cascade = _cascade_of(node, parts)
 
     class Started:
         def started(self, value: Tree | None = None) -> None:

@@ -168,9 +168,7 @@ class Executor:
         if self._told == generation:
             return
         if any(spec.on_cancel is not None for spec in specs):
-            await on_claim_lane(
-                node, lambda conn: write_compensations(conn, node.owner.schema, specs)
-            )
+            await on_claim_lane(node, lambda conn: write_compensations(conn, node.owner.schema, specs))
         self._told = generation
 
     async def _cascade(self, node: Node) -> None:

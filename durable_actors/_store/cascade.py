@@ -48,8 +48,7 @@ def cascading(
 ) -> Dialogue[Cascaded]:
     """Cancel children that are to be cancelled, in at most so many statements. Each should be a transaction of its own.
 
-    A second statement of a round offers the next siblings of freed keys. If that is never sent, the sweep of a node does
-    it.
+    A second statement of a round offers the next siblings of freed keys. If that is never sent, a node's sweep does it.
     """
     done = Cascaded()
     for _ in range(rounds):
@@ -80,7 +79,7 @@ def cascading(
 
 
 async def write_compensations(conn: PgConn, schema: str, specs: Iterable[MachineSpec]) -> None:
-    """Record which step each of these machines enters when it is cancelled. Writes nothing if it is recorded already."""
+    """Record which step each of these machines enters when it is cancelled. Writes nothing if that is recorded."""
     known = sorted(specs, key=lambda spec: spec.key)
     params = [
         encode.text_array([spec.name for spec in known]),

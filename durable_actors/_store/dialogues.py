@@ -185,6 +185,11 @@ def ending(schema: str, number: int) -> Dialogue[Ending | None]:
 # -- commands
 
 
+def _allows(_instance: Instance) -> str | None:
+    """Nothing but the status decides."""
+    return None
+
+
 @attrs.frozen
 class InstanceCommand:
     """One command on an instance, and the statuses that allow it."""
@@ -196,7 +201,7 @@ class InstanceCommand:
     allowed: frozenset[str]
     otherwise: str
     """Which instances allow it, for the error."""
-    refuses: Callable[[Instance], str | None] = lambda _: None
+    refuses: Callable[[Instance], str | None] = _allows
     """Why this instance does not allow it although its status does; None: it does."""
 
 
@@ -224,7 +229,7 @@ CANCEL: Final = InstanceCommand(
     "only one that has not ended can be cancelled",
     refuses=_compensates,
 )
-FORCE_CANCEL: Final = attrs.evolve(CANCEL, refuses=lambda _: None)
+FORCE_CANCEL: Final = attrs.evolve(CANCEL, refuses=_allows)
 
 
 @attrs.frozen

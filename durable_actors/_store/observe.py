@@ -474,7 +474,8 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
     return bool((await conn.run(statement("retry_instance", schema), params)).rows)
 
 
-async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False, children: bool = False
+async def cancel_instance(
+    conn: PgConn, schema: str, number: int, *, force: bool = False, children: bool = False
 ) -> str | None:
     """Cancel an instance, or ask its node to: "cancelled" or "requested"; None if it has ended or does not exist.
 

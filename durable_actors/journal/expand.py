@@ -15,11 +15,10 @@ from msgspec import UNSET
 
 from durable_actors.journal.facts import Fact
 from durable_actors.journal.kinds import (
-    CancelledData,
     ChildStart,
     ChildStartedData,
     ClaimedData,
-    CompensatingData,
+    Command,
     CountedData,
     CrashedData,
     Data,
@@ -33,7 +32,6 @@ from durable_actors.journal.kinds import (
     ReleasedData,
     ResolvedData,
     ReturnedData,
-    RevivedData,
     RowData,
     SpawnedData,
     UnderClaim,
@@ -46,14 +44,12 @@ from durable_actors.journal.records import Current, Inserted, Record
 
 # Commands, the row as a whole, the indexes.
 
-_COMMANDED: Final = RowData | CancelledData | CompensatingData | RevivedData | ResolvedData | PausedData
-
 
 def _run_signal_received(move: Move) -> None:
     """Every record that somebody outside caused has a receipt."""
     data, record = move.data, move.record
     receipt: dict[str, Any] = {"type": "start" if record.kind == "started" else "signal", "by": record.by}
-    command = data.command if isinstance(data, _COMMANDED) else None
+    command: Command | None = getattr(data, "command", None)
     if command is not None:
         receipt |= {
             "type": command.type,

@@ -352,7 +352,10 @@ KINDS: Final[dict[str, Kind]] = {
     "failed": Kind("outcome Stop: the instance has failed", "outcomes", (*_CLAIM, "error"), FailedData),
     "cancelled": Kind("the instance was cancelled", "outcomes", _PLACE, CancelledData),
     "compensating": Kind(
-        "the instance was cancelled, and entered the step that compensates", "outcomes", _WAKE, CompensatingData
+        "the instance was cancelled, and entered the step that compensates",
+        "outcomes",
+        _WAKE,
+        CompensatingData,
     ),
     "released": Kind("a node gave the claim back without an outcome", "claims", _CLAIM, ReleasedData),
     "crashed": Kind("the step raised what no handler may catch", "outcomes", (*_CLAIM, "error"), CrashedData),

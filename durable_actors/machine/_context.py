@@ -147,7 +147,7 @@ class Context(Generic[S_co]):
     in_handle: bool = False
     """Whether this is the context of `handle`."""
     cancellation: Cancellation | None = None
-    """Why the instance was cancelled, in the step that compensates (`@step(on_cancel=True)`) and in those that follow it;
+    """Why the instance was cancelled, in the step that compensates (`@step(on_cancel=True)`) and in those after it.
     None elsewhere."""
     port: ContextPort | None = attrs.field(default=None, repr=False)
     """The engine behind this context; None outside of an engine."""

@@ -247,7 +247,7 @@ async def test_a_tree_is_cancelled(durable_dsn, db: Db, quick, way: str):
 
 
 async def test_a_running_root_and_its_children(durable_dsn, db: Db, quick):
-    """The root runs: its children are cancelled when its step has been. What the step starts meanwhile is among them."""
+    """Its children are cancelled when its step has been. What the step starts meanwhile is among them."""
     gate, leaf_gate = Gate(), Gate()
     leaf = gated(leaf_gate)
 

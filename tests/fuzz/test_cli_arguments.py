@@ -52,7 +52,7 @@ VERBS: dict[str, tuple[list[str], list[str]]] = {
     "show": (["1"], DATABASE),
     "tree": (["1"], ["--depth", "--children", "--limit", *DATABASE]),
     "retry": (["1"], ["--by", "--reason", "--idempotency-key", *DATABASE]),
-    "cancel": (["1"], ["--by", "--reason", "--idempotency-key", *DATABASE]),
+    "cancel": (["1"], ["--children", "--by", "--reason", "--idempotency-key", *DATABASE]),
     "audit": ([], ["--command", "--limit", "--before", *DATABASE]),
     "queues": ([], DATABASE),
     "nodes": ([], DATABASE),

@@ -153,6 +153,8 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "rev": st.sampled_from([0, -INT8, INT8 - 1, INT8]),
     "hold": st.integers(0, 5),
     "request": st.sampled_from([None, "null", "{}", '{"cancel": 1e99999}', "[[]]", '"x"']),
+    "cancellation": st.sampled_from([None, None, "null", "{}", '{"by": 1}', "[[]]", '"x"']),
+    "cancel_rest": st.sampled_from([None, False, True]),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),
     "eligible_at": instants,

@@ -32,7 +32,6 @@ STOPPED: dict[str, Any] = {
 """What is left of a claim or a wait that somebody else ends."""
 
 
-
 class RowModel:
     """One row. `records` are those of its level; `rows` has the row after each of them."""
 

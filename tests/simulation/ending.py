@@ -1,4 +1,4 @@
-"""How an instance is cancelled, compensates, and has its children cancelled: the SQL functions that statements share."""
+"""How an instance is cancelled, compensates, and has its children cancelled: functions that statements share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,12 @@ def end_claim(tx: Tx, row: Row, *why: object) -> tuple[str, bool] | None:
 
 
 def cancel(
-    tx: Tx, row: Row, *why: object, asked: bytes | None = None, fault: str | None = None, cascades: bool = False
+    tx: Tx,
+    row: Row,
+    *why: object,
+    asked: bytes | None = None,
+    fault: str | None = None,
+    cascades: bool = False,
 ) -> Row:
     """End an instance, as its request says; or because what compensates has crashed too often (`fault`)."""
     old = row.clone()

@@ -7,7 +7,6 @@ whether the checks notice (`breakages`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -11,7 +11,7 @@ from tests.simulation import literals as lit
 from tests.simulation.ending import asked_to_cancel, cascade
 from tests.simulation.literals import jsonb
 from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
-from tests.simulation.statements_journal import FULL, iso, note, note_spawned, note_started, present
+from tests.simulation.statements_journal import FULL, note, note_spawned, note_started
 from tests.simulation.tables import Letter, NotYet, Row, Tx
 
 MICRO = 1e-6

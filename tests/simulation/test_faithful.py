@@ -213,7 +213,9 @@ class Pair(Cancels):
         def shown(picked: Any) -> Any:
             rows = [
                 attrs.evolve(
-                    each, claim_id="", lease_until=each.lease_until and "then",
+                    each,
+                    claim_id="",
+                    lease_until=each.lease_until and "then",
                     cancellation=each.cancellation and attrs.evolve(each.cancellation, at=None),
                 )
                 for each in picked.claims
@@ -561,8 +563,8 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "cascade": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
-    "time": 3, "tell": 2, "delete": 1,
+    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "cascade": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1,
+    "maintain": 2, "time": 3, "tell": 2, "delete": 1,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 

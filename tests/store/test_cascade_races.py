@@ -1,4 +1,4 @@
-"""A cascade, and a cancel that compensates, against everything else that moves a row, in every order of their statements.
+"""A cascade, and a cancel that compensates, against everything else that moves a row, in every order.
 
 Whatever the order: when all have done their work, no child that is meant lives, no cascade is left, every barrier has
 counted exactly, and every row is what its journal says.
@@ -36,6 +36,14 @@ def cascades(conn: Any) -> Any:
 
 def cancels(number: int, **how: bool) -> Act:
     return lambda conn: cancel_instance(conn, SCHEMA, number, **how)
+
+
+def retries(number: int) -> Act:
+    return lambda conn: retry_instance(conn, SCHEMA, number)
+
+
+def releases(claim: Claim) -> Act:
+    return lambda conn: release_claims(conn, SCHEMA, [claim], attempts=0)
 
 
 def spawns(claim: Claim, count: int, **how: Any) -> Act:
@@ -170,7 +178,7 @@ async def test_a_cascade_against_others(db: psycopg.Connection, durable_dsn: str
             else:
                 await release_claims(one, SCHEMA, [second], attempts=0)
             act: Act = {
-                "retry": lambda conn: retry_instance(conn, SCHEMA, parent),
+                "retry": retries(parent),
                 "cancel": cancels(first.id),
                 "force": cancels(second.id, force=True),
                 "reap": lambda conn: reap_claims(conn, SCHEMA, limit=10),
@@ -227,7 +235,7 @@ async def test_a_compensation_is_entered_once(
             act: Act = {
                 "spawn": spawns(child, 2),
                 "reap": lambda conn: reap_claims(conn, SCHEMA, limit=10),
-                "release": lambda conn: release_claims(conn, SCHEMA, [child], attempts=0),
+                "release": releases(child),
                 "signal": sends(deliver(child.id)),
                 "cancel": cancels(child.id),
             }.get(against) or commits(outcome(child, **OUTCOMES[against]))

@@ -1,4 +1,4 @@
-"""Cascades: which children are cancelled, by whom a cascade is written, what is left for later; the rest of a barrier."""
+"""Cascades: which children are cancelled, who writes a cascade, what is left for later; the rest of a barrier."""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ async def test_it_tells_which_queues_have_a_due_row(durable_dsn, db):
         watched = ["due", "late", "held", "shelved", "empty", "early"]
         found, _ = await wait_for_work(conn, "durable", watched, every=0.001, patience=0.01)
         assert found == {"due": 7, "early": -32768}
-        assert await wait_for_work(conn, "durable", ["late", "held"], every=0.001, patience=0.01) == ({}, False)
+        assert await wait_for_work(conn, "durable", ["late", "held"], every=0.001, patience=0.01) == (
+            {},
+            False,
+        )
         assert await wait_for_work(conn, "durable", [], every=0.001, patience=0.0) == ({}, False)
 
 

@@ -192,9 +192,9 @@ class Feeder(Actor[object]):
             node.telemetry.emit(pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
 
     async def _tell_compensations(self, conn: PgConn) -> None:
-        """A machine was defined after the start: record the step that compensates before the first row of it is claimed.
+        """A machine was defined after the start: record the step that compensates before a row of it is claimed.
 
-        Whoever cancels a row needs not know its machine.
+        Whoever cancels the row needs not know its machine.
         """
         node, generation = self._node, self._node.catalog.generation
         await write_compensations(conn, node.owner.schema, node.catalog.specs)

@@ -13,7 +13,6 @@ Without a wake-up it looks once in `reap_interval`: the floor under all hints.
 
 from __future__ import annotations
 
-
 import trio
 
 from durable_actors._engine.lanes import answer_patience

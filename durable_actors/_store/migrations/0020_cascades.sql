@@ -29,7 +29,7 @@ create table durable.cascades (
     after       bigint not null default 0,                    -- the last child that was looked at
     missed      bigint,                                       -- the first child that was locked by somebody else
     next_at     timestamptz not null default '-infinity',     -- when it is looked at next: those that waited for longest go first
-    request     jsonb not null                                -- what the children are asked: as in gen_durable.request
+    request     jsonb not null check (jsonb_typeof(request) = 'object')  -- what the children are asked: as in gen_durable.request
 );
 
 create index cascades_next on durable.cascades (next_at, id);
@@ -72,7 +72,7 @@ declare
 begin
     select * into o from durable.gen_durable g where g.id = instance;
     update durable.gen_durable g
-       set status = 'runnable', hold = 0, step = to_step, attempt = 0, crashes = 0, round = 0, visit = g.visit + 1, eligible_at = durable.now(),
+       set status = 'runnable', hold = 0, step = to_step, attempt = 0, crashes = 0, round = 0, visit = least(g.visit, 9223372036854775806) + 1, eligible_at = durable.now(),
            last_error = null, error_type = null, traceback = null, awaits = null, await_step = null, await_deadline = null, children_total = 0,
            children_pending = 0, wake_on_failure = false, locked_by = null, lease_expires_at = null, claim_id = null,
            claim_token_hash = null, request = null,
