@@ -13,13 +13,16 @@ Layout, top to bottom; imports go down only (ARCHITECTURE.md has the map)::
 """
 
 from durable_actors import aio, journal, otp, sync, telemetry
+from durable_actors._bulk import Bulk
 from durable_actors._client import Client
 from durable_actors._postgres.embedded.server import embedded_dsn
 from durable_actors._postgres.trio.connection import TrioConnection
+from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Receipt
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import Filter
+from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance, ParentRun
 from durable_actors._store.recover import RecoveryReport
 from durable_actors._store.runner import Claimed
@@ -42,7 +45,6 @@ from durable_actors.client import (
     open_client,
     receipts,
     result,
-    retry,
     signal,
     signal_many,
     signal_with_start,
@@ -51,7 +53,8 @@ from durable_actors.client import (
     verify,
 )
 from durable_actors.config import Config, Queue, Wakeup
-from durable_actors.control import cancel
+from durable_actors.control import cancel, rerun, retry, run_now
+from durable_actors.decisions import approve, proceed, reject
 from durable_actors.engine import Engine, open_engine, serve, start_engine
 from durable_actors.errors import (
     CommitUnknown,
@@ -79,18 +82,21 @@ from durable_actors.errors import (
 from durable_actors.journal import Problem, Record, VerifyReport
 from durable_actors.machine import (
     KEEP,
+    Approval,
     Await,
     Cancel,
     Cancellation,
     Child,
     ChildView,
     Context,
+    Decision,
     Done,
     Error,
     InsertOptions,
     Machine,
     Next,
     Outcome,
+    Pause,
     Replay,
     Retry,
     ScheduleChildren,
@@ -99,14 +105,18 @@ from durable_actors.machine import (
     job,
     step,
 )
+from durable_actors.pausing import pause, pause_queue, pauses, resume, resume_queue
 from durable_actors.repair import accept, rebuild, recover
 from durable_actors.retention import Retention
 from durable_actors.runner import claim_next, complete, fail, heartbeat
 
 __all__ = [
     "KEEP",
+    "Approval",
     "Await",
     "Blocker",
+    "Boundary",
+    "Bulk",
     "Cancel",
     "Cancellation",
     "Child",
@@ -118,6 +128,7 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "Context",
+    "Decision",
     "DefinitionError",
     "Done",
     "Duplicate",
@@ -139,11 +150,13 @@ __all__ = [
     "NoTarget",
     "Outcome",
     "ParentRun",
+    "Pause",
     "PoolTimeout",
     "PostgresJournal",
     "Problem",
     "ProtocolAnomaly",
     "Queue",
+    "QueuePause",
     "Receipt",
     "Record",
     "RecoveryReport",
@@ -169,6 +182,7 @@ __all__ = [
     "accept",
     "aio",
     "anomalies",
+    "approve",
     "cancel",
     "claim_next",
     "complete",
@@ -192,11 +206,20 @@ __all__ = [
     "open_client",
     "open_engine",
     "otp",
+    "pause",
+    "pause_queue",
+    "pauses",
+    "proceed",
     "rebuild",
     "receipts",
     "recover",
+    "reject",
+    "rerun",
     "result",
+    "resume",
+    "resume_queue",
     "retry",
+    "run_now",
     "serve",
     "signal",
     "signal_many",
@@ -213,6 +236,8 @@ __all__ = [
 # Show the public import path, not the module that defines them.
 for _public in (
     Blocker,
+    Boundary,
+    Bulk,
     Claimed,
     Client,
     Explanation,
@@ -221,6 +246,7 @@ for _public in (
     NextAction,
     ParentRun,
     PostgresJournal,
+    QueuePause,
     Receipt,
     RecoveryReport,
     Tree,

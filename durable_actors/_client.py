@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Required, TypedDict, TypeVar, Unpack, ca
 import psycopg
 import trio
 
-from durable_actors._commands import CommandCalls
+from durable_actors._decisions import DecisionCalls
 from durable_actors._engine.executor import Executor
 from durable_actors._history import TrioConn
 from durable_actors._option_checks import Duration, count, duration, flag, queue_name, shown
@@ -83,7 +83,7 @@ SignalOutcome = Literal["sent", "duplicate", "no_target"]
 """The result of sending a signal."""
 
 
-class Client(CommandCalls):
+class Client(DecisionCalls):
     """Inserts, signals and reads instances in one schema of one database. See `open_client`; every engine has one.
 
     A client belongs to the Trio run in which it was opened. Calls from another run or from asyncio raise a

@@ -1,24 +1,22 @@
-"""`CommandCalls`: commands on instances, and what follows a call that has made work. `Client` inherits it."""
+"""`CommandCalls`: commands on instances. `Client` inherits it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Unpack, cast, overload
 
 import psycopg
 
-from durable_actors._engine.wakeups import NotifierStatistics, Wakeups
+from durable_actors._bulk import Bulk, BulkCalls, BulkSaid, one_target, single
 from durable_actors._history import TrioConn
 from durable_actors._option_checks import choice, count, flag, shown
-from durable_actors._postgres.pool.pool import ConnectionPool
-from durable_actors._postgres.trio.connection import TrioConnection
-from durable_actors._runners import RunnerCalls
 from durable_actors._store.cascade import cascading
-from durable_actors._store.commands import Command, Receipt, plan_command
+from durable_actors._store.commands import Command, Receipt, Said, plan_command
 from durable_actors._store.dialogues import (
     RETRY,
+    RUN_NOW,
     CarriedOut,
     InstanceCommand,
     cancelling,
@@ -26,124 +24,105 @@ from durable_actors._store.dialogues import (
     listing_receipts,
     run_dialogue,
 )
-from durable_actors._store.observe import NEWEST
+from durable_actors._store.observe import NEWEST, Filter
 from durable_actors._store.rebuild import Rebuilt, rebuilding
 from durable_actors._store.recover import RecoveryReport
+from durable_actors._store.rerun import Start, rerunning
 from durable_actors._trio_run import at_home
 from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.machine import KEEP, StepRef
 
 COURTESY: Final = 20
 """Statements by which a call cancels children, where no engine runs in this process."""
 
 
-class Notify(Protocol):
-    """A hint to the feeder of a queue that there may be work."""
+class CommandCalls(BulkCalls):
+    """Gives commands to instances that exist: to one, or with `where` to many."""
 
-    def __call__(
-        self,
-        queue: str,
-        /,
-        *,
-        instance_id: int | None = None,
-        priority: int | None = None,
-        new_unkeyed: bool = False,
-        by_signal: bool = False,
-    ) -> None:
-        """Hint at work in this queue, optionally with its instance id and priority.
-
-        `new_unkeyed`: the instance is new, due and has no partition key. `by_signal`: a signal woke it.
-        """
-
-
-def _no_notify(
-    queue: str,
-    /,
-    *,
-    instance_id: int | None = None,
-    priority: int | None = None,
-    new_unkeyed: bool = False,
-    by_signal: bool = False,
-) -> None:
-    """Do nothing: there is no engine in this process, and feeders elsewhere poll."""
-
-
-class CommandCalls(RunnerCalls):
-    """Gives commands, and hints at the work that they and other calls have made."""
-
-    def __init__(self, pool: ConnectionPool, lane: str, schema: str) -> None:
-        super().__init__(pool, lane, schema)
-        self.notify: Notify = _no_notify
-        """Called after a commit that created work. An engine sets it to `Node.notify`, to start the work at once."""
-        self.wakeups: Wakeups | None = None
-        """What the notifier is to be told of this client's calls; None: there is no notifier."""
-        self.cascade: Callable[[], object] | None = None
-        """Called after a commit that decided to cancel children. None: no engine runs here that would do it."""
-
-    def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
-        """Notify the feeders after the commit. Only a `TrioConnection` reports that; else polling finds the rows."""
-        if conn is None:
-            self.home.soon(notify)
-        elif isinstance(conn, TrioConnection):
-            conn.after_commit(partial(self.home.soon, notify))
-
-    def _hint(
-        self, queue: str, instance_id: int, *, priority: int | None = None, by_signal: bool = False
-    ) -> None:
-        """An instance became runnable: wake the feeder of its queue, and tell the notifier."""
-        self.notify(queue, instance_id=instance_id, priority=priority, by_signal=by_signal)
-        if self.wakeups is not None:
-            self.wakeups.add((instance_id,))
-
-    def notifications(self) -> NotifierStatistics:
-        """Return how many wake-ups the notifier was told, how many failed, were dropped or wait. None: all zero."""
-        return NotifierStatistics() if self.wakeups is None else self.wakeups.statistics()
-
+    @overload
+    async def retry(
+        self, target: int | str | bytes, *, conn: TrioConn | None = None, **said: Unpack[Said]
+    ) -> int: ...
+    @overload
+    async def retry(self, *, where: Filter, **said: Unpack[BulkSaid]) -> Bulk: ...
     async def retry(
         self,
-        target: int | str | bytes,
+        target: int | str | bytes | None = None,
         *,
-        by: str | None = None,
-        reason: str | None = None,
-        idempotency_key: str | None = None,
-        meta: Mapping[str, Any] | None = None,
+        where: Filter | None = None,
         conn: TrioConn | None = None,
-    ) -> int:
-        """Run a failed or cancelled instance again; see `durable_actors.retry`."""
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-        return (await self._command(RETRY, target, command, conn)).id
+        **said: Unpack[BulkSaid],
+    ) -> int | Bulk:
+        """Run a failed or cancelled instance again, or many; see `durable_actors.retry`."""
+        if (one := one_target("retry", target, where, conn, said)) is None:
+            return await self._bulk("retry", where, said)
+        return (await self._command(RETRY, one, plan_command(**single(said)), conn)).id
 
+    @overload
+    async def run_now(
+        self, target: int | str | bytes, *, conn: TrioConn | None = None, **said: Unpack[Said]
+    ) -> Literal["hastened", "due", "held"]: ...
+    @overload
+    async def run_now(self, *, where: Filter, **said: Unpack[BulkSaid]) -> Bulk: ...
+    async def run_now(
+        self,
+        target: int | str | bytes | None = None,
+        *,
+        where: Filter | None = None,
+        conn: TrioConn | None = None,
+        **said: Unpack[BulkSaid],
+    ) -> Literal["hastened", "due", "held"] | Bulk:
+        """Let a delayed instance run now, or many; see `durable_actors.run_now`."""
+        if (one := one_target("run_now", target, where, conn, said)) is None:
+            return await self._bulk("run_now", where, said)
+        done = await self._command(RUN_NOW, one, plan_command(**single(said)), conn)
+        return cast("Literal['hastened', 'due', 'held']", done.result)
+
+    @overload
     async def cancel(
         self,
         target: int | str | bytes,
         *,
         children: Literal["leave", "cancel"] = "leave",
         force: bool = False,
-        by: str | None = None,
-        reason: str | None = None,
-        idempotency_key: str | None = None,
-        meta: Mapping[str, Any] | None = None,
         conn: TrioConn | None = None,
-    ) -> Literal["cancelled", "requested"]:
-        """Cancel an instance that has not ended; see `durable_actors.cancel`."""
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+        **said: Unpack[Said],
+    ) -> Literal["cancelled", "requested"]: ...
+    @overload
+    async def cancel(
+        self,
+        *,
+        where: Filter,
+        children: Literal["leave", "cancel"] = "leave",
+        force: bool = False,
+        **said: Unpack[BulkSaid],
+    ) -> Bulk: ...
+    async def cancel(
+        self,
+        target: int | str | bytes | None = None,
+        *,
+        where: Filter | None = None,
+        children: Literal["leave", "cancel"] = "leave",
+        force: bool = False,
+        conn: TrioConn | None = None,
+        **said: Unpack[BulkSaid],
+    ) -> Literal["cancelled", "requested"] | Bulk:
+        """Cancel an instance that has not ended, or many; see `durable_actors.cancel`."""
         flag("force", force)
         choice("children", children, "leave", "cancel")
-        start = partial(cancelling, self._schema, target, command, force=force, children=children == "cancel")
-        done = await self._dialogue(start, conn)
+        how = {"force": force, "children": children == "cancel"}
+        if (one := one_target("cancel", target, where, conn, said)) is None:
+            bulk = await self._bulk("cancel", where, said, options=how)
+            if how["children"] and self.cascade is None:
+                await self._begin_cascade()
+            return bulk
+        command = plan_command(**single(said))
+        done = await self._dialogue(partial(cancelling, self._schema, one, command, **how), conn)
         if done.found is not None:
             self._after_commit(conn, partial(self._after_cancel, done))
         if done.cascades and conn is None and self.cascade is None:
             await self._begin_cascade()
         return cast("Literal['cancelled', 'requested']", done.result)
-
-    def _after_cancel(self, done: CarriedOut) -> None:
-        """Hint at its end to whoever waits for it, and at what it has held up to the feeders."""
-        if done.result == "cancelled":
-            self._ended(done.id)
-        for each in done.offered:
-            self._hint(each.queue, each.id)
-        if done.cascades and self.cascade is not None:
-            self.cascade()
 
     async def _begin_cascade(self) -> None:
         """Begin to cancel children, as there is no engine here. What is left, or fails here, engines elsewhere do.
@@ -157,8 +136,23 @@ class CommandCalls(RunnerCalls):
             for each in done.offered:
                 self._hint(each.queue, each.id)
 
-    def _ended(self, instance_id: int) -> None:
-        """An instance has ended: a hint for whoever waits for its result. `Client` knows them."""
+    async def rerun(
+        self,
+        target: int | str | bytes,
+        *,
+        step: str | StepRef[Any] | None = None,
+        state: object = KEEP,
+        at_rev: int | None = None,
+        conn: TrioConn | None = None,
+        **said: Unpack[Said],
+    ) -> int:
+        """Start a new instance from an old one; see `durable_actors.rerun`."""
+        start = Start(step=step, state=state, at_rev=at_rev)
+        command = plan_command(**said)
+        done = await self._dialogue(partial(rerunning, self._schema, target, command, start), conn)
+        if (old := done.old) is not None:
+            self._after_commit(conn, partial(self._hint, old.queue, done.id, priority=old.priority))
+        return done.id
 
     async def _command(
         self, kind: InstanceCommand, target: int | str | bytes, command: Command, conn: TrioConn | None
@@ -201,10 +195,12 @@ class CommandCalls(RunnerCalls):
         return done
 
     @at_home
-    async def recover(self, *, by: str | None = None, reason: str | None = None) -> RecoveryReport:
+    async def recover(
+        self, *, by: str | None = None, reason: str | None = None, dry_run: bool = False
+    ) -> RecoveryReport:
         """Correct what the engine never leaves wrong; see `durable_actors.recover`."""
-        report = await super().recover(by=by, reason=reason)
-        if self.wakeups is not None:
+        report = await super().recover(by=by, reason=reason, dry_run=dry_run)
+        if self.wakeups is not None and not dry_run:
             self.wakeups.add((*report.woken, *report.recounted, *report.offered, *report.reaped))
         return report
 

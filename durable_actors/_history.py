@@ -11,7 +11,7 @@ import msgspec
 import psycopg
 import trio
 
-from durable_actors._option_checks import count, shown
+from durable_actors._option_checks import count, flag, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.lock_retry import retry_while_locked
@@ -19,24 +19,32 @@ from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import promote_siblings
 from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_trio
-from durable_actors._store.dialogues import check_id, resolving, run_dialogue
+from durable_actors._store.dialogues import check_id, resolving, resolving_lost, run_dialogue
 from durable_actors._store.foreign import Dialogue, run_dialogue_async
 from durable_actors._store.history import (
     PAGE,
     DamagedPage,
+    Exported,
     HistoryReader,
     changes,
+    find_acceptance,
     full_row,
     import_records,
-    lines_of,
     project,
     read_damaged,
+    read_history,
     read_lines,
 )
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.lease import reap_claims, sweep_keys
 from durable_actors._store.rebuild import accepting
-from durable_actors._store.recover import RecoveryReport, recount_barriers, wake_lost_waits
+from durable_actors._store.recover import (
+    RecoveryReport,
+    read_expired,
+    read_first_held,
+    recount_barriers,
+    wake_lost_waits,
+)
 from durable_actors._store.sql import statement
 from durable_actors._store.verify import Batch, Which, check_long, check_rows, find_orphans, read_rows
 from durable_actors._trio_run import HomeRun, at_home
@@ -90,19 +98,25 @@ class HistoryCalls:
 
     async def _page(self, reader: HistoryReader, limit: int) -> list[Record]:
         async with self._pool.acquire(self._lane) as conn:
-            rows = (await conn.run(*reader.call(self._schema, limit=limit))).rows
-        return reader.page(rows, limit=limit)
+            return await read_history(conn, self._schema, reader, limit=limit)
 
     @at_home
     async def damaged_history(
         self, target: int | str | bytes, *, after: int = 0, limit: int = 1000
     ) -> tuple[int, DamagedPage]:
-        """As `history`, for people: the id, and the records as far as they can be read."""
-        number = await self._resolve(target)
-        reader = HistoryReader(number, after=after)
+        """As `history`, for people: the id, and the records as far as they can be read.
+
+        A row that is gone is found by its unique key, too.
+        """
         async with self._pool.acquire(self._lane) as conn:
+            number = await run_dialogue(conn, resolving_lost(self._schema, target))
+            reader = HistoryReader(number, after=after)
             rows = (await conn.run(*reader.call(self._schema, limit=limit))).rows
-        return number, read_damaged(number, rows, after=after, limit=limit)
+            page = read_damaged(number, rows, after=after, limit=limit)
+            for first in list(page.damaged)[:1]:
+                accepted = await find_acceptance(conn, self._schema, number, after=first)
+                page = read_damaged(number, rows, after=after, limit=limit, accepted=accepted or 0)
+        return number, page
 
     async def iter_history(self, target: int | str | bytes) -> AsyncGenerator[Record, None]:
         """Iterate over the records of an instance; see `durable_actors.iter_history`."""
@@ -143,9 +157,11 @@ class HistoryCalls:
 
     async def export_history(self, target: int | str | bytes) -> AsyncGenerator[str, None]:
         """Iterate over the records as lines of JSON; see `durable_actors.export_history`."""
+        exported = Exported()
         async with aclosing(self.iter_history(target)) as records:
             async for record in records:
-                for line in lines_of([record]):
+                line = exported.line(record)
+                if line is not None:
                     yield line
 
     async def import_history(self, lines: Iterable[str | bytes]) -> int:
@@ -264,13 +280,18 @@ class HistoryCalls:
         return await run_dialogue_async(conn, start(), schema=self._schema)
 
     @at_home
-    async def recover(self, *, by: str | None = None, reason: str | None = None) -> RecoveryReport:
+    async def recover(
+        self, *, by: str | None = None, reason: str | None = None, dry_run: bool = False
+    ) -> RecoveryReport:
         """Correct what the engine never leaves wrong; see `durable_actors.recover`."""
-        command = plan_command(by=by, reason=reason)
-        woken = await self._over_rows(partial(wake_lost_waits, command=command))
-        recounted = await self._over_rows(partial(recount_barriers, command=command))
-        offered = await self._promote()
-        reaped = await self._reap()
+        flag("dry_run", dry_run)
+        how: dict[str, Any] = {"command": plan_command(by=by, reason=reason), "dry_run": dry_run}
+        woken = await self._over_rows(partial(wake_lost_waits, **how))
+        recounted = await self._over_rows(partial(recount_barriers, **how))
+        offered = await self._promote(dry_run=dry_run)
+        reaped = (
+            await self._run(partial(read_expired, schema=self._schema)) if dry_run else await self._reap()
+        )
         return RecoveryReport(
             woken=tuple(woken), recounted=tuple(recounted), offered=tuple(offered), reaped=tuple(reaped)
         )
@@ -283,14 +304,16 @@ class HistoryCalls:
             found += ids
         return found
 
-    async def _promote(self) -> list[int]:
+    async def _promote(self, *, dry_run: bool) -> list[int]:
         found: list[int] = []
         after: str | None = ""
         while after is not None:
             stuck, after = await self._run(
                 partial(sweep_keys, schema=self._schema, after=after, limit=SWEEP_KEYS)
             )
-            if stuck:
+            if stuck and dry_run:
+                found += await self._run(partial(read_first_held, schema=self._schema, keys=stuck))
+            elif stuck:
                 offered = await self._run(partial(promote_siblings, schema=self._schema, keys=stuck))
                 found += [each.id for each in offered]
         return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal
@@ -15,9 +17,9 @@ from durable_actors._history import HistoryCalls
 from durable_actors._option_checks import Duration, count, duration, queue_name, shown
 from durable_actors._store import runner
 from durable_actors._store.read import Instance
-from durable_actors._store.runner import Claimed, error_json, outcome_json
+from durable_actors._store.runner import Claimed, UnreadableClaimError, error_json, outcome_json
 from durable_actors._trio_run import at_home
-from durable_actors.errors import CommitUnknown, ConfigError, InvalidOutcome
+from durable_actors.errors import CommitUnknown, ConfigError, InvalidOutcome, LeaseLost, StateError
 from durable_actors.machine import (
     Await,
     Done,
@@ -35,6 +37,8 @@ from durable_actors.machine import (
     normalize_outcome,
     plan_insert,
 )
+
+logger: Final = logging.getLogger("durable_actors.runner")
 
 LEASE: Final = 300.0
 """Seconds of a lease, unless the caller says otherwise: a runner renews it itself, and rarely."""
@@ -72,10 +76,23 @@ class RunnerCalls(HistoryCalls):
             runner.claim_next, schema=self._schema, queue=queue, steps=places, owner=name, lease=lease
         )
         with trio.CancelScope(shield=True, deadline=trio.current_time() + PATIENCE):
-            return await self._run(call)
+            while True:
+                try:
+                    return await self._run(call)
+                except UnreadableClaimError as unreadable:
+                    await self._give_up(unreadable)  # and look for another one
         raise CommitUnknown(
             f"Postgres did not answer claim_next within {PATIENCE:g} s; what it has claimed ends with its lease"
         )
+
+    async def _give_up(self, unreadable: UnreadableClaimError) -> None:
+        """End a claim that nobody has been told of: its step has failed, as one that raises."""
+        claimed = unreadable.claimed
+        what = f"what its step {claimed.step!r} is to be handed cannot be decoded: {unreadable.__cause__}"
+        error = StateError(f"instance {claimed.id}: {what}")
+        logger.warning("claim_next: %s; its claim was given back as failed", error)
+        with suppress(LeaseLost):
+            await self.fail(claimed, error)
 
     async def heartbeat(self, claimed: Claimed, *, lease_ttl: Duration = LEASE) -> datetime:
         """Extend the lease of a claim; see `durable_actors.heartbeat`."""

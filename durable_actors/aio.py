@@ -19,14 +19,17 @@ import psycopg
 
 from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import Duration, check_schema_name, choice, flag
-from durable_actors._store.commands import plan_command
+from durable_actors._store.boundaries import decision_params
+from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.connection_kinds import check_aio
 from durable_actors._store.dialogues import (
     RETRY,
+    RUN_NOW,
     ResultPolling,
     cancelling,
     carrying_out,
     climbing,
+    deciding,
     ending,
     explaining,
     inspecting,
@@ -36,13 +39,32 @@ from durable_actors._store.dialogues import (
 )
 from durable_actors._store.foreign import polling_async, run_dialogue_async
 from durable_actors._store.insert import Insertion, plan_rows
+from durable_actors._store.pausing import RESUME, pausing
 from durable_actors._store.read import Instance
+from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal
 from durable_actors._store.tree import Tree
 from durable_actors._store.why import Explanation
-from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
+from durable_actors.machine import KEEP, InsertOptions, MachineRef, OnDuplicate, RowOptions, StepRef
 
-__all__ = ["cancel", "explain", "insert", "insert_many", "inspect", "result", "retry", "signal", "tree"]
+__all__ = [
+    "approve",
+    "cancel",
+    "explain",
+    "insert",
+    "insert_many",
+    "inspect",
+    "pause",
+    "proceed",
+    "reject",
+    "rerun",
+    "result",
+    "resume",
+    "retry",
+    "run_now",
+    "signal",
+    "tree",
+]
 
 
 @overload
@@ -198,6 +220,156 @@ async def cancel(
     )
     done = await run_dialogue_async(conn, dialogue, schema=schema)
     return cast("Literal['cancelled', 'requested']", done.result)
+
+
+async def run_now(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> Literal["hastened", "due", "held"]:
+    """Let a delayed instance run once your transaction commits; `durable_actors.run_now` says what it returns."""
+    check_aio(conn)
+    dialogue = carrying_out(RUN_NOW, check_schema_name(schema), target, plan_command(**said))
+    done = await run_dialogue_async(conn, dialogue, schema=schema)
+    return cast("Literal['hastened', 'due', 'held']", done.result)
+
+
+async def rerun(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    step: str | StepRef[Any] | None = None,
+    state: object = KEEP,
+    at_rev: int | None = None,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> int:
+    """Start a new instance from an old one once your transaction commits; see `durable_actors.rerun`."""
+    check_aio(conn)
+    start = Start(step=step, state=state, at_rev=at_rev)
+    dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
+
+
+async def pause(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> Literal["paused", "requested"]:
+    """Pause an instance once your transaction commits. Returns "paused", or "requested" if a step runs.
+
+    `durable_actors.pause` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
+    it has ended, is paused, or is to be cancelled. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = pausing(check_schema_name(schema), target, command)
+    done = await run_dialogue_async(conn, dialogue, schema=schema)
+    return cast("Literal['paused', 'requested']", done.result)
+
+
+async def resume(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """End the pause of an instance once your transaction commits; return its id. It leaves a receipt.
+
+    Raises `NoTarget` if the instance does not exist, and `Conflict` if it is not paused. These errors do not abort your
+    transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
+
+
+async def proceed(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    comment: str | None = None,
+    data: object = None,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Let an instance proceed that waits at a `Pause`, once your transaction commits; return its id.
+
+    See `durable_actors.proceed`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    at a pause. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    params = decision_params("proceed", comment, data)
+    dialogue = deciding("proceed", check_schema_name(schema), target, command, params)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
+
+
+async def approve(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    comment: str | None = None,
+    data: object = None,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Approve what an instance asks with `Approval`, once your transaction commits; return its id.
+
+    See `durable_actors.approve`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    for an approval, or another decision was first. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    params = decision_params("approve", comment, data)
+    dialogue = deciding("approve", check_schema_name(schema), target, command, params)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
+
+
+async def reject(
+    conn: psycopg.AsyncConnection[Any],
+    target: int | str | bytes,
+    *,
+    comment: str | None = None,
+    data: object = None,
+    by: str | None = None,
+    reason: str | None = None,
+    idempotency_key: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    schema: str = "durable",
+) -> int:
+    """Reject what an instance asks with `Approval`, once your transaction commits; return its id.
+
+    See `durable_actors.reject`. It leaves a receipt, in your transaction or savepoint. Until your transaction ends,
+    the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
+    for an approval, or another decision was first. These errors do not abort your transaction.
+    """
+    check_aio(conn)
+    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+    params = decision_params("reject", comment, data)
+    dialogue = deciding("reject", check_schema_name(schema), target, command, params)
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def result(

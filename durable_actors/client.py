@@ -6,10 +6,11 @@ Each call uses the engine of the current step, or the only open engine or client
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar, Unpack, overload
 
+from durable_actors._bulk_machine import BulkMachine
 from durable_actors._client import Client, SignalOptions, SignalOutcome, current_client
 from durable_actors._engine.executor import Executor
 from durable_actors._engine.lanes import client_lanes
@@ -30,11 +31,13 @@ from durable_actors._trio_run import require_trio
 from durable_actors.config import Config, Notifier
 from durable_actors.errors import ConfigError, DurableError
 from durable_actors.journal import Problem, Record, VerifyReport
-from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions
+from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions, add_builtin
 
 T = TypeVar("T")
 
 _open: dict[str, Client] = {}
+
+add_builtin(BulkMachine)
 
 
 @contextmanager
@@ -260,31 +263,6 @@ async def signal_with_start(
     )
 
 
-async def retry(
-    target: int | str | bytes,
-    *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-    engine: object = None,
-    conn: TrioConn | None = None,
-) -> int:
-    """Run a failed or cancelled instance (by id or unique key) again, from the step in which it ended; return its id.
-
-    Attempts start again at 0. Raises `NoTarget` if it does not exist, `Conflict` if it has neither failed nor been
-    cancelled, and `Duplicate` if another instance now occupies its unique key; nothing is written then.
-
-    This is a command: it leaves one `Receipt`, which tells who gave it (`by`), why (`reason`) and what you add as
-    `meta`, a dict in which the values of `password`, `token`, `api_key` and the like are stored as "[redacted]". With
-    an `idempotency_key` it is safe to call again, also after `CommitUnknown`: the same key on the same instance returns
-    what the first call returned, and does nothing. With `conn` (a Trio connection) it is part of your transaction.
-    """
-    return await find_client(engine).retry(
-        target, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn
-    )
-
-
 async def history(
     target: int | str | bytes, *, after: int = 0, limit: int = 1000, engine: object = None
 ) -> list[Record]:
@@ -292,7 +270,11 @@ async def history(
 
     A list shorter than `limit` (at most 10,000) is complete; for the next page, pass the last `rev` as `after`. What is
     recorded depends on the level, `journal=`: without one, the list is empty. Raises `NoTarget` if there is neither an
-    instance nor a record of it, and `InvalidJournalEntry` if a record is damaged or missing.
+    instance nor a record of it, and `InvalidJournalEntry` if a record is damaged or missing; if somebody has accepted
+    the row since (`accept`), there is a record of kind "damaged" in its place, whose `error` says how.
+
+    The history of an instance that lives for long may begin with a `snapshot` whose `data["retention"]` is true: then
+    retention has deleted what lies before.
     """
     return await find_client(engine).history(target, after=after, limit=limit)
 

@@ -273,7 +273,8 @@ class Config:
         default=None,
         converter=_queues,
         metadata=about(
-            "The queues to serve. With `{}` the engine serves none and is only a client.",
+            "The queues to serve, beside `durable.ops`, which runs commands in the background. With `{}` the engine "
+            "serves none and is only a client.",
             default='the queues of all machines and "default"',
             values="name to concurrency or `Queue`",
         ),

@@ -36,6 +36,7 @@ from durable_actors._trio_run import require_trio
 from durable_actors._version import __version__
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, StoreUnavailable
+from durable_actors.machine import builtin_queues
 from durable_actors.otp import ChildSpec, Node as TreeNode, StartFailed, TaskChild, Tree, run_tree
 from durable_actors.telemetry import NodeStarted, NodeStopped
 
@@ -286,6 +287,7 @@ async def _prepare_schema(config: Config, target: Target, pool: ConnectionPool, 
 def _connect(engine: Engine, node: Node, client: Client) -> None:
     """Connect the callbacks of engine, node and client."""
     client.notify, client.wakeups = node.notify, node.wakeups
+    client.pauses_changed = node.pauses_changed
     if isinstance(node.port, EnginePort):
         node.port.notify, node.port.wakeups = node.notify, node.wakeups
     node.on_final = client.results.hint
@@ -315,18 +317,20 @@ async def _run_tree(
         extra.append(TaskChild("signals", partial(_handle_signals, engine), handshake=True))
     parts = engine._parts = build_tree(node, queues, *extra)  # noqa: SLF001 - same module
     engine.client.cascade = _cascade_of(node, parts)
+    hidden = builtin_queues() - (node.config.queues or {}).keys()  # they are served anyway
+    served = tuple(name for name in queues if name not in hidden)
 
     class Started:
         def started(self, value: Tree | None = None) -> None:
             assert value is not None
             engine._attach(value)  # noqa: SLF001 - same module
             logger.info(
-                "engine %s: %s serves %s", engine.name, node.owner.name, ", ".join(queues) or "no queue"
+                "engine %s: %s serves %s", engine.name, node.owner.name, ", ".join(served) or "no queue"
             )
             if queues:
                 logger.info("retention: %s", node.config.retention or "this node deletes no ended instance")
             if node.telemetry.active:
-                node.telemetry.emit(NodeStarted(node=node.owner.name, queues=tuple(queues)))
+                node.telemetry.emit(NodeStarted(node=node.owner.name, queues=served))
             task_status.started(engine)
 
     failed = False

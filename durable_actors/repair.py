@@ -23,6 +23,9 @@ async def rebuild(
 ) -> int:
     """Write the row of an instance as its journal says, and return its id. For rows that are damaged, or gone.
 
+    A row that is gone is found by its unique key, too: its records name it. That looks at every recorded instance. Of
+    several it is the newest.
+
     The journal must be at level "full", else `Conflict` is raised; so it is if records do not fit together. A record
     that is damaged or missing raises `InvalidJournalEntry`. Where it was wrong, the repair is recorded: as a `snapshot`
     record, or, if the instance was executing, as the end of its claim. A claim is not restored: the step runs again,
@@ -71,7 +74,7 @@ async def accept(
 
 
 async def recover(
-    *, by: str | None = None, reason: str | None = None, engine: object = None
+    *, by: str | None = None, reason: str | None = None, dry_run: bool = False, engine: object = None
 ) -> RecoveryReport:
     """Correct rows that the engine never leaves like this: after changes by hand, or a restored backup.
 
@@ -85,6 +88,7 @@ async def recover(
     corrected. A barrier whose child has no row stays closed: `verify` names the child, and `rebuild` writes it again.
 
     Each instance that is woken or recounted gets a receipt with `by` and `reason`. The other two are what every engine
-    does all the time, and leave none.
+    does all the time, and leave none. With `dry_run=True` nothing is written, and the report says what would be
+    corrected now.
     """
-    return await find_client(engine).recover(by=by, reason=reason)
+    return await find_client(engine).recover(by=by, reason=reason, dry_run=dry_run)

@@ -31,6 +31,7 @@ event                  when
 `ClaimsReaped`         the reaper released claims of dead or silent nodes
 `AwaitTimedOut`        deadlines of parked instances passed
 `InstancesDeleted`     retention deleted instances that had ended
+`JournalsTruncated`    retention deleted old records of instances that live on
 `RequestReceived`      a command asks something of a claim of this node
 `NotifierFailed`       the notifier raised, took too long, or is not an async function
 `WakeupsDropped`       wake-ups are not told: too many wait for the notifier, or the engine has stopped
@@ -63,6 +64,7 @@ __all__ = [
     "DrainStarted",
     "Event",
     "InstancesDeleted",
+    "JournalsTruncated",
     "LoopBlocked",
     "NodeStarted",
     "NodeStopped",
@@ -248,6 +250,16 @@ class InstancesDeleted:
 
 
 @attrs.frozen(kw_only=True)
+class JournalsTruncated:
+    """A round of retention on this node shortened the histories of instances that have not ended."""
+
+    snapshots: int
+    """How many snapshots it wrote."""
+    records: int
+    """How many records it deleted; each lay before a snapshot."""
+
+
+@attrs.frozen(kw_only=True)
 class AwaitTimedOut:
     """The deadlines of parked instances passed, and they woke."""
 
@@ -328,6 +340,7 @@ Event = (
     | RequestReceived
     | ClaimsReaped
     | InstancesDeleted
+    | JournalsTruncated
     | AwaitTimedOut
     | NotifierFailed
     | WakeupsDropped

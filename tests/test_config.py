@@ -42,7 +42,9 @@ DEFAULTS = {
     "max_crashes": None,
     "late_commit": "accept",
     "journal": "auto",
-    "retention": da.Retention(done=7 * 86_400, cancelled=7 * 86_400, failed=30 * 86_400, interval=60),
+    "retention": da.Retention(
+        done=7 * 86_400, cancelled=7 * 86_400, failed=30 * 86_400, history=10_000, interval=60
+    ),
     "observers": (),
     "notifier": None,
 }
@@ -216,6 +218,13 @@ def test_a_bad_age_is_named(option, value):
     with pytest.raises(da.ConfigError, match=option) as caught:
         da.Retention(**{option: value})
     assert caught.value.option == option
+
+
+@pytest.mark.parametrize("value", [0, 999, 1.5, "5000", True, 10**10])
+def test_a_bad_length_of_a_history_is_named(value):
+    with pytest.raises(da.ConfigError, match="history"):
+        da.Retention(history=value)
+    assert da.Retention(history=None).history is None
 
 
 def test_ages_are_seconds_or_none():

@@ -121,12 +121,14 @@ def test_the_two_retries_are_one():
     assert da.Replay is da.Retry
 
 
-def test_the_outcomes_are_six():
+def test_the_outcomes_are_eight():
     assert [each.__name__ for each in da.Outcome.__args__] == [
         "Next",
         "Retry",
         "Await",
         "ScheduleChildren",
+        "Pause",
+        "Approval",
         "Done",
         "Stop",
     ]

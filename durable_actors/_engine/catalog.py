@@ -7,7 +7,7 @@ from typing import Final
 
 from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
-from durable_actors.machine import MachineSpec, Registry, parse_step_address, step_address
+from durable_actors.machine import MachineSpec, Registry, builtin_machines, parse_step_address, step_address
 
 MAX_WARNINGS: Final = 100
 """Unknown steps that a node logs, at most; rows written by hand could fill the log otherwise."""
@@ -38,7 +38,7 @@ class MachineCatalog:
         if self._generation == self._registry.generation:
             return
         self._generation = self._registry.generation
-        self._specs = {**self._own, **self._registry.specs}
+        self._specs = {**builtin_machines(), **self._own, **self._registry.specs}
         steps = [address for spec in self._specs.values() for address in spec.addresses]
         self.array = encode.text_array(sorted(steps))
         # Also machines without a step: the address of a shelved row may name only its machine.

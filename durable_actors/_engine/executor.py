@@ -249,6 +249,10 @@ class _Completion(Completion):
         self.pending, self.verdict = pending, verdict
         super().report(pending, verdict, now)
 
+    def _committed(self, pending: PendingCommit, verdict: Committed, now: float) -> None:
+        self.pending, self.verdict = pending, verdict  # `settle` does not go through `report`
+        super()._committed(pending, verdict, now)
+
     def interrupted(self, active: ActiveClaim, now: float) -> None:
         if active.cancel_requested and active.lost is None:
             self.is_cancelled = True

@@ -53,6 +53,14 @@ class QueueHints(Protocol):
         """An instance was parked with a deadline."""
         ...
 
+    def pauses_changed(self) -> None:
+        """The queue, or a machine in it, was paused or resumed by this process."""
+        ...
+
+    def learn_pauses(self, pauses: Mapping[str, float], now: float) -> None:
+        """What is paused in it (`QueueShape.pauses`)."""
+        ...
+
 
 class OnFinal(Protocol):
     """Is told that an instance has ended, and how, if its row may be gone."""
@@ -135,6 +143,12 @@ class Node:
         hints = self.queues.get(queue)
         if hints is not None:
             hints.expect_deadline()
+
+    def pauses_changed(self, queue: str) -> None:
+        """This process has paused or resumed a queue, or a machine in it: the feeder must look at once."""
+        hints = self.queues.get(queue)
+        if hints is not None:
+            hints.pauses_changed()
 
     def offer(self, promoted: list[Promoted]) -> None:
         """Hint at rows that are on offer again."""

@@ -22,13 +22,16 @@ from durable_actors._store.claim import Owner
 from durable_actors._wording import counted
 from durable_actors.config import Config, Queue
 from durable_actors.errors import ConfigError, UnknownMachine
-from durable_actors.machine import MachineSpec, current_registry
+from durable_actors.machine import MachineSpec, builtin_queues, current_registry
 from durable_actors.telemetry import Telemetry
 
 LONG_POLL_SHARE: Final = 0.7
 """Where `max_poll_interval` is shorter than `long_poll`, the server looks after this share of it: picking and starting
 what it finds takes time, too."""
 
+
+BUILTIN_POLL: Final = 10.0
+"""Seconds between two looks at the queues of our own machines. A hint, or the long poll, is faster."""
 
 MAX_NAMED_MACHINES: Final = 5
 """Machines that one log line names."""
@@ -77,7 +80,7 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
             named,
         )
     found: dict[str, QueueLimits] = {}
-    for name, queue in wanted.items():
+    for name, queue in [*wanted.items(), *(_builtin_queues(wanted) if wanted else {}).items()]:
         poll = config.poll_interval if queue.poll_interval is None else queue.poll_interval
         most = config.max_poll_interval if queue.max_poll_interval is None else queue.max_poll_interval
         long_poll = config.long_poll if queue.long_poll is None else queue.long_poll
@@ -90,6 +93,13 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
             long_poll=min(long_poll, max(most, poll) * LONG_POLL_SHARE),
         )
     return found
+
+
+def _builtin_queues(wanted: Mapping[str, Queue]) -> dict[str, Queue]:
+    """The queues of our own machines: one instance at a time, looked for seldom unless the long poll watches."""
+    slow = Queue(1, prefetch=0, poll_interval=BUILTIN_POLL, max_poll_interval=BUILTIN_POLL)
+    names = sorted(builtin_queues() - wanted.keys())
+    return dict.fromkeys(names, slow)
 
 
 def config_error_in(error: BaseException) -> ConfigError | None:

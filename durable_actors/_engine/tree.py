@@ -195,6 +195,7 @@ def _make_parts(
             on_contended=partial(key_contended, node),
         )
         dispatcher.run_slice = tasks.run
+        planners[queue].on_pauses = dispatcher.pause
     return parts
 
 
@@ -248,6 +249,8 @@ def request_received(node: Node, dispatchers: Mapping[str, Dispatcher], active: 
             claim
         ):  # a thread cannot be cancelled: its outcome is `Done`, or overruled
             node.claims.interrupt(active, "a command asks for it")
+    elif request.pauses and active.lost is None and active.between_steps:
+        dispatchers[claim.queue].give_back_between_steps(active)  # its release holds it
     if node.telemetry.active:
         node.telemetry.emit(
             RequestReceived(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from durable_actors._store.observe import InstanceDetails
+from durable_actors._store.paused import also_text
 from durable_actors._store.read import Instance
 from durable_actors._wording import seconds
 
@@ -10,7 +11,9 @@ from durable_actors._wording import seconds
 def underway(instance: Instance, around: InstanceDetails) -> str:
     """Of a live instance: what a command asks of its node, that it compensates, that its children are cancelled."""
     text = ""
-    if (request := around.request) is not None:
+    if (request := around.request) is not None and request.pauses:
+        text = also_text(instance, around)
+    elif request is not None:
         since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
         text = f"; {request.kind} requested{_by(request.by)}{since}"
         if request.cancels and request.on_cancel is not None:

@@ -85,9 +85,9 @@ async def schedule_children(
                 encode.number(claim.attempt),
                 encode.text(node),
                 encode.number(claim.round),
-                encode.text(claim.lease_until),
+                encode.text(claim.recorded.lease_until),
                 transition.handled,
-                encode.text(claim.definition),
+                encode.text(claim.recorded.definition),
                 b"t" if spawn.cancel_rest else b"f",
             ],
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import attrs
@@ -14,8 +16,9 @@ from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.commands import Request, read_cancellation, read_request
 from durable_actors._store.holds import HELD, OFFERED
-from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, Seen
+from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, RecordedClaim, Seen
 from durable_actors._store.sql import statement
+from durable_actors.machine import FAILURES
 
 
 @attrs.frozen
@@ -169,20 +172,22 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
             trusted_until,
         )
         if journal == "1":  # most jobs
-            found.journal = 1
+            found.journal = FAILURES
         elif journal is not None:
-            _read_journal(found, journal)
+            _read_recorded(found, journal)
         if cancellation is not None:
             found.cancellation = read_cancellation(cancellation.encode())
         claims.append(found)
     return PickResult(claims, seen, positions)
 
 
-def _read_journal(claim: Claim, journal: str) -> None:
+def _read_recorded(claim: Claim, journal: str) -> None:
     """Its level, its definition, and from every move on the end of its lease."""
     level, _, rest = journal.partition(" ")
     definition, _, lease = rest.partition(" ")
-    claim.journal, claim.fingerprint, claim.lease_until = int(level), definition or None, lease or None
+    claim.journal = int(level)
+    if rest:
+        claim.recorded = RecordedClaim(definition or None, lease or None)
 
 
 _ORDER: Final = itemgetter(1, 2, 0)
@@ -295,6 +300,9 @@ class QueueShape:
     """Addresses of the steps of shelved rows, which some node could not run."""
     next_deadline: float | None
     """Seconds until the next deadline of an await or barrier; None if there is none."""
+    pauses: Mapping[str, float] = MappingProxyType({})
+    """Seconds until the pause of a machine is over, infinity: not by itself; "" is the whole queue. A paused queue has
+    neither priorities nor shelved steps."""
 
 
 async def read_queue(conn: PgConn, schema: str, queue: str, *, since: float = 0.0) -> QueueShape:
@@ -310,7 +318,21 @@ async def read_queue(conn: PgConn, schema: str, queue: str, *, since: float = 0.
         min(due, default=None),
         tuple(row[2].decode() for row in result.rows if row[2] is not None),
         min((float(row[3]) for row in result.rows if row[3] is not None), default=None),
+        {row[4].decode(): _seconds_left(row[5]) for row in result.rows if row[4] is not None},
     )
+
+
+async def read_queue_pauses(conn: PgConn, schema: str, queues: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The pauses of these queues, each as in `QueueShape.pauses`. A queue that is not paused has none."""
+    call = statement("read_pauses", schema, read_only=True)
+    found: dict[str, dict[str, float]] = {queue: {} for queue in queues}
+    for row in (await conn.run(call, [encode.text_array(queues)])).rows:
+        found[(row[0] or b"").decode()][(row[1] or b"").decode()] = _seconds_left(row[6])
+    return found
+
+
+def _seconds_left(value: bytes | None) -> float:
+    return math.inf if value is None else float(value)
 
 
 async def wait_for_work(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypedDict, TypeGuard, cast
 
 import attrs
 
@@ -31,8 +31,12 @@ MAX_META_BYTES: Final = 65_536
 """The largest `meta`, in bytes of JSON."""
 CANCEL: Final = "cancel"
 """The kind of a request to cancel the instance."""
+PAUSE: Final = "pause"
+"""The kind of a request that keeps the instance from being picked."""
 INSTANCE: Final = "instance"
 """The scope of receipts whose target is an instance."""
+QUEUE: Final = "queue"
+"""The scope of receipts whose target is a queue, or a machine in a queue."""
 
 REDACTED: Final = "[redacted]"
 _SECRET: Final = (
@@ -65,11 +69,24 @@ class Command:
         return [*map(encode.text, (self.by, self.reason, self.idempotency_key)), self.data]
 
 
+class Said(TypedDict, total=False):
+    """What every command says about itself."""
+
+    by: str | None
+    """Who gives it, for the receipt."""
+    reason: str | None
+    """Why."""
+    idempotency_key: str | None
+    """The same command on the same target with the same key is carried out once."""
+    meta: Mapping[str, Any] | None
+    """Further facts, for the receipt: a dict, in which secrets are redacted."""
+
+
 def plan_command(
     *, by: object = None, reason: object = None, idempotency_key: object = None, meta: object = None
 ) -> Command:
     """Check what a caller says about a command. Raises `ConfigError`."""
-    key = _text("idempotency_key", idempotency_key, MAX_KEY_BYTES)
+    key = plain_text("idempotency_key", idempotency_key, MAX_KEY_BYTES)
     if key is not None and len(key.encode()) > MAX_KEY_BYTES:
         raise ConfigError(
             f"idempotency_key={shown(key)} has more than {MAX_KEY_BYTES} bytes",
@@ -77,14 +94,15 @@ def plan_command(
             value=key,
         )
     return Command(
-        by=_text("by", by, MAX_TEXT),
-        reason=_text("reason", reason, MAX_TEXT),
+        by=plain_text("by", by, MAX_TEXT),
+        reason=plain_text("reason", reason, MAX_TEXT),
         idempotency_key=key,
         data=b"{}" if meta is None else _document(meta),
     )
 
 
-def _text(option: str, value: object, maximum: int) -> str | None:
+def plain_text(option: str, value: object, maximum: int) -> str | None:
+    """A text that Postgres can store, or None. Raises `ConfigError`."""
     if value is None:
         return None
     if not (
@@ -156,9 +174,9 @@ class Receipt:
     command: str
     """The name of the command, as "retry"."""
     scope: str
-    """What `target` names: "instance", …"""
+    """What `target` names: "instance" or "queue"."""
     target: str
-    """The id of the instance, as text."""
+    """The id of the instance, as text; the name of the queue, or `queue/machine`."""
     by: str | None
     """Who gave the command."""
     reason: str | None
@@ -196,13 +214,13 @@ def read_receipt(row: Row) -> Receipt:
 
 @attrs.frozen
 class Request:
-    """What a command asks of the node that runs an instance: the column `request` of its row.
+    """The standing order of a command, in the column `request` of a row: to cancel the instance, or to pause it.
 
     A JSON object with the names of these fields; `at` is an instant in ISO format.
     """
 
     kind: str
-    """What is asked for: "cancel", …"""
+    """What is asked for: "cancel", "pause"."""
     by: str | None = None
     reason: str | None = None
     at: datetime | None = None
@@ -218,6 +236,11 @@ class Request:
     def cancels(self) -> bool:
         """Whether it asks to cancel the instance, as `durable.asked_to_cancel` decides it."""
         return self.kind == CANCEL
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it pauses the instance, as `durable.asked_to_pause` decides it."""
+        return self.kind == PAUSE
 
 
 def read_request(raw: bytes) -> Request | None:

@@ -17,7 +17,7 @@ from durable_actors._store.claim import ClaimRow, read_promoted
 from durable_actors._store.commands import Request
 from durable_actors._store.rows import Committed, Promoted, Transition
 from durable_actors._store.sql import statement
-from durable_actors.machine import Status
+from durable_actors.machine import FAILURES, Status
 
 _BY_ID: Final = attrgetter("claim.id")
 
@@ -54,7 +54,9 @@ async def commit_outcomes(
     if plain:
         calls.append((statement("commit_outcomes", schema, typed=True), [*_plain_params(plain), late]))
     if rich:
-        calls.append((statement("commit_parks", schema, typed=True), [*_rich_params(rich), late]))
+        calls.append(
+            (statement("commit_parks", schema, typed=True), [*_rich_params(rich), late, _boundaries(rich)])
+        )
     writes = len(calls)
     riders = _riders(schema, transitions, rich, node)
     results = (
@@ -133,18 +135,27 @@ def _rich_params(transitions: Sequence[Transition]) -> list[bytes]:
     ]
 
 
+def _boundaries(transitions: Sequence[Transition]) -> bytes:
+    return encode.json_array(none_for_all([each.boundary for each in transitions]))
+
+
 def _riders(
     schema: str, transitions: Sequence[Transition], rich: Sequence[Transition], node: str | None
 ) -> dict[str, tuple[Statement, Params]]:
     """Further statements of the same transaction, in the order in which they must run."""
     riders: dict[str, tuple[Statement, Params]] = {}
-    journaled = [each for each in transitions if each.claim.journal and each.journaled]
+    # Asked in place for what most jobs are, 40 instead of 110 ns.
+    journaled = [
+        each
+        for each in transitions
+        if (level := each.claim.journal) and (level > FAILURES or each.status != "done") and each.journaled
+    ]
     if journaled:  # before the recheck, which moves a row once more
         riders["journal_outcomes"] = (statement("journal_outcomes", schema), _journal_params(journaled, node))
     consumed = [(each.claim.id, signal) for each in rich for signal in each.consumed]
     if consumed:
         riders["consume_signals"] = (statement("consume_signals", schema), pair_params(consumed))
-    parked = [each for each in rich if each.status == "awaiting_signal"]
+    parked = [each for each in rich if each.status == "awaiting_signal" and each.boundary is None]
     if parked:
         kept = [signal for each in parked for signal in each.kept]
         params = [encode.int_array([each.claim.id for each in parked]), encode.int_array(kept)]
@@ -163,6 +174,7 @@ def _riders(
 
 def _journal_params(transitions: Sequence[Transition], node: str | None) -> Params:
     claims = [each.claim for each in transitions]
+    recorded = [claim.recorded for claim in claims]
     return [
         encode.int_array([claim.id for claim in claims]),
         encode.uuid_array([claim.claim_id for claim in claims]),
@@ -173,10 +185,10 @@ def _journal_params(transitions: Sequence[Transition], node: str | None) -> Para
         encode.float_array(none_for_all([each.seconds for each in transitions])),
         encode.text(node),
         encode.int_array(one_for_all([claim.round for claim in claims])),
-        encode.text_array(none_for_all([claim.lease_until for claim in claims])),
+        encode.text_array(none_for_all([each.lease_until for each in recorded])),
         encode.bool_array(none_for_all([each.rekey or None for each in transitions])),
         encode.json_array(none_for_all([each.handled for each in transitions])),
-        encode.text_array(none_for_all([claim.definition for claim in claims])),
+        encode.text_array(none_for_all([each.definition for each in recorded])),
     ]
 
 

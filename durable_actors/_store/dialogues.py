@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, get_args
 
 import attrs
 import psycopg
@@ -17,6 +18,7 @@ from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
+from durable_actors._store.boundaries import Verb, told
 from durable_actors._store.claim import read_promoted
 from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
 from durable_actors._store.foreign import Dialogue
@@ -43,13 +45,15 @@ from durable_actors.errors import (
     InstanceFailed,
     NoTarget,
 )
-from durable_actors.machine import decode_json, decode_or_text
+from durable_actors.machine import Status, decode_json, decode_or_text
 
 T = TypeVar("T")
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 """Seconds between the reads of `sync.result` and `aio.result`."""
+LOST_BATCH: Final = 5000
+"""Instances that one statement looks at for one whose row is gone: about 50 ms."""
 
 
 async def run_dialogue(conn: PgConn, dialogue: Dialogue[T]) -> T:
@@ -76,10 +80,35 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     rows = yield statement("find_by_key", schema, read_only=True), [encode.bytea(key)]
     if not rows:
         raise NoTarget(
-            f"no instance has or had the unique key {key_as_given(key)!r}; "
-            "if its row was deleted by hand, `durable-actors verify` tells its id"
+            f"no instance has or had the unique key {shown(key_as_given(key))}; "
+            "if its row was deleted by hand, `durable-actors verify` tells its id, and `rebuild` finds it by the key"
         )
     return int(rows[0][0] or 0)
+
+
+def resolving_lost(schema: str, target: int | str | bytes) -> Dialogue[int]:
+    """As `resolving`; finds also the last owner of a unique key whose row is gone, by the records that it left.
+
+    That looks at every recorded instance: for repairs. Raises `NoTarget`.
+    """
+    if not isinstance(target, str | bytes):
+        return check_id(target)
+    try:
+        return (yield from resolving(schema, target))
+    except NoTarget as nobody:
+        key = key_bytes(target) if isinstance(target, str) else target
+        found: list[int] = []
+        after: int | None = -(2**63)
+        while after is not None:
+            params = [f"\\x{key.hex()}".encode(), encode.number(after), encode.number(LOST_BATCH)]
+            rows = yield statement("find_lost_by_key", schema, read_only=True), params
+            after = None if rows[0][0] is None else int(rows[0][0])
+            found += [int(row[0] or 0) for row in rows[1:]]
+        if not found:
+            raise NoTarget(
+                f"no instance has or had the unique key {key_as_given(key)!r}, and no record names it"
+            ) from nobody
+        return max(found)
 
 
 def check_id(target: object) -> int:
@@ -185,11 +214,6 @@ def ending(schema: str, number: int) -> Dialogue[Ending | None]:
 # -- commands
 
 
-def _allows(_instance: Instance) -> str | None:
-    """Nothing but the status decides."""
-    return None
-
-
 @attrs.frozen
 class InstanceCommand:
     """One command on an instance, and the statuses that allow it."""
@@ -201,8 +225,8 @@ class InstanceCommand:
     allowed: frozenset[str]
     otherwise: str
     """Which instances allow it, for the error."""
-    refuses: Callable[[Instance], str | None] = _allows
-    """Why this instance does not allow it although its status does; None: it does."""
+    refuses: Callable[[Instance], str | None] | None = None
+    """What of an instance in such a status does not allow it, for the error; None: nothing."""
 
 
 RETRY: Final = InstanceCommand(
@@ -216,10 +240,7 @@ RETRY: Final = InstanceCommand(
 def _compensates(instance: Instance) -> str | None:
     if instance.cancellation is None:
         return None
-    return (
-        f"instance {instance.id} was cancelled, and compensates in step {instance.step!r}; "
-        "force=True ends it without that"
-    )
+    return f"was cancelled, and compensates in step {instance.step!r}; force=True ends it without that"
 
 
 CANCEL: Final = InstanceCommand(
@@ -229,7 +250,45 @@ CANCEL: Final = InstanceCommand(
     "only one that has not ended can be cancelled",
     refuses=_compensates,
 )
-FORCE_CANCEL: Final = attrs.evolve(CANCEL, refuses=_allows)
+FORCE_CANCEL: Final = attrs.evolve(CANCEL, refuses=None)
+
+
+RUN_NOW: Final = InstanceCommand(
+    "hasten_instance", "run_now", frozenset({"runnable"}), "only a runnable one can be run now"
+)
+
+
+def _undecidable(kind: str, what: str, instance: Instance) -> str | None:
+    """Why it does not wait for this decision; None: it does."""
+    otherwise = f", and only one that waits for {_ASKS[kind]} can be {what}"
+    if instance.boundary is not None:
+        asks = _ASKS[instance.boundary.kind]
+        return None if instance.boundary.kind == kind else f"waits for {asks}{otherwise}"
+    known = None if instance.decision is None else told(instance.decision)
+    if instance.status == "failed":
+        known = instance.last_error
+    return f"is {instance.status}" + (f" ({known})" if known else "") + otherwise
+
+
+_ASKS: Final = {"pause": "somebody to let it proceed", "approval": "an approval"}
+
+
+def _decision(verb: Verb, kind: str, what: str) -> InstanceCommand:
+    otherwise = f"only one that waits for {_ASKS[kind]} can be {what}"
+    return InstanceCommand(
+        "resolve_boundary",
+        verb,
+        frozenset(get_args(Status)),
+        otherwise,
+        refuses=partial(_undecidable, kind, what),
+    )
+
+
+DECISIONS: Final[dict[Verb, InstanceCommand]] = {
+    "proceed": _decision("proceed", "pause", "let proceed"),
+    "approve": _decision("approve", "approval", "approved"),
+    "reject": _decision("reject", "approval", "rejected"),
+}
 
 
 @attrs.frozen
@@ -251,7 +310,7 @@ class CarriedOut:
 
 
 def carrying_out(
-    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes
+    kind: InstanceCommand, schema: str, target: int | str | bytes, command: Command, *further: bytes | None
 ) -> Dialogue[CarriedOut]:
     """Carry out a command on an instance: done, already done (the same key), or `Conflict`.
 
@@ -270,8 +329,9 @@ def carrying_out(
         instance = read_instance(rows[0])
         if instance.status not in kind.allowed:
             raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
-        if (refusal := kind.refuses(instance)) is not None:
-            raise Conflict(refusal)
+        refusal = None if kind.refuses is None else kind.refuses(instance)
+        if refusal is not None:
+            raise Conflict(f"instance {number} {refusal}")
         try:
             done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
         except psycopg.errors.UniqueViolation as refused:
@@ -287,23 +347,49 @@ def carrying_out(
         # It was changed between the two statements: read it again.
 
 
+def attempting(
+    kind: InstanceCommand, schema: str, number: int, command: Command, *further: bytes
+) -> Dialogue[CarriedOut]:
+    """As `carrying_out`, for one of many: the statement alone. `found` is None; nothing is read that tells why not."""
+    try:
+        done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
+    except psycopg.errors.UniqueViolation as refused:
+        if refused.diag.constraint_name != "receipts_once":
+            raise Duplicate("unique key", None) from refused
+        return CarriedOut(number, None, None)
+    if not done:
+        raise Conflict(f"instance {number} has changed, and {kind.otherwise}")
+    return CarriedOut(number, decode_or_text(done[0][0] or b"null"), None, tuple(done[0][1:]))
+
+
 def cancelling(
-    schema: str, target: int | str | bytes, command: Command, *, force: bool, children: bool = False
+    schema: str,
+    target: int | str | bytes,
+    command: Command,
+    *,
+    force: bool,
+    children: bool = False,
+    at_once: bool = False,
 ) -> Dialogue[CarriedOut]:
     """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
+
+    `at_once`: it is an id, one of many (`attempting`).
 
     A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it. Its
     children are not cancelled here: see `cascade.py`.
     """
     kind = FORCE_CANCEL if force else CANCEL
     flags = (b"t" if force else b"f", b"t" if children else b"f")
-    done = yield from carrying_out(kind, schema, target, command, *flags)
-    if done.found is None:
+    if at_once:
+        done = yield from attempting(kind, schema, check_id(target), command, *flags)
+    else:
+        done = yield from carrying_out(kind, schema, target, command, *flags)
+    if not done.more:
         return done
     key, parent, queue, entered = done.more
     offered: list[Promoted] = []
-    if entered == b"t":
-        offered.append(Promoted(done.id, done.found.queue))
+    if entered is not None:
+        offered.append(Promoted(done.id, entered.decode()))
     if parent is not None and queue is not None:
         offered.append(Promoted(int(parent), queue.decode()))
     if key is not None:
@@ -313,8 +399,19 @@ def cancelling(
     return attrs.evolve(
         done,
         offered=tuple(offered),
-        cascades=parent is not None or (children and (ended or entered == b"t")),
+        cascades=parent is not None or (children and (ended or entered is not None)),
     )
+
+
+def deciding(
+    verb: Verb, schema: str, target: int | str | bytes, command: Command, params: list[bytes | None]
+) -> Dialogue[CarriedOut]:
+    """Resolve the boundary where an instance waits for a person; the result is its id. Raises as `carrying_out`."""
+    done = yield from carrying_out(DECISIONS[verb], schema, target, command, *params)
+    if not done.more or done.more[1] is None:
+        return done
+    parent, queue = done.more
+    return attrs.evolve(done, offered=(Promoted(int(parent or 0), (queue or b"").decode()),))
 
 
 def earlier_receipt(schema: str, name: str, number: int, command: Command) -> Dialogue[Receipt | None]:

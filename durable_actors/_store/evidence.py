@@ -39,9 +39,13 @@ def evidence_of(instance: Instance, around: InstanceDetails, machine: str) -> di
         "request": None if request is None else attrs.asdict(request),
         "cancellation": None if instance.cancellation is None else attrs.asdict(instance.cancellation),
         "cascade": around.cascade,
+        "pauses": [attrs.asdict(each) for each in around.pauses],
+        "boundary": None if instance.boundary is None else attrs.asdict(instance.boundary),
+        "decision": None if instance.decision is None else attrs.asdict(instance.decision),
         "receipts": around.receipts,
         "journal": level_name(around.journal),
         "parent": instance.parent_id,
+        "rerun_of": instance.rerun_of,
         "fingerprint": around.fingerprint,
         "other_definition": around.definition,
     }

@@ -34,7 +34,7 @@ class HoldReason:
     index: str | None
     """The index that finds these rows; None while nothing sets this reason."""
     released_by: tuple[str, ...]
-    """The statements that offer such a row again, or claim it. No other statement changes its `hold`."""
+    """The statements that offer such a row again, or claim it. Commands that pause or end it change its `hold`, too."""
     explanation: str
     """Why it does not run, for people."""
 
@@ -68,8 +68,8 @@ HOLDS: Final = (
         number=PAUSED,
         name="paused",
         keeps_place=False,
-        index=None,
-        released_by=(),
+        index="gen_durable_paused",
+        released_by=("resume_instance",),
         explanation="it is paused",
     ),
     HoldReason(

@@ -32,8 +32,10 @@ async def renew_leases(conn: PgConn, schema: str, claims: Sequence[Claim], *, le
     )
     renewed = {(row[0] or b"").decode(): row[1] for row in result.rows}
     for claim in claims:
-        if claim.lease_until is not None and claim.claim_id in renewed:  # its record will say until when
-            claim.lease_until = (renewed[claim.claim_id] or b"").decode()
+        if (
+            claim.recorded.lease_until is not None and claim.claim_id in renewed
+        ):  # its record will say until when
+            claim.recorded.lease_until = (renewed[claim.claim_id] or b"").decode()
     return set(renewed)
 
 

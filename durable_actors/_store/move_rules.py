@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from durable_actors._store.holds import HELD, OFFERED, SHELVED
+from durable_actors._store.holds import HELD, OFFERED, PAUSED, SHELVED
 
 Row = Mapping[str, Any]
 """Columns of a row by name, all or some. Those that are missing are not compared."""
@@ -33,6 +33,30 @@ def next_visit(old: Row, new: Row) -> bool:
 
 def same_or_next_visit(old: Row, new: Row) -> bool:
     return same_visit(old, new) or next_visit(old, new)
+
+
+def asks(row: Row) -> bool:
+    """Whether it waits for a person."""
+    manual = row.get("manual")
+    return row["status"] == "awaiting_signal" and manual is not None and "decision" not in manual
+
+
+def is_parked(old: Row, new: Row) -> bool:
+    return same_or_next_visit(old, new) and not asks(new)
+
+
+def is_asked(old: Row, new: Row) -> bool:
+    return next_visit(old, new) and asks(new)
+
+
+def is_decided(kind: str, old: Row, new: Row) -> bool:
+    """The decision is in the row; of one that has failed it is in the error."""
+    if not asks(old) or is_unfit(old, new):
+        return False
+    if new["status"] == "failed":
+        told = "rejected" if kind == "rejected" else "nobody decided in time"
+        return (new["last_error"] or "").startswith(told) and new["manual"] is None
+    return bool(new["manual"]["decision"]["kind"] == kind)
 
 
 def given_back(old: Row, new: Row) -> bool:
@@ -104,8 +128,30 @@ def is_shelved(_old: Row, new: Row) -> bool:
     return bool(new["hold"] == SHELVED)
 
 
+def has_pause(row: Row) -> bool:
+    """Whether a command has paused it, as `durable.asked_to_pause` decides it."""
+    request = row["request"]
+    return isinstance(request, dict) and cast("dict[str, object]", request).get("kind") == "pause"
+
+
+def is_paused(old: Row, new: Row) -> bool:
+    """A paused row that is runnable is held with reason 4, and no other one is: `durable.hold_of`."""
+    held = PAUSED if new["status"] == "runnable" else old["hold"]
+    return bool(
+        old["status"] == new["status"] and has_pause(new) and not has_pause(old) and new["hold"] == held
+    )
+
+
+def is_resumed(old: Row, new: Row) -> bool:
+    return bool(old["status"] == new["status"] and new["request"] is None and new["hold"] == OFFERED)
+
+
 def is_revived(_old: Row, new: Row) -> bool:
     return bool(new["attempt"] == new["crashes"] == new["hold"] == 0)
+
+
+def is_hastened(old: Row, new: Row) -> bool:
+    return bool(new["eligible_at"] < old["eligible_at"])
 
 
 def is_wakeup(old: Row, new: Row) -> bool:

@@ -13,25 +13,52 @@ that its statement does not declare.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Literal
 
 import attrs
 
+from durable_actors._store.move_parts import (
+    BOTH_COMMITS,
+    CANCELS,
+    CHILDREN,
+    CLAIM,
+    COUNTING,
+    COUNTS,
+    END,
+    EXECUTING,
+    FAILED,
+    FAULT,
+    LIVE,
+    NOBODY,
+    OUTCOME,
+    RUNNABLE,
+    RUNNERS,
+    SIGNAL,
+    TAKE_BACK,
+    WAKE,
+)
 from durable_actors._store.move_rules import (
     Row,
     counts_down,
     counts_up,
     enters_awaited,
     given_back,
+    is_asked,
     is_cancelled,
     is_claimed,
     is_compensating,
     is_crashed,
+    is_decided,
     is_expired,
+    is_hastened,
     is_held,
     is_joined,
     is_offered,
+    is_parked,
+    is_paused,
     is_reaped,
+    is_resumed,
     is_revived,
     is_shelved,
     is_signalled,
@@ -39,16 +66,15 @@ from durable_actors._store.move_rules import (
     is_wakeup,
     next_visit,
     same_claim,
-    same_or_next_visit,
     same_visit,
 )
 from durable_actors.machine import ENDED, Status
 
 MoveName = Literal[
-    "started", "claimed", "next", "retry", "parked", "spawned", "done", "failed", "cancelled", "compensating",
-    "released", "crashed",
-    "reaped", "unfit", "expired", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered",
-    "revived", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
+    "started", "claimed", "next", "retry", "parked", "asked", "spawned", "done", "failed", "cancelled",
+    "compensating", "released", "crashed", "reaped", "unfit", "expired", "proceeded", "approved", "rejected",
+    "timed_out", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered", "revived", "hastened",
+    "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
     "rebuilt", "snapshot",
 ]  # fmt: skip
 
@@ -123,51 +149,13 @@ def move_of(old: Row | None, new: Row | None, among: Iterable[Move] | None = Non
 
 # -- the list
 
-NOBODY: Final[frozenset[Status]] = frozenset()
-RUNNABLE: Final[frozenset[Status]] = frozenset({"runnable"})
-EXECUTING: Final[frozenset[Status]] = frozenset({"executing"})
-SIGNAL: Final[frozenset[Status]] = frozenset({"awaiting_signal"})
-CHILDREN: Final[frozenset[Status]] = frozenset({"awaiting_children"})
-LIVE: Final = RUNNABLE | EXECUTING | SIGNAL | CHILDREN
-FAILED: Final[frozenset[Status]] = frozenset({"failed"})
-
-CLAIM: Final = frozenset({"status", "hold", "locked_by", "lease_expires_at", "claim_id", "claim_token_hash"})
-"""What a claim sets, and what taking it back clears."""
-OUTCOME: Final = frozenset(
-    {
-        "status", "step", "state", "result", "attempt", "visit", "crashes", "round", "eligible_at", "last_error",
-        "error_type", "traceback", "partition_key", "locked_by", "lease_expires_at", "awaits", "await_step",
-        "await_deadline", "children_total", "children_pending", "wake_on_failure",
-    }
-)  # fmt: skip
-"""What the commit of an outcome writes. The claim's id stays, so that a repeated commit is recognised."""
-END: Final = OUTCOME | {"finished_at"}
-"""What the commit of an outcome that ends the instance writes."""
-WAKE: Final = frozenset({"status", "eligible_at", "step", "await_step", "await_deadline"})
-"""What ends an await."""
-FAULT: Final = frozenset({"finished_at", "last_error", "error_type", "traceback"})
-"""What a failure without an outcome writes."""
-COUNTS: Final = frozenset({"attempt", "crashes", "interruptions", "children_pending"})
-BOTH_COMMITS: Final = ("commit_outcomes", "commit_parks")
-CANCELS: Final = ("cancel_instance", "cancel_children")
-TAKE_BACK: Final = ("crash_claims", "reap_claims")
-RUNNERS: Final = ("claim_next", "complete", "fail")
-"""The calls of foreign runners: SQL functions that run statements of `AS_FUNCTIONS`."""
-AS_FUNCTIONS: Final = frozenset(
-    {
-        "pick_instances", "reap_claims", "expire_awaits", "renew_leases", "commit_parks", "park_parent",
-        "insert_instances", "recheck_awaits", "join_parents", "promote_siblings",
-    }
-)  # fmt: skip
-"""Statements whose text is also the body of an SQL function of the same name, for runners."""
-
 MOVES: Final = (
     Move(
         name="started",
         meaning="inserted",
         before=NOBODY,
         after=RUNNABLE,
-        statements=("insert_plain", "insert_instances", "start_child", "complete"),
+        statements=("insert_plain", "insert_instances", "start_child", "rerun_instance", "complete"),
     ),
     Move(
         name="claimed",
@@ -203,7 +191,16 @@ MOVES: Final = (
         after=SIGNAL,
         statements=("commit_parks", "complete"),
         columns=OUTCOME,
-        when=same_or_next_visit,
+        when=is_parked,
+    ),
+    Move(
+        name="asked",
+        meaning="`Pause` or `Approval` was committed: it waits for a person",
+        before=EXECUTING,
+        after=SIGNAL,
+        statements=("commit_parks", "complete"),
+        columns=OUTCOME,
+        when=is_asked,
     ),
     Move(
         name="spawned",
@@ -289,10 +286,11 @@ MOVES: Final = (
             "join_parents",
             *TAKE_BACK,
             *CANCELS,
+            "resolve_boundary",
             *RUNNERS,
         ),
         functions=("count_ended",),
-        columns=CLAIM | WAKE | FAULT | COUNTS | {"shelved_step"},
+        columns=CLAIM | WAKE | FAULT | COUNTS | {"shelved_step", "manual"},
         when=is_unfit,
     ),
     Move(
@@ -303,6 +301,42 @@ MOVES: Final = (
         statements=("expire_awaits", "claim_next"),
         columns=WAKE,
         when=is_expired,
+    ),
+    Move(
+        name="proceeded",
+        meaning="the command `proceed`: the boundary of a `Pause` is resolved",
+        before=SIGNAL,
+        after=RUNNABLE,
+        statements=("resolve_boundary",),
+        columns=WAKE | {"manual"},
+        when=partial(is_decided, "proceeded"),
+    ),
+    Move(
+        name="approved",
+        meaning="the command `approve`: the boundary of an `Approval` is resolved",
+        before=SIGNAL,
+        after=RUNNABLE,
+        statements=("resolve_boundary",),
+        columns=WAKE | {"manual"},
+        when=partial(is_decided, "approved"),
+    ),
+    Move(
+        name="rejected",
+        meaning="the command `reject`; failed if the `Approval` names no step for that",
+        before=SIGNAL,
+        after=RUNNABLE | FAILED,
+        statements=("resolve_boundary",),
+        columns=WAKE | FAULT | {"manual"},
+        when=partial(is_decided, "rejected"),
+    ),
+    Move(
+        name="timed_out",
+        meaning="nobody decided in time: as if it were rejected, unless the `Approval` names a step for that",
+        before=SIGNAL,
+        after=RUNNABLE | FAILED,
+        statements=("expire_awaits", "claim_next"),
+        columns=WAKE | FAULT | {"manual"},
+        when=partial(is_decided, "timed_out"),
     ),
     Move(
         name="woken",
@@ -319,7 +353,7 @@ MOVES: Final = (
         meaning="a child has ended, and the barrier stays closed",
         before=CHILDREN,
         after=CHILDREN,
-        statements=("join_parents", *CANCELS, "recount_barriers", *RUNNERS),
+        statements=COUNTING,
         functions=("count_ended",),
         columns=frozenset({"children_pending"}),
         when=counts_down,
@@ -329,7 +363,7 @@ MOVES: Final = (
         meaning="a child has ended, and the barrier opens",
         before=CHILDREN,
         after=RUNNABLE,
-        statements=("join_parents", *CANCELS, "recount_barriers", *RUNNERS),
+        statements=COUNTING,
         functions=("count_ended",),
         columns=WAKE | {"children_pending"},
         when=is_joined,
@@ -354,7 +388,7 @@ MOVES: Final = (
     ),
     Move(
         name="shelved",
-        meaning="the node that read it does not have its machine, version or step",
+        meaning="the node that read it lacks its machine, version or step, or its machine is paused in its queue",
         before=RUNNABLE,
         after=RUNNABLE,
         statements=("pick_instances", "claim_next"),
@@ -379,6 +413,33 @@ MOVES: Final = (
         statements=("retry_instance",),
         columns=CLAIM | {"attempt", "crashes", "eligible_at", "finished_at", "request"},
         when=is_revived,
+    ),
+    Move(
+        name="hastened",
+        meaning="the command `run_now`: it was not due yet, and is now",
+        before=RUNNABLE,
+        after=RUNNABLE,
+        statements=("hasten_instance",),
+        columns=frozenset({"eligible_at"}),
+        when=is_hastened,
+    ),
+    Move(
+        name="paused",
+        meaning="the command `pause`: nothing picks it; if a step runs, from its end on",
+        before=LIVE,
+        after=LIVE,
+        statements=("pause_instance",),
+        columns=frozenset({"hold", "request"}),
+        when=is_paused,
+    ),
+    Move(
+        name="resumed",
+        meaning="the command `resume`: its pause has ended",
+        before=LIVE,
+        after=LIVE,
+        statements=("resume_instance",),
+        columns=frozenset({"hold", "request"}),
+        when=is_resumed,
     ),
     Move(
         name="child_started",
@@ -452,11 +513,14 @@ MOVES: Final = (
     ),
     Move(
         name="snapshot",
-        meaning="the command `accept`: its history begins anew with the row; or `rebuild`, if the row was wrong",
+        meaning="the command `accept`: its history begins anew with the row; `rebuild`, if the row was wrong; "
+        "retention, in a long history",
         before=LIVE | ENDED,
         after=LIVE | ENDED,
-        statements=("accept_instance", "rebuild_instance"),
-        columns=END | CLAIM | {"inbox", "shelved_step", "interruptions", "cancellation", "cancel_rest"},
+        statements=("accept_instance", "rebuild_instance", "snapshot_journal"),
+        columns=END
+        | CLAIM
+        | {"inbox", "shelved_step", "interruptions", "request", "cancellation", "cancel_rest"},
     ),
 )
 """Every move, and the four changes that are none."""

@@ -9,13 +9,15 @@ from typing import Any, Final, cast, get_args
 import attrs
 import msgspec
 
-from durable_actors._option_checks import Duration, choice, count, duration, shown
+from durable_actors._option_checks import Duration, choice, count, duration, flag, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Params, Row, Statement
-from durable_actors._store.commands import Command, Request, read_request
+from durable_actors._store.boundaries import Waiting
+from durable_actors._store.commands import Command, Request
 from durable_actors._store.lease import RUNNER
+from durable_actors._store.pauses import QueuePause, read_pause_list
 from durable_actors._store.read import Instance, read_by_ids, read_instance
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
@@ -30,7 +32,7 @@ NEWEST: Final = 2**63 - 1
 
 @attrs.frozen(kw_only=True)
 class Filter:
-    """Which instances to list. None does not filter; several filters must all match."""
+    """Which instances to list, or to give a command to. None does not filter; several filters must all match."""
 
     status: Status | None = None
     """The current status."""
@@ -50,6 +52,10 @@ class Filter:
     """The id of its parent. Uses an index."""
     older_than: Duration | None = None
     """The time since it was last changed: seconds or a timedelta."""
+    everything: bool = False
+    """Of a bulk command: really all that it applies to. Without it, a filter that names nothing is refused."""
+    waiting: Waiting | None = None
+    """What it waits for: "approval" or "pause" (a person; uses an index), "signal", "children"."""
 
     def params(self) -> list[bytes | None]:
         """The last parameters of the listing statements. Raises `ConfigError`."""
@@ -58,13 +64,16 @@ class Filter:
             machine = current_registry().find(machine).name
         if self.status is not None:
             choice("status", self.status, *get_args(Status))
+        if self.waiting is not None:
+            choice("waiting", self.waiting, *get_args(Waiting))
         for option in ("queue", "step", "error"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{option}={shown(value)} must be a string", option=option, value=value)
+        flag("everything", self.everything)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)
-        return [*map(encode.text, texts), self.tags(), encode.number(age)]
+        return [*map(encode.text, texts), self.tags(), encode.number(age), encode.text(self.waiting)]
 
     def tags(self) -> bytes | None:
         """The tags as an array parameter. Raises `ConfigError`."""
@@ -101,8 +110,9 @@ async def list_instances(
 ) -> Listing:
     """List up to `limit` instances with ids below `before`, newest first, reading at most `depth` rows.
 
-    Filters other than key, parent and tag are applied row by row: no index contains finished instances by status,
-    because it would make every commit more expensive. So a rare status may need several calls, each of bounded cost.
+    Filters other than key, parent, tag and waiting for a person are applied row by row: no index contains finished
+    instances by status, because it would make every commit more expensive. So a rare status may need several calls,
+    each of bounded cost.
     """
     if where.unique_key is not None and where.parent is not None:
         raise ConfigError("filter by unique_key or by parent, not by both", option="parent")
@@ -144,6 +154,8 @@ def _indexed(where: Filter, schema: str) -> tuple[Statement, bytes | None] | Non
         call = statement("list_by_parent", schema, read_only=True)
         return call, encode.number(count("parent", where.parent, least=1, most=NEWEST))
     tags = where.tags()
+    if tags is None and where.waiting in {"approval", "pause"}:
+        return statement("list_waiting", schema, read_only=True), encode.text(where.waiting)
     return None if tags is None else (statement("list_by_tags", schema, read_only=True), tags)
 
 
@@ -188,7 +200,7 @@ class InstanceDetails:
     elders: tuple[Sibling, ...] = ()
     """The due siblings that go first, on nodes that have their step; in order, the first one of each step."""
     request: Request | None = None
-    """What a command asks of the node that runs it."""
+    """The standing order of a command: to cancel it, or to pause it."""
     requested_ago: float | None = None
     """Seconds since then."""
     rev: int = 1
@@ -216,6 +228,8 @@ class InstanceDetails:
     """Another definition that ran one of its last steps."""
     cascade: bool = False
     """Whether children of it are being cancelled."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pauses of its queue, and of its machine there."""
 
 
 @attrs.frozen
@@ -247,10 +261,11 @@ async def observe_instance(conn: PgConn, schema: str, number: int) -> InstanceDe
 
 def read_observed(row: Row) -> Observed:
     """Read a row of observe_instances.sql. Pure."""
-    return Observed(read_instance(row[:_COLUMNS]), _details(row[_COLUMNS:]))
+    instance = read_instance(row[:_COLUMNS])
+    return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 29
+_COLUMNS: Final = 33
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 
@@ -260,7 +275,7 @@ class _Parked(msgspec.Struct):
     live: int
 
 
-def _details(row: Row) -> InstanceDetails:
+def _details(instance: Instance, row: Row) -> InstanceDetails:
     (
         eligible,
         lease,
@@ -274,7 +289,6 @@ def _details(row: Row) -> InstanceDetails:
         sibling,
         owner,
         elders,
-        asked,
         now,
         rev,
         offered,
@@ -285,11 +299,13 @@ def _details(row: Row) -> InstanceDetails:
         parked,
         missing,
         receipts,
-        *told,
+        fingerprint,
+        definition,
+        pauses,
+        cascade,
     ) = row
-    fingerprint, definition, cascade = told
-    request = None if asked is None else read_request(asked)
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
+    request = instance.request
     present, since = decode_instant(now), None if request is None else request.at
     ahead = [] if elders is None else msgspec.json.decode(elders, type=list[tuple[int, str, int, str, int]])
     return InstanceDetails(
@@ -319,6 +335,7 @@ def _details(row: Row) -> InstanceDetails:
         fingerprint=None if fingerprint is None else fingerprint.decode(),
         definition=None if definition is None else definition.decode(),
         cascade=cascade == b"t",
+        pauses=read_pause_list(instance.queue, pauses),
     )
 
 
@@ -333,10 +350,14 @@ class QueueWork:
     held: int = 0
     """Waiting for a sibling of their partition key."""
     shelved: int = 0
-    """Rows whose machine, version or step is unknown to a node that read them."""
+    """Rows whose machine, version or step is unknown to a node that read them, or whose machine is paused."""
     executing: int = 0
     oldest_due: float | None = None
     """Seconds that the oldest due row has been waiting."""
+    paused: int = 0
+    """Instances that are paused and would be runnable. Those that wait for something else are not counted."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pause of the queue, and those of machines in it."""
 
 
 async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
@@ -351,6 +372,8 @@ async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
             shelved=int(row[4] or 0),
             executing=int(row[5] or 0),
             oldest_due=None if row[6] is None else float(row[6]),
+            paused=int(row[7] or 0),
+            pauses=read_pause_list((row[0] or b"").decode(), row[8]),
         )
         for row in rows
     ]
@@ -472,6 +495,13 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
     """
     params = [encode.number(number), *Command().params()]
     return bool((await conn.run(statement("retry_instance", schema), params)).rows)
+
+
+async def hasten_instance(conn: PgConn, schema: str, number: int) -> str | None:
+    """Let a delayed instance run now: "hastened", "due" or "held"; None if it is not runnable or does not exist."""
+    params = [encode.number(number), *Command().params()]
+    rows = (await conn.run(statement("hasten_instance", schema), params)).rows
+    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None
 
 
 async def cancel_instance(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from durable_actors._store.boundaries import Boundary
 from durable_actors._store.observe import InstanceDetails
 from durable_actors._wording import counted
 from durable_actors.journal.kinds import LEVELS
@@ -60,3 +61,22 @@ def repairs_of(around: InstanceDetails, *, parked: bool) -> Iterator[tuple[str, 
 def level_name(stored: int) -> str:
     """The name of a journal level; the number, if it is none."""
     return LEVELS[stored] if 0 <= stored < len(LEVELS) else str(stored)
+
+
+def asked(boundary: Boundary, deadline: str) -> str:
+    """The summary of an instance that waits for a person."""
+    title = f" ({boundary.title})" if boundary.title else ""
+    if boundary.kind == "pause":
+        then = f"then runs step {boundary.then!r}"
+        return f"its step has paused it{title}: it waits until somebody lets it proceed, {then}"
+    rejected = f"step {boundary.on_reject!r} runs" if boundary.on_reject else "it fails"
+    return f"it waits for an approval{title}{deadline}, then runs step {boundary.then!r}; if it is rejected, {rejected}"
+
+
+def ways_of(boundary: Boundary) -> Iterator[tuple[str, str]]:
+    """What one can do about it: what it does, and the verb."""
+    if boundary.kind == "pause":
+        yield "let it proceed", "proceed"
+    else:
+        yield "approve it", "approve"
+        yield "reject it", "reject"

@@ -12,10 +12,11 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.commands import read_cancellation
+from durable_actors._store.boundaries import Boundary, Waiting, read_manual
+from durable_actors._store.commands import Request, read_cancellation, read_request
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.sql import statement
-from durable_actors.machine import ENDED, Cancellation, Status, decode_or_text
+from durable_actors.machine import ENDED, Cancellation, Decision, Status, decode_or_text
 
 
 @attrs.frozen
@@ -68,6 +69,8 @@ class Instance:
     parent_id: int | None
     parent_run: ParentRun | None = None
     """Who started it, if it is a child; in lists only the id."""
+    rerun_of: int | None = None
+    """The instance that `rerun` started it from."""
     locked_by: str | None
     """The node and incarnation that runs it now."""
     eligible_at: datetime
@@ -75,11 +78,30 @@ class Instance:
     inserted_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    boundary: Boundary | None = None
+    """Where it waits for a person; None if it does not."""
+    decision: Decision | None = None
+    """What a person decided, until the step that this led to has an outcome."""
     cancellation: Cancellation | None = None
     """Why it was cancelled, if it compensates (`@step(on_cancel=True)`) or has done so; in lists without the reason."""
     hold: int
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
-    does not know its machine, version or step; a node that does will run it."""
+    does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
+    request: Request | None = None
+    """The standing order of a command, "cancel" or "pause": by whom, when and why. One that has ended keeps it."""
+
+    @property
+    def paused(self) -> Request | None:
+        """Who paused it, when and why; None if it is not paused. A step that runs then finishes first."""
+        request = self.request
+        return request if request is not None and request.pauses and self.finished_at is None else None
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What it waits for, if it is parked: "approval" or "pause" (a person), "signal", "children"."""
+        if self.boundary is not None:
+            return self.boundary.kind
+        return {"awaiting_signal": "signal", "awaiting_children": "children"}.get(self.status)  # type: ignore[return-value]
 
 
 def read_instance(row: Row) -> Instance:
@@ -99,6 +121,7 @@ def read_instance(row: Row) -> Instance:
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
+    boundary, decision = (None, None) if row[28] is None else _manual(row, row[28], eligible)
     return Instance(
         id=number(0),
         machine=text(1),
@@ -123,13 +146,27 @@ def read_instance(row: Row) -> Instance:
         inserted_at=inserted,
         updated_at=updated,
         finished_at=decode_instant(row[21]),
+        boundary=boundary,
+        decision=decision,
         hold=number(22),
         interruptions=number(23),
         error_type=None if row[24] is None else text(24),
         traceback=None if row[25] is None else text(25),
         tags=() if row[26] is None else decode_text_array(row[26]),
         meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
-        cancellation=None if row[28] is None else read_cancellation(row[28]),
+        request=None if row[30] is None else read_request(row[30]),
+        rerun_of=None if row[31] is None else number(31),
+        cancellation=None if row[32] is None else read_cancellation(row[32]),
+    )
+
+
+def _manual(row: Row, manual: bytes, since: datetime) -> tuple[Boundary | None, Decision | None]:
+    return read_manual(
+        manual,
+        parked=row[4] == b"awaiting_signal",
+        step=(row[3] or b"").decode(),
+        since=since,
+        deadline=decode_instant(row[29]),
     )
 
 

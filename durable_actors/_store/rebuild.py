@@ -15,8 +15,9 @@ import psycopg
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.commands import Command
-from durable_actors._store.dialogues import earlier_receipt, resolving
+from durable_actors._store.dialogues import earlier_receipt, resolving, resolving_lost
 from durable_actors._store.foreign import Dialogue
+from durable_actors._store.holds import OFFERED, PAUSED
 from durable_actors._store.journal import page_of
 from durable_actors._store.sql import statement
 from durable_actors._store.verify import PAGE
@@ -65,7 +66,7 @@ def rebuilding(
     records do not tell the whole row or do not fit together, `Duplicate` if another instance has its unique key.
     `at_last_record`: records that are missing at the end are given up; the row goes back to the last one.
     """
-    number = yield from resolving(schema, target)
+    number = yield from resolving_lost(schema, target)
     while True:
         earlier = yield from earlier_receipt(schema, NAME, number, command)
         if earlier is not None:
@@ -178,7 +179,7 @@ def row_to_write(number: int, projection: Projection) -> dict[str, Any]:
             "claim_id": None,
             "claim_token_hash": None,
             "locked_by": None,
-            "hold": 0,
+            "hold": OFFERED if projection.suspended is None else PAUSED,
         }
         row |= {**released, "rev": projection.rev + 1}
     return row

@@ -41,7 +41,9 @@ CANCELLED: Final = Feature("the status cancelled", "0.2")
 HOLDS: Final = Feature("new reasons to hold a row", "0.2")
 MOVES: Final = Feature("the count of claims in rev", "0.2")
 CLOCK: Final = Feature("durable.now()", "0.2")
-FEATURES: Final = (COMMANDS, CANCELLED, HOLDS, MOVES, CLOCK)
+PAUSES: Final = Feature("pauses", "0.2")
+DECISIONS: Final = Feature("decisions of people", "0.2")
+FEATURES: Final = (COMMANDS, CANCELLED, HOLDS, MOVES, CLOCK, PAUSES, DECISIONS)
 """Every feature, in the order in which log lines name them. docs/how-to/deploy.md says what each means for a deploy."""
 
 

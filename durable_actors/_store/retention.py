@@ -1,4 +1,8 @@
-"""Retention: deletes ended instances on a walk along the ids; what machines say about how long theirs are kept."""
+"""Retention: deletes ended instances on a walk along the ids; what machines say about how long theirs are kept.
+
+Instances that live on keep the records of their last moves: a snapshot of the row now and then, and what lies before an
+older snapshot is deleted.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import attrs
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._store.sql import statement
 from durable_actors.machine import MachineSpec
 
@@ -89,3 +94,57 @@ async def write_keeps(conn: PgConn, schema: str, specs: Iterable[MachineSpec]) -
         encode.float_array([None if isinstance(keep, str) else keep for keep in keeps]),
     ]
     await conn.run(statement("write_keeps", schema), params)
+
+
+# -- long journals
+
+
+@attrs.frozen
+class LongJournals:
+    """Live instances that have moved often, among the rows that a statement looked at."""
+
+    looked: int
+    last: int | None
+    """The last of the rows."""
+    ids: tuple[int, ...]
+    grown: tuple[int, ...]
+    """Of these, those that are due for a snapshot."""
+    hides: tuple[int, ...]
+    """Of these, those that have records which may go."""
+
+
+async def find_long_journals(
+    conn: PgConn, schema: str, *, moves: int, after: int = 0, limit: int = 0, ids: Iterable[int] | None = None
+) -> LongJournals:
+    """Look at the `limit` rows after the id `after`, or at these, for live instances with more than `moves` moves."""
+    params = [
+        encode.number(after),
+        encode.number(limit),
+        encode.number(moves),
+        None if ids is None else encode.int_array(list(ids)),
+    ]
+    [row] = (await conn.run(statement("find_long_journals", schema, read_only=True), params)).rows
+    looked, last, *found = row
+    return LongJournals(int(looked or 0), _whole(last), *map(_ids, found))
+
+
+def _ids(raw: bytes | None) -> tuple[int, ...]:
+    return () if raw is None else tuple(map(int, decode_text_array(raw)))
+
+
+async def snapshot_journal(conn: PgConn, schema: str, number: int, *, moves: int) -> int | None:
+    """Record the row of an instance as it is, if it has moved so often since the last time. Returns the record's rev.
+
+    Retention may delete what lies before the snapshot before this one. None: it was not due, or the row was moving.
+    """
+    rows = (
+        await conn.run(statement("snapshot_journal", schema), [encode.number(number), encode.number(moves)])
+    ).rows
+    return _whole(rows[0][0]) if rows else None
+
+
+async def truncate_journal(conn: PgConn, schema: str, number: int, *, moves: int, most: int) -> int | None:
+    """Delete up to `most` records that lie far enough back. Returns how many; None: another janitor is at it."""
+    params = [schema.encode(), *map(encode.number, (number, moves, most))]
+    [row] = (await conn.run(statement("truncate_journal", schema), params)).rows
+    return _whole(row[0])

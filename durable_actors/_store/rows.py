@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
 
 from durable_actors.machine import ENDED, FAILURES, OFF, OUTCOMES, Cancellation, Status
+
+
+@attrs.define
+class RecordedClaim:
+    """What the records of a claim's outcomes need. Apart from the claim, so that others need not set it."""
+
+    fingerprint: str | None
+    """The definition that it was started with, if that is known."""
+    lease_until: str | None
+    """End of its lease as the database has it; None if that is not recorded."""
+    definition: str | None = None
+    """The definition that runs its step, if it is another one."""
+
+
+UNRECORDED: Final = RecordedClaim(None, None)
+"""Of claims whose outcomes are not recorded. They share it: nothing sets its fields."""
 
 
 # Not frozen: every step of the hot path makes one, and setting frozen slots costs attrs twice as much.
@@ -42,12 +58,8 @@ class Claim:
     """End of the lease on Trio's clock, counted from before the statement that set it was sent."""
     journal: int = OFF
     """What is recorded of its history (`machine.OFF`, …)."""
-    lease_until: str | None = None
-    """End of its lease as the database has it, for the journal; None if that is not recorded."""
-    fingerprint: str | None = None
-    """The definition that it was started with; None if its outcomes are not recorded."""
-    definition: str | None = None
-    """The definition that runs its step, if it is another one: for the journal."""
+    recorded: RecordedClaim = UNRECORDED
+    """What its records need beside that."""
     cancellation: Cancellation | None = None
     """Why it was cancelled, if it compensates: however that ends, the instance is cancelled."""
 
@@ -109,6 +121,8 @@ class Transition:
     """The step to enter then; None: the same step."""
     timeout: float | None = None
     """Seconds until it is woken without a signal."""
+    boundary: bytes | None = None
+    """The manual boundary at which it waits for a person: JSON. Its `awaits` is empty, so no signal matches."""
     keeps_awaits: bool = False
     """A retry keeps the await that led to the step."""
     consumed: tuple[int, ...] = ()
@@ -125,7 +139,15 @@ class Transition:
     @property
     def plain(self) -> bool:
         """Whether the short commit statement can write it."""
-        return self.claim.plain and self.awaits is None and not self.consumed and self.raised is None
+        claim = self.claim  # its `plain`, asked in place: 60 ns a job
+        return (
+            claim.awaits is None
+            and not claim.inbox
+            and not claim.children_total
+            and self.awaits is None
+            and not self.consumed
+            and self.raised is None
+        )
 
     @property
     def kind(self) -> str:
@@ -134,7 +156,9 @@ class Transition:
             return self.status
         if self.status == "runnable":
             return "next" if self.advance else "retry"
-        return "parked" if self.status == "awaiting_signal" else "spawned"
+        if self.status == "awaiting_signal":
+            return "parked" if self.boundary is None else "asked"
+        return "spawned"
 
     @property
     def journaled(self) -> bool:

@@ -11,26 +11,31 @@ from datetime import datetime
 from typing import Any, Final, assert_never, cast
 
 import attrs
+import msgspec
 import psycopg
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors._store.boundaries import read_decision
 from durable_actors._store.commands import read_cancellation
 from durable_actors._store.read import Instance, read_instance
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, DurableError, InvalidOutcome, LeaseLost, NoTarget
 from durable_actors.machine import (
     KEEP,
+    Approval,
     Await,
     Cancellation,
     ChildView,
+    Decision,
     Done,
     InsertPlan,
     MachineSpec,
     Next,
     Outcome,
+    Pause,
     Retry,
     ScheduleChildren,
     Signal,
@@ -90,6 +95,8 @@ class Claimed:
     """The children of the barrier that led to this step; None: more than 10,000."""
     children_counts: Mapping[Status, int]
     """The same, counted by status."""
+    decision: Decision | None = None
+    """What a person decided, if a `Pause` or `Approval` led to this step."""
     cancellation: Cancellation | None = None
     """As `Context.cancellation`: why it was cancelled, if this step compensates."""
     request: Any = None
@@ -104,7 +111,11 @@ class Claimed:
 async def claim_next(
     conn: PgConn, schema: str, *, queue: str, steps: Sequence[str], owner: str, lease: float
 ) -> Claimed | None:
-    """Claim the most urgent due instance of the queue that stands at one of these steps; None if there is none."""
+    """Claim the most urgent due instance of the queue that stands at one of these steps; None if there is none.
+
+    Raises `UnreadableClaimError` if it has claimed one whose inbox or children Python cannot decode: the caller must
+    end it.
+    """
     params = [queue.encode(), encode.text_array(steps), owner.encode(), encode.number(lease)]
     with _explained(ConfigError):
         rows = (await conn.run(statement("claim_next", schema), params)).rows
@@ -120,7 +131,7 @@ def _read_claimed(row: Row) -> Claimed:
 
     lease_until = decode_instant(row[3])
     assert lease_until is not None
-    return Claimed(
+    claimed = Claimed(
         id=int(text(0)),
         claim_id=text(1),
         token=text(2),
@@ -133,18 +144,66 @@ def _read_claimed(row: Row) -> Claimed:
         visit=int(text(9)),
         partition_key=None if row[10] is None else text(10),
         parent_id=None if row[11] is None else int(text(11)),
-        awaited=tuple(map(_read_signal, json(12))),
-        signals=tuple(map(_read_signal, json(13))),
+        awaited=(),
+        signals=(),
         more_signals=row[14] == b"t",
-        children=None if row[15] is None else tuple(ChildView(**each) for each in json(15)),
+        children=None,
         children_counts=cast("Mapping[Status, int]", json(16)),
-        cancellation=None if row[17] is None else read_cancellation(row[17]),
+        decision=read_decision(json(17)),
+        cancellation=None if row[18] is None else read_cancellation(row[18]),
     )
+    try:
+        claimed.awaited = tuple(map(_read_signal, _signals(row[12] or b"[]")))
+        claimed.signals = tuple(map(_read_signal, _signals(row[13] or b"[]")))
+        claimed.children = None if row[15] is None else tuple(map(_read_child, _children(row[15])))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableClaimError(claimed) from error
+    return claimed
 
 
-def _read_signal(told: dict[str, Any]) -> Signal:
-    at = datetime.fromisoformat(told["inserted_at"])
-    return Signal(told["id"], told["name"], told["payload"], told["dedup_key"], at)
+class UnreadableClaimError(Exception):
+    """`claim_next` has claimed an instance, and Python cannot decode what its step is to be handed.
+
+    jsonb accepts deeper nesting than any decoder.
+    """
+
+    def __init__(self, claimed: Claimed) -> None:
+        super().__init__(claimed.id)
+        self.claimed = claimed
+
+
+class _Told(msgspec.Struct):
+    """A signal, as the function tells it. Its payload may be a number that Python cannot decode."""
+
+    id: int
+    name: str
+    payload: msgspec.Raw
+    inserted_at: str
+    dedup_key: str | None = None
+
+
+class _Child(msgspec.Struct):
+    id: int
+    machine: str
+    status: Status
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    last_error: str | None = None
+
+
+_signals: Final = msgspec.json.Decoder(list[_Told]).decode
+_children: Final = msgspec.json.Decoder(list[_Child]).decode
+
+
+def _read_signal(told: _Told) -> Signal:
+    at = decode_instant(told.inserted_at.encode())
+    assert at is not None
+    # As for a step of an engine: the inbox must stay readable, whatever was written with SQL.
+    return Signal(told.id, told.name, decode_or_text(bytes(told.payload)), told.dedup_key, at)
+
+
+def _read_child(told: _Child) -> ChildView:
+    result = decode_or_text(bytes(told.result))
+    return ChildView(told.id, told.machine, told.status, result, told.last_error)
 
 
 async def heartbeat(conn: PgConn, schema: str, claimed: Claimed, *, lease: float) -> datetime:
@@ -209,7 +268,7 @@ def _explained(invalid: type[DurableError]) -> Generator[None, None, None]:
 # -- outcomes as JSON. Pure.
 
 
-def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[InsertPlan] = ()) -> bytes:
+def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[InsertPlan] = ()) -> bytes:  # noqa: PLR0911 - one per case
     """The JSON form of an outcome, as the function `complete` takes it. `plans` are the children to insert.
 
     States are encoded as the machine says, or as plain JSON if this process does not know it.
@@ -231,6 +290,21 @@ def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[Ins
             fields = {"then": outcome.then, "join": outcome.join, "timeout": outcome.timeout}
             children = {"children": b"[" + b",".join(map(_child, plans)) + b"]"}
             return _object(fields, {**children, **_state(spec, outcome.state, outcome.then)})
+        case Pause() | Approval():
+            kind = "pause" if isinstance(outcome, Pause) else "approval"
+            fields = {kind: outcome.then, "title": outcome.title}
+            if isinstance(outcome, Approval):
+                fields |= {
+                    "on_reject": outcome.on_reject,
+                    "timeout": outcome.timeout,
+                    "on_timeout": outcome.on_timeout,
+                }
+            data = (
+                {}
+                if outcome.data is None
+                else {"data": encode_json(outcome.data, what=f"the data of the {kind}")}
+            )
+            return _object(fields, {**data, **_state(spec, outcome.state, outcome.then)})
         case Done():
             return _object({}, {"done": encode_json(outcome.result, what="the result")})
         case Stop():

@@ -12,11 +12,12 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Row
+from durable_actors._store.boundaries import read_decision
 from durable_actors._store.insert import MAX_OCCUPANT_READS, insert_params
 from durable_actors._store.rows import Claim, Promoted
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
-from durable_actors.machine import InsertPlan, Signal, decode_or_text, encode_json
+from durable_actors.machine import Decision, InsertPlan, Signal, decode_or_text, encode_json
 
 MAX_NAME_BYTES: Final = 500
 MAX_PAYLOAD_BYTES: Final = 1_000_000
@@ -174,16 +175,25 @@ def read_signal(row: Row) -> tuple[int, Signal]:
     )
 
 
+class Inbox(list[Signal]):
+    """The unread signals of an instance, and what a person decided for its step."""
+
+    decision: Decision | None = None
+
+
 async def read_inboxes(
     conn: PgConn, schema: str, ids: Sequence[int], *, limit: int = PAGE_SIZE
-) -> dict[int, list[Signal]]:
-    """The unread signals of instances: the first `limit` of each, oldest first."""
+) -> dict[int, Inbox]:
+    """The unread signals of instances, the first `limit` of each, oldest first; and their decisions."""
     params = [encode.int_array(ids), encode.number(limit)]
     rows = (await conn.run(statement("read_inboxes", schema, read_only=True), params)).rows
-    found: dict[int, list[Signal]] = {number: [] for number in ids}
+    found = {number: Inbox() for number in ids}
     for row in rows:
-        target, signal = read_signal(row)
-        found[target].append(signal)
+        if row[1] is None:
+            found[int(row[0] or 0)].decision = read_decision(decode_or_text(row[3] or b"null"))
+        else:
+            target, signal = read_signal(row)
+            found[target].append(signal)
     return found
 
 
@@ -210,8 +220,31 @@ async def read_signals(conn: PgConn, schema: str, number: int, *, after: int, li
     return [read_signal(row)[1] for row in rows]
 
 
-async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> list[Promoted]:
-    """Wake instances whose await or barrier deadline has passed; return them."""
+@attrs.frozen
+class Expired:
+    """Instances whose deadline has passed."""
+
+    woken: list[int]
+    """Those that are runnable now."""
+    ended: list[int]
+    """Those that have failed: nobody decided in time, and they name no step for that."""
+    offered: list[Promoted]
+    """Parents of these whose barrier opened."""
+    cascades: bool = False
+    """Whether children of the woken ones are to be cancelled."""
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.woken) + len(self.ended)
+
+
+async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) -> Expired:
+    """Wake instances whose await or barrier deadline has passed, and end approvals that nobody decided in time."""
     params = [queue.encode(), encode.number(limit)]
     rows = (await conn.run(statement("expire_awaits", schema), params)).rows
-    return [Promoted(int(row[0] or 0), queue, row[2] == b"t") for row in rows]
+    return Expired(
+        [int(row[0] or 0) for row in rows if row[1] == b"runnable"],
+        [int(row[0] or 0) for row in rows if row[1] != b"runnable"],
+        [Promoted(int(row[2] or 0), row[3].decode()) for row in rows if row[3] is not None],
+        any(row[4] == b"t" for row in rows),
+    )

@@ -43,6 +43,8 @@ class TreeNode:
     """The node and incarnation that runs it now."""
     parent_run: ParentRun | None
     """Who started it, in which step and under which key; None for an instance without a parent."""
+    rerun_of: int | None = None
+    """The instance that `rerun` started it from."""
     waits_for: str
     """What it waits for, or how it failed, for people; empty for one that is done. Its wording may change."""
     inserted_at: datetime
@@ -164,6 +166,7 @@ def _node(row: Row, origin: ParentRun | None, children: tuple[TreeNode, ...]) ->
         attempt=int(row[8] or 0),
         locked_by=_text(row[9]),
         parent_run=origin,
+        rerun_of=None if row[20] is None else int(row[20]),
         waits_for=_waits_for(row),
         inserted_at=inserted,
         finished_at=decode_instant(row[18]),

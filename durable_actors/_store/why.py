@@ -16,11 +16,13 @@ from typing import Any, Final, Literal, get_args
 
 import attrs
 
+from durable_actors._store import paused as paused_texts
 from durable_actors._store.cancelled import ended_by, underway
 from durable_actors._store.evidence import evidence_of
 from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
 from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
-from durable_actors._store.parked import awaited, barrier_of, repairs_of
+from durable_actors._store.parked import asked, awaited, barrier_of, repairs_of, ways_of
+from durable_actors._store.pauses import pause_target
 from durable_actors._store.read import Instance
 from durable_actors._store.releases import COMMANDS, LiveNode
 from durable_actors._wording import seconds
@@ -31,6 +33,8 @@ Reason = Literal[
     "failed",
     "cancelled",
     "paused",
+    "awaiting_approval",
+    "awaiting_proceed",
     "awaiting_dependencies",
     "throttled",
     "lease_expired",
@@ -38,6 +42,7 @@ Reason = Literal[
     "owner_lost",
     "executing",
     "scheduled",
+    "queue_paused",
     "waiting_for_key",
     "unknown_step",
     "unserved",
@@ -48,7 +53,9 @@ Reason = Literal[
 
 REASONS_IN_ORDER: Final[tuple[Reason, ...]] = get_args(Reason)
 
-BlockerKind = Literal["instance", "child", "signal", "queue", "machine", "step", "node", "limit"]
+BlockerKind = Literal[
+    "instance", "child", "signal", "person", "queue", "machine", "step", "node", "limit", "pause"
+]
 """What a blocker is."""
 
 _HOLDS: Final[dict[int, Reason]] = {
@@ -63,9 +70,9 @@ class Blocker:
     """One thing that an instance waits for."""
 
     kind: BlockerKind
-    """`instance` is one of its partition key; `child` one of its own."""
+    """`instance` is one of its partition key, `child` one of its own, `pause` that of its queue or machine."""
     name: str
-    """The id, or the name of the signal, queue, machine, step or node."""
+    """The id, or the name of the signal, queue, machine, step or node; of a pause the queue, or `queue/machine`."""
     text: str
     """What it has to do with the instance, for people."""
     id: int | None = None
@@ -136,7 +143,7 @@ def explain_observed(
         id=instance.id,
         reason=found.reason,
         summary=found.summary if instance.status in ENDED else found.summary + underway(instance, around),
-        since=_since(instance, found.reason),
+        since=_since(instance, around, found.reason),
         until=_until(observed, found.reason),
         blockers=blockers,
         next_actions=tuple(_actions(instance, around, found.reason, blockers)),
@@ -151,7 +158,7 @@ class _Found:
     blockers: Sequence[Blocker] = ()
 
 
-def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
+def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:  # noqa: PLR0911 - one per case
     instance, around = observed.instance, observed.details
     match instance.status:
         case "done":
@@ -163,6 +170,11 @@ def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:
             return _Found(instance.status, f"{ended}; {again}")
         case "executing":
             return _running(instance, around, nodes)
+        case "awaiting_signal" if instance.boundary is not None:
+            kind: Reason = "awaiting_approval" if instance.boundary.kind == "approval" else "awaiting_proceed"
+            person = Blocker(kind="person", name="", text="a person has to decide")
+            summary = asked(instance.boundary, _deadline(around))
+            return _Found(kind, summary, [person, *_overdue(instance, around, nodes)])
         case "awaiting_signal":
             names = ", ".join(map(repr, around.awaits))
             text = f"it awaits a signal named {names}{_deadline(around)}, then runs step {_then(instance, around)}"
@@ -259,7 +271,8 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     held = _HOLDS.get(instance.hold)
     if held is not None:
         limit = [Blocker(kind="limit", name="", text="a limit is used up")] if held == "throttled" else []
-        return _Found(held, REASONS[instance.hold].explanation, limit)
+        text = paused_texts.held_text(instance, around)
+        return _Found(held, _with(text, stops := _pauses(around)), [*limit, *stops])
     serving = _serving(instance, nodes)
     knowing = [each for each in serving if each.knows(_machine(instance), instance.step)]
     nobody = [] if knowing else [_nobody(instance, serving)]
@@ -268,8 +281,10 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
         when = "never, until its eligible_at is changed"
         if math.isfinite(around.eligible_in):
             when = f"in {seconds(max(around.eligible_in, 0.0))}"
-        text = f"it is scheduled: due {when}{after}"
-        return _Found("scheduled", _with(text, nobody), nobody)
+        also = [*_pauses(around), *nobody]
+        return _Found("scheduled", _with(f"it is scheduled: due {when}{after}", also), also)
+    if stops := _pauses(around):
+        return _Found("queue_paused", _with(f"it is due, but {stops[0].text}", nobody), [*stops, *nobody])
     if takers := _takers(instance, around, knowing):
         return _Found("ready", _ready(instance, len(takers)))
     behind = [*_behind(instance, around, knowing)]
@@ -287,7 +302,7 @@ def _takers(instance: Instance, around: InstanceDetails, knowing: Sequence[NodeV
 
     Each node passes by the siblings whose step it does not have: the key may be free for one node and not for another.
     """
-    if not around.due or around.key_holder is not None:
+    if not around.due or around.key_holder is not None or around.pauses:
         return []
     if not around.offered and instance.hold != SHELVED:
         return []
@@ -381,7 +396,19 @@ def _for_its_key(instance: Instance, around: InstanceDetails, behind: Sequence[B
 # -- the rest
 
 
-def _since(instance: Instance, reason: Reason) -> datetime | None:
+def _pauses(around: InstanceDetails) -> list[Blocker]:
+    """The pauses of its queue, and of its machine there: no pick takes it while one of them lasts."""
+    return [
+        Blocker(kind="pause", name=pause_target(each.queue, each.machine), text=paused_texts.queue_text(each))
+        for each in around.pauses
+    ]
+
+
+def _since(instance: Instance, around: InstanceDetails, reason: Reason) -> datetime | None:
+    if reason == "queue_paused":
+        return max(instance.eligible_at, min(each.at for each in around.pauses))
+    if reason == "paused" and instance.paused is not None:
+        return instance.paused.at
     if reason in ENDED:
         return instance.finished_at
     if reason in {"ready", "waiting_for_key", "unknown_step", "unserved"}:
@@ -393,8 +420,10 @@ def _until(observed: Observed, reason: Reason) -> datetime | None:
     match reason:
         case "scheduled":
             return observed.instance.eligible_at
-        case "awaiting_signal" | "awaiting_children":
+        case "awaiting_signal" | "awaiting_children" | "awaiting_approval" | "awaiting_proceed":
             return observed.details.deadline
+        case "queue_paused":
+            return paused_texts.pauses_end(observed.details.pauses)
         case "owner_lost":
             return observed.instance.lease_expires_at
         case _:
@@ -410,6 +439,14 @@ def _actions(
             command=f"durable-actors retry {instance.id}",
             call=f"durable_actors.retry({instance.id})",
         )
+    if reason == "scheduled":
+        yield NextAction(
+            text="let it run now",
+            command=f"durable-actors run-now {instance.id}",
+            call=f"durable_actors.run_now({instance.id})",
+        )
+    for text, verb, call in paused_texts.resumes(instance, around):
+        yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{call}")
     for text, verb in repairs_of(around, parked=reason in {"awaiting_signal", "awaiting_children"}):
         yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{verb}()")
     if reason == "awaiting_signal" and not around.lost:
@@ -419,6 +456,13 @@ def _actions(
                 command=f"durable-actors signal {instance.id} {shlex.quote(name)}",
                 call=f"durable_actors.signal({instance.id}, {name!r})",
             )
+    if instance.boundary is not None:
+        for text, verb in ways_of(instance.boundary):
+            yield NextAction(
+                text=text,
+                command=f"durable-actors {verb} {instance.id}",
+                call=f"durable_actors.{verb}({instance.id})",
+            )
     if reason == "ready":
         yield NextAction(
             text=f"see what is ahead of it in queue {instance.queue!r}",
@@ -426,13 +470,7 @@ def _actions(
         )
     if reason in {"executing", "owner_lost", "lease_expired"}:
         yield NextAction(text="see which nodes are alive", command="durable-actors nodes")
-        yield from _hurry(instance, around)
-    if instance.cancellation is not None and reason not in ENDED:
-        yield NextAction(
-            text="end it without its compensation",
-            command=f"durable-actors cancel {instance.id} --force",
-            call=f"durable_actors.cancel({instance.id}, force=True)",
-        )
+    yield from _hurry(instance, around)
     for blocker in blockers:
         yield from _about(blocker)
 
@@ -458,9 +496,14 @@ def _about(blocker: Blocker) -> Iterator[NextAction]:
 
 
 def _hurry(instance: Instance, around: InstanceDetails) -> Iterator[NextAction]:
-    if around.request is not None and around.request.cancels:
+    """A cancel by force, if somebody has asked for one that is not, or it compensates."""
+    asked = instance.status == "executing" and around.request is not None and around.request.cancels
+    compensates = instance.cancellation is not None and instance.status not in ENDED
+    if asked or compensates:
         yield NextAction(
-            text="cancel it now, without waiting for its step",
+            text="end it without its compensation"
+            if compensates
+            else "cancel it now, without waiting for its step",
             command=f"durable-actors cancel {instance.id} --force",
             call=f"durable_actors.cancel({instance.id}, force=True)",
         )

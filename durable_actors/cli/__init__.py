@@ -11,12 +11,14 @@ import psycopg
 
 from durable_actors._version import __version__
 from durable_actors.cli.audit import audit
-from durable_actors.cli.control import cancel
+from durable_actors.cli.control import cancel, rerun, retry, run_now
+from durable_actors.cli.decide import approve, proceed, reject
 from durable_actors.cli.demo import demo
 from durable_actors.cli.explain import why
 from durable_actors.cli.history import history, verify
-from durable_actors.cli.instances import list_, retry, show
+from durable_actors.cli.instances import list_, show
 from durable_actors.cli.overview import nodes, queues
+from durable_actors.cli.pause import pause, queue, resume
 from durable_actors.cli.pg import pg
 from durable_actors.cli.repair import accept, rebuild, recover
 from durable_actors.cli.schema import migrate, uninstall
@@ -71,8 +73,8 @@ def cli(ctx: click.Context, /, verbose: int) -> None:
 
 
 for _verb in (
-    serve, insert, signal, list_, show, why, history, tree, retry, cancel, audit, verify, rebuild, accept, recover,
-    queues, nodes, top, migrate, uninstall, pg, demo,
+    serve, insert, signal, list_, show, why, history, tree, retry, rerun, run_now, cancel, pause, resume, queue,
+    proceed, approve, reject, audit, verify, rebuild, accept, recover, queues, nodes, top, migrate, uninstall, pg, demo,
 ):  # fmt: skip
     cli.add_command(_verb)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import attrs
 import click
@@ -110,13 +111,39 @@ def _table(receipts: list[Receipt]) -> Any:
             each.id,
             each.at.isoformat(timespec="seconds"),
             one_line(each.command),
-            one_line(each.target if each.scope == "instance" else f"{each.scope} {each.target}"),
+            one_line(_target(each)),
             one_line(each.by or "", limit=30),
             one_line(each.reason or "", limit=60),
             one_line(each.idempotency_key or "", limit=30),
-            one_line(each.data, limit=60) if each.data else "",
-            one_line(each.result, limit=30),
+            one_line(_data(each), limit=60) if _data(each) else "",
+            one_line(_result(each), limit=60),
         )
         for each in receipts
     )
     return table(headers, rows, right=("id",))
+
+
+def _target(receipt: Receipt) -> str:
+    """What it was given to: an instance, or all that matched a filter."""
+    if receipt.scope != "bulk":
+        return receipt.target if receipt.scope == "instance" else f"{receipt.scope} {receipt.target}"
+    where: Mapping[str, Any] = receipt.data.get("where") or {}
+    return "all " + (", ".join(f"{name}={value}" for name, value in sorted(where.items())) or "that matched")
+
+
+def _data(receipt: Receipt) -> object:
+    """What the caller added."""
+    return (receipt.data.get("meta") or {}) if receipt.scope == "bulk" else receipt.data
+
+
+def _result(receipt: Receipt) -> object:
+    """What the caller was told; of a bulk: what came of it."""
+    told = receipt.result
+    if receipt.scope != "bulk" or not isinstance(told, dict):
+        return told
+    counts = cast("dict[str, Any]", told)
+    if "done" not in counts:
+        return f"{counts.get('count', '?')} matched; no end is recorded"
+    parts = [f"{counts['done']} of {counts.get('count', '?')} done"]
+    parts += [f"{counts[name]} {name}" for name in ("skipped", "failed") if counts.get(name)]
+    return ", ".join([*parts, *(["aborted"] if counts.get("aborted") else [])])

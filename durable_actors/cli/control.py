@@ -1,52 +1,28 @@
-"""The command `cancel`."""
+"""The commands `cancel`, `retry`, `run-now` and `rerun`."""
 
 from __future__ import annotations
 
-import sys
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import attrs
 import click
-import trio
 
-from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.cascade import cascading
-from durable_actors._store.commands import Command, plan_command
-from durable_actors._store.dialogues import cancelling, resolving, run_dialogue
-from durable_actors._store.node import feature_warning
-from durable_actors._store.releases import COMMANDS
-from durable_actors.cli.options import (
-    command_options,
-    database_options,
-    json_option,
-    key_bytes,
-    open_store,
-    read_target,
-)
+from durable_actors._store.commands import plan_command
+from durable_actors._store.dialogues import RETRY, RUN_NOW, cancelling, carrying_out
+from durable_actors.cli.history import address_of, with_client
+from durable_actors.cli.many import Answer, many_options, on_filter, on_targets, read_given, report
+from durable_actors.cli.options import Whole, command_options, database_options, json_option, read_json
 from durable_actors.cli.output import print_json
-from durable_actors.errors import Conflict, NoTarget
+from durable_actors.machine import KEEP
 
 COURTESY: Final = 100
-"""Statements by which the command cancels children; the nodes do the rest."""
-
-
-@attrs.frozen
-class Cancelled:
-    """The result of `cancel` for one target."""
-
-    id: int | None
-    """None if no instance has the unique key."""
-    result: str | None
-    """"cancelled", "requested", or None if it was refused."""
-    reason: str | None = None
-    """Why it was refused."""
-    compensates: bool = False
-    """Whether it has entered the step that compensates (`on_cancel`)."""
+"""Statements by which `cancel` cancels children; the nodes do the rest."""
 
 
 @click.command(short_help="Cancel instances that have not ended.")
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--key", "as_key", is_flag=True, help="TARGETs are unique keys even if they are numbers.")
+@many_options("cancel")
 @click.option(
     "--force", is_flag=True, help="Do not wait for a step that runs: it can commit nothing any more."
 )
@@ -60,12 +36,137 @@ class Cancelled:
 @command_options
 @database_options
 @json_option
-def cancel(
+def cancel(*, force: bool, children: str, **options: Any) -> None:
+    """Cancel instances that have not ended: TARGETs (ids or unique keys), or all that match the filters.
+
+    What does not run has ended when this returns. A step that runs is cancelled by its node, within two seconds, and
+    the instance ends as cancelled unless the step is done first. For each TARGET that has ended already, the reason is
+    printed and the exit code is 1; the others are cancelled. Each leaves a receipt: see audit.
+
+    An instance of a machine that compensates (on_cancel) enters that step instead; a second cancel of it needs
+    --force. With --children cancel, its children are cancelled as well, in batches, by this command and by the nodes.
+    """
+    given = read_given(options)
+    if given.where is not None:
+        on_filter("cancel", given, force=force, children=children)
+        return
+    command = plan_command(**given.said)
+    how = {"force": force, "children": children == "cancel"}
+    found = on_targets(
+        "cancel",
+        given,
+        lambda number: cancelling(given.schema, number, command, **how),
+        then=partial(cascading, given.schema, rounds=COURTESY) if how["children"] else None,
+    )
+
+    def said(answer: Answer) -> str:
+        if given.dry_run:
+            return "would be cancelled"
+        waits = (
+            "" if answer.result == "cancelled" else ": its step is cancelled, or it compensates; then it ends"
+        )
+        return f"{answer.result}{waits}"
+
+    if given.as_json:
+        print_json(found)
+    report(found, given, refused="not cancelled", said=said)
+
+
+@attrs.frozen
+class Retried:
+    """The result of `retry` for one target."""
+
+    id: int | None
+    """None if no instance has the unique key."""
+    retried: bool
+    reason: str | None = None
+    """Why it was not retried."""
+
+
+@click.command(short_help="Run failed or cancelled instances again.")
+@many_options("retry")
+@command_options
+@database_options
+@json_option
+def retry(**options: Any) -> None:
+    """Run failed or cancelled instances again, from the step in which they ended, with attempts starting at 0.
+
+    TARGETs are ids or unique keys. Without a TARGET, all failed instances that match the filters run again; with
+    --status cancelled, all cancelled ones. State and step are unchanged. For each TARGET that cannot be retried, the
+    reason is printed and the exit code is 1; the others run again. Each leaves a receipt: see audit.
+    """
+    given = read_given(options)
+    if given.where is not None:
+        on_filter("retry", given)
+        return
+    command = plan_command(**given.said)
+    found = on_targets("retry", given, lambda number: carrying_out(RETRY, given.schema, number, command))
+    if given.as_json:
+        print_json([Retried(each.id, each.result is not None, each.reason) for each in found])
+    report(
+        found,
+        given,
+        refused="not retried",
+        said=lambda _: "would run again" if given.dry_run else "runs again",
+    )
+
+
+@click.command("run-now", short_help="Let delayed instances run now.")
+@many_options("run_now")
+@command_options
+@database_options
+@json_option
+def run_now(**options: Any) -> None:
+    """Let runnable instances run now: skip their delay, schedule or back-off.
+
+    TARGETs are ids or unique keys. Without a TARGET, all delayed instances that match the filters run now. For each
+    TARGET that runs, waits for signals or children, or has ended, the reason is printed and the exit code is 1. Each
+    leaves a receipt: see audit.
+    """
+    given = read_given(options)
+    if given.where is not None:
+        on_filter("run_now", given)
+        return
+    command = plan_command(**given.said)
+    found = on_targets("run_now", given, lambda number: carrying_out(RUN_NOW, given.schema, number, command))
+    words = {
+        "hastened": "is due now",
+        "due": "was due already",
+        "held": "is held, not delayed: nothing changed; `durable-actors why` says by what",
+    }
+    if given.as_json:
+        print_json(found)
+    report(
+        found,
+        given,
+        refused="not run now",
+        said=lambda each: "would run now" if given.dry_run else words[str(each.result)],
+    )
+
+
+@click.command(short_help="Start a new instance from an old one.")
+@click.argument("target")
+@click.option("--key", "as_key", is_flag=True, help="TARGET is a unique key even if it is a number.")
+@click.option("--step", metavar="NAME", help="The first step. Default: the first step of the old one.")
+@click.option(
+    "--state", metavar="JSON", help="The first state; - reads stdin. Default: the first state of the old one."
+)
+@click.option(
+    "--at-rev",
+    type=Whole(1, 2**63 - 1),
+    metavar="REV",
+    help="Take step and state as they were at this revision; see history.",
+)
+@command_options
+@database_options
+@json_option
+def rerun(
     *,
-    targets: tuple[str, ...],
+    target: str,
     as_key: bool,
-    force: bool,
-    children: str,
+    step: str | None,
+    state: str | None,
+    at_rev: int | None,
     by: str | None,
     reason: str | None,
     idempotency_key: str | None,
@@ -73,54 +174,28 @@ def cancel(
     schema: str,
     as_json: bool,
 ) -> None:
-    """Cancel instances that have not ended, by id or unique key.
+    """Start a new instance from an old one, by id or unique key, and print its id. The old one is not changed.
 
-    What does not run has ended when this returns. A step that runs is cancelled by its node, within two seconds, and
-    the instance ends as cancelled unless the step is done first. For each instance that has ended already, the reason
-    is printed and the exit code is 1; the others are cancelled. Each leaves a receipt: see audit.
-
-    An instance of a machine that compensates (on_cancel) enters that step instead; a second cancel of it needs
-    --force. With --children cancel, its children are cancelled as well, in batches, by this command and by the nodes.
+    The new one has the machine, queue, priority, partition key, tags and meta of the old one, but no unique key and no
+    parent. Its first step and state are those of the old one, as far as they are recorded: the state at journal level
+    full. Leaves a receipt: see audit.
     """
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key)
-
-    async def run() -> tuple[list[Cancelled], str | None]:
-        async with open_store(dsn, schema) as conn:
-            addresses = dict.fromkeys(read_target(each, as_key=as_key) for each in targets)
-            how = {"force": force, "children": children == "cancel"}
-            found = [await _cancel(conn, schema, each, command, **how) for each in addresses]
-            if any(each.result is not None for each in found) and children == "cancel":
-                await run_dialogue(conn, cascading(schema, rounds=COURTESY))
-            asked = any(each.result == "requested" for each in found)
-            return found, await feature_warning(conn, schema, COMMANDS) if asked else None
-
-    found, warning = trio.run(run)
+    address = address_of(target, as_key=as_key)
+    given = KEEP if state is None else read_json(state, option="--state")
+    number = with_client(
+        dsn,
+        schema,
+        lambda client: client.rerun(
+            address,
+            step=step,
+            state=given,
+            at_rev=at_rev,
+            by=by,
+            reason=reason,
+            idempotency_key=idempotency_key,
+        ),
+    )
     if as_json:
-        print_json(found)
-    for each in found:
-        if each.reason is not None:
-            click.echo(f"durable-actors: not cancelled: {each.reason}", err=True)
-        elif not as_json:
-            waits = "" if each.result == "cancelled" else ": a step runs, and its node cancels it"
-            if each.compensates:
-                waits = ": it compensates, and then it ends"
-            click.echo(f"{each.id} {each.result}{waits}")
-    if warning is not None:
-        click.echo(f"durable-actors: {warning}", err=True)
-    if not all(each.reason is None for each in found):
-        sys.exit(1)
-
-
-async def _cancel(
-    conn: PgConn, schema: str, address: int | str, command: Command, *, force: bool, children: bool
-) -> Cancelled:
-    number = address if isinstance(address, int) else None
-    try:
-        target = address if isinstance(address, int) else key_bytes(address)
-        number = await run_dialogue(conn, resolving(schema, target))
-        start = cancelling(schema, number, command, force=force, children=children)
-        done = await run_dialogue(conn, start)
-    except (NoTarget, Conflict) as exc:
-        return Cancelled(number, None, str(exc))
-    compensates = any(each.id == done.id for each in done.offered)
-    return Cancelled(done.id, str(done.result), compensates=compensates)
+        print_json({"id": number})
+    else:
+        click.echo(number)

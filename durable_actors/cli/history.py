@@ -89,17 +89,19 @@ def history(
 
     How much is recorded depends on the level of its journal: see --journal of serve. If there are more records, it
     prints the --after option for the next page. A record that is damaged or missing is named in its place, and the
-    command exits with 1, unless the row was accepted since.
+    command exits with 1, unless the row was accepted since: then it is named, and no failure.
     """
     address = address_of(target, as_key=as_key)
     number, page = with_client(
         dsn, schema, lambda client: client.damaged_history(address, after=after, limit=limit)
     )
     records = page.records
-    more = records[-1].rev if len(records) + len(page.damaged) >= limit and records else None
+    wrong = len(page.damaged) + len(page.accepted)
+    more = records[-1].rev if len(records) + wrong >= limit and records else None
     if as_json:
         body = {"records": [msgspec.to_builtins(each) for each in records], "after": more}
-        print_json(body | {"damaged": page.damaged} if page.damaged else body)
+        damage = {"damaged": page.damaged, "accepted": page.accepted}
+        print_json(body | {name: told for name, told in damage.items() if told})
     else:
         _print_history(page, after=after, traceback=traceback)
         if more is not None:
@@ -110,7 +112,8 @@ def history(
 def _print_history(page: DamagedPage, *, after: int, traceback: bool) -> None:
     console = make_console()
     if page.records:
-        console.print(table(("", "", ""), map(_row, timeline(page.records, page.damaged))))
+        lines = timeline(page.records, {**page.damaged, **page.accepted}, after=after)
+        console.print(table(("", "", ""), map(_row, lines)))
     else:
         console.print(_nothing(page.level) if not after else f"no records after revision {after}")
     if traceback:

@@ -9,9 +9,11 @@ import attrs
 import click
 import trio
 from rich.table import Table
+from rich.text import Text
 
 from durable_actors._store.claim import read_queue
 from durable_actors._store.observe import NodeView, QueueWork, count_statuses, read_nodes, read_queues
+from durable_actors._store.pauses import QueuePause
 from durable_actors._store.releases import LiveNode, older_nodes
 from durable_actors._wording import seconds
 from durable_actors.cli.options import database_options, json_option, open_store
@@ -24,7 +26,8 @@ from durable_actors.cli.output import (
     print_json,
     table,
 )
-from durable_actors.machine import parse_step_address
+from durable_actors.cli.pause import words
+from durable_actors.machine import builtin_queues, parse_step_address
 
 MAX_UNKNOWN_LINES: Final = 20
 """The largest number of lines about unknown steps, per queue."""
@@ -39,6 +42,8 @@ class QueueView:
     scheduled: int
     held: int
     shelved: int
+    paused: int
+    """Instances that are paused and would be runnable."""
     executing: int
     oldest_due: float | None
     awaiting: int | None
@@ -52,6 +57,8 @@ class QueueView:
     """The total number of steps that they run at the same time."""
     unknown: tuple[str, ...] | None = None
     """Machines and steps of shelved rows that none of these nodes knows; None if it was not checked."""
+    pauses: tuple[QueuePause, ...] = ()
+    """The pause of the queue, and those of machines in it."""
 
 
 def make_views(
@@ -66,7 +73,7 @@ def make_views(
     """
     by_name = {each.queue: each for each in work}
     live = [each for each in nodes if each.alive]
-    served = {name for each in live for name in each.queues}
+    served = {name for each in live for name in each.queues} - builtin_queues()
     found: list[QueueView] = []
     for name in sorted(by_name.keys() | served | (counts or {}).keys()):
         each = by_name.get(name) or QueueWork(queue=name)
@@ -83,6 +90,8 @@ def make_views(
                 scheduled=each.scheduled,
                 held=each.held,
                 shelved=each.shelved,
+                paused=each.paused,
+                pauses=each.pauses,
                 executing=each.executing,
                 oldest_due=each.oldest_due,
                 awaiting=awaiting,
@@ -114,20 +123,40 @@ def unknown_steps(shelf: Sequence[str], nodes: Sequence[NodeView]) -> tuple[str,
     return tuple(found)
 
 
+def queue_name(view: QueueView) -> Text:
+    """Return the name of a queue, and whether it is paused."""
+    found = Text(one_line(view.queue))
+    if view.pauses:
+        whole = any(each.machine is None for each in view.pauses)
+        found.append(" PAUSED" if whole else " (partly paused)", style="bold yellow")
+    return found
+
+
+def pause_lines(views: Sequence[QueueView]) -> list[str]:
+    """One line for each pause: what, since when, until when, by whom and why, and what it holds up."""
+    found: list[str] = []
+    for view in views:
+        for each in view.pauses:
+            holds = f"; {view.due} due" if each.machine is None and view.due else ""
+            found.append(f"{one_line(each.what, limit=600)} is {words(each)} (since {ago(each.at)}{holds})")
+    return found
+
+
 def queue_table(views: Sequence[QueueView]) -> Table:
     """Return the table of queues; numbers that were not counted have no column."""
     counted = any(each.awaiting is not None for each in views)
-    numbers = ["due", "oldest", "scheduled", "held", "shelved", "executing"]
+    numbers = ["due", "oldest", "scheduled", "held", "shelved", "paused", "executing"]
     numbers += ["awaiting", "done", "failed", "cancelled"] if counted else []
     numbers += ["nodes", "slots"]
     rows = [
         (
-            one_line(each.queue),
+            queue_name(each),
             each.due,
             seconds(each.oldest_due),
             each.scheduled,
             each.held,
             each.shelved,
+            each.paused,
             each.executing,
             *((each.awaiting, each.done, each.failed, each.cancelled) if counted else ()),
             each.nodes,
@@ -145,7 +174,7 @@ def queue_table(views: Sequence[QueueView]) -> Table:
 @database_options
 @json_option
 def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Show waiting and running work per queue, and the live nodes that serve it.
+    """Show waiting and running work per queue, what is paused, and the live nodes that serve it.
 
     Counting awaiting and ended (done, failed, cancelled) instances READS THE WHOLE TABLE. With --quick they are
     omitted, and only waiting and running rows are read.
@@ -167,6 +196,8 @@ def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
         print_json(found)
     elif found:
         make_console().print(queue_table(found))
+        for line in pause_lines(found):
+            click.echo(line)
         for each in found:
             for text in (each.unknown or ())[:MAX_UNKNOWN_LINES]:
                 click.echo(
@@ -184,7 +215,11 @@ def node_table(nodes: Sequence[NodeView]) -> Table:
             one_line(each.incarnation),
             coloured(each.state),
             each.claims,
-            one_line(", ".join(f"{name}={slots}" for name, slots in each.queues.items())),
+            one_line(
+                ", ".join(
+                    f"{name}={slots}" for name, slots in each.queues.items() if name not in builtin_queues()
+                )
+            ),
             each.pid,
             one_line(each.version or ""),
             ago(each.started_at),

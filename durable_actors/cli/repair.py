@@ -99,19 +99,25 @@ def accept(
 
 
 @click.command(short_help="Correct what damage or a bug has left waiting.")
+@click.option("--dry-run", is_flag=True, help="Say what would be corrected, and write nothing.")
 @by_options
 @database_options
 @json_option
-def recover(*, by: str | None, reason: str | None, dsn: str | None, schema: str, as_json: bool) -> None:
+def recover(
+    *, dry_run: bool, by: str | None, reason: str | None, dsn: str | None, schema: str, as_json: bool
+) -> None:
     """Wake instances that wait for a signal they have, recount barriers, offer stuck keys, reap expired leases.
 
     Changes nothing on a healthy database, however often it is called. Each instance that it wakes or recounts gets a
     receipt.
     """
-    report: RecoveryReport = with_client(dsn, schema, lambda client: client.recover(by=by, reason=reason))
+    report: RecoveryReport = with_client(
+        dsn, schema, lambda client: client.recover(by=by, reason=reason, dry_run=dry_run)
+    )
     if as_json:
         print_json(report)
         return
     found: dict[str, Any] = attrs.asdict(report)
-    lines = [f"{name}: {', '.join(map(str, ids))}" for name, ids in found.items() if ids]
+    would = "would be " if dry_run else ""
+    lines = [f"{would}{name}: {', '.join(map(str, ids))}" for name, ids in found.items() if ids]
     click.echo("\n".join(lines) if lines else "nothing to correct")

@@ -11,6 +11,7 @@ import attrs
 from durable_actors._wording import seconds
 from durable_actors.cli.output import one_line
 from durable_actors.journal import Record
+from durable_actors.journal.verify import is_truncation
 
 GAP: Final = 1.0
 """Seconds between two records from which on the timeline shows the wait between them."""
@@ -28,8 +29,13 @@ class Line:
     style: str = ""
 
 
-def timeline(records: Iterable[Record], damaged: Mapping[int, str] | None = None) -> Iterator[Line]:
-    """Yield the lines of a history, oldest first; `damaged` says what is wrong with which revisions."""
+def timeline(
+    records: Iterable[Record], damaged: Mapping[int, str] | None = None, *, after: int = 0
+) -> Iterator[Line]:
+    """Yield the lines of a history, oldest first; `damaged` says what is wrong with which revisions.
+
+    `after`: the revision after which it begins.
+    """
     first: Record | None = None
     last: Record | None = None
     doing: Record | None = None  # says what the instance does after it
@@ -39,6 +45,9 @@ def timeline(records: Iterable[Record], damaged: Mapping[int, str] | None = None
         while wrong and wrong[0][0] <= record.rev:
             gap = False
             yield _damaged(*wrong.popleft())
+        if is_truncation(record) and record.rev > (after if last is None else last.rev) + 1:
+            gap = False
+            yield Line("", "", f"┆ the records before revision {record.rev} were deleted by retention", "dim")
         first = first or record
         if last is not None and doing is not None:
             waited = (record.at - last.at).total_seconds()
@@ -51,7 +60,7 @@ def timeline(records: Iterable[Record], damaged: Mapping[int, str] | None = None
         since = (record.at - first.at).total_seconds()
         yield Line(f"+{seconds(since)}", record.kind, _text(record), _STYLES.get(record.kind, ""))
         last = record
-        if doing is None or record.kind != "wakeup":
+        if doing is None or not (record.kind == "wakeup" or is_truncation(record)):
             doing = record
     for rev, reason in wrong:
         yield _damaged(rev, reason)
@@ -81,6 +90,8 @@ def _waits(before: Record, after: Record) -> str:
     if before.kind == "parked":
         names = _names(before.data.get("awaits", ()))
         return f"it awaited a signal named {names}" if names else "it awaited a signal"
+    if before.kind == "snapshot":
+        return _STANDS.get(before.data.get("row", {}).get("status"), "it waited to be claimed")
     if before.data.get("keeps_claim"):
         return "the step ran"
     return _WAITS.get(before.kind, "it waited to be claimed")
@@ -96,8 +107,18 @@ _WAITS: Final = {
     "held": "it waited for its partition key",
     "shelved": "it waited for a node that has its step",
     "paused": "it was paused",
+    "asked": "it waited for a person",
     **dict.fromkeys(("done", "failed", "cancelled", "unfit"), "it had ended"),
 }
+
+
+_STANDS: Final = {
+    "executing": "the step ran",
+    "awaiting_signal": "it awaited a signal",
+    "awaiting_children": "it waited for its children",
+    **dict.fromkeys(("done", "failed", "cancelled"), "it had ended"),
+}
+"""What an instance does whose row a snapshot shows."""
 
 
 def _names(names: Iterable[object]) -> str:
@@ -123,9 +144,28 @@ def _parked(record: Record, data: Mapping[str, Any]) -> str:
     return f"{record.step}{then}, awaits {_names(data.get('awaits', ()))}{_by('deadline', data)}"
 
 
+def _asked(record: Record, data: Mapping[str, Any]) -> str:
+    boundary: Mapping[str, Any] = data.get("boundary") or {}
+    title = f": {one_line(str(boundary['title']), limit=120)}" if boundary.get("title") else ""
+    return f"{record.step} → {record.to_step}, {boundary.get('kind', '?')}{title}{_by('deadline', data)}"
+
+
+def _decided(record: Record, data: Mapping[str, Any]) -> str:
+    decision: Mapping[str, Any] = data.get("decision") or {}
+    comment = str(decision.get("comment") or "")
+    parts = (_entered(record, data), one_line(comment, limit=120))
+    return ", ".join(part for part in parts if part)
+
+
 def _woken(record: Record, data: Mapping[str, Any]) -> str:
     names = _names(each.get("name") for each in data.get("signals", ()))
     return _entered(record, data) + (f", signal {names}" if names else "")
+
+
+def _started(record: Record, data: Mapping[str, Any]) -> str:
+    row: Mapping[str, Any] = data.get("row", {})
+    origin = "" if row.get("rerun_of") is None else f", rerun of instance {row['rerun_of']}"
+    return f"in step {record.step}, queue {row.get('queue', '?')}{origin}"
 
 
 def _child_started(record: Record, data: Mapping[str, Any]) -> str:
@@ -142,17 +182,20 @@ _SNAPSHOTS: Final[Mapping[str | None, str]] = {
 
 def _snapshot(_record: Record, data: Mapping[str, Any]) -> str:
     command: Mapping[str, Any] = data.get("command") or {}
-    return _SNAPSHOTS.get(command.get("type"), "the whole row")
+    whole = "the whole row, for retention" if data.get("retention") else "the whole row"
+    return _SNAPSHOTS.get(command.get("type"), whole)
 
 
 _WHAT: Final[Mapping[str, Callable[[Record, Mapping[str, Any]], str]]] = {
-    "started": lambda record, data: f"in step {record.step}, queue {data.get('row', {}).get('queue', '?')}",
+    "started": _started,
     "snapshot": _snapshot,
     "next": lambda record, _: f"{record.step} → {record.to_step}",
     "spawned": lambda record, data: (
         f"{record.step} → {record.to_step}, {data.get('children_total', '?')} children"
     ),
     "parked": _parked,
+    "asked": _asked,
+    **dict.fromkeys(("approved", "rejected", "proceeded", "timed_out"), _decided),
     "woken": _woken,
     "expired": _entered,
     "joined": _entered,

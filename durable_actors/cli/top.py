@@ -21,7 +21,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.observe import NodeView, Rates, read_nodes, read_queues, read_rates
 from durable_actors.cli.options import Whole, database_options, duration, json_option, open_store
 from durable_actors.cli.output import make_console, plain, print_json
-from durable_actors.cli.overview import QueueView, make_views, node_table, queue_table
+from durable_actors.cli.overview import QueueView, make_views, node_table, pause_lines, queue_table
 
 
 @attrs.frozen(kw_only=True)
@@ -74,8 +74,9 @@ def draw(picture: Picture, schema: str, *, keys: bool) -> Group:
     queues = (
         queue_table(picture.queues) if picture.queues else Text("no queues: no work is waiting or running")
     )
+    paused = [Text(line, style="yellow") for line in pause_lines(picture.queues)]
     nodes = node_table(picture.nodes) if picture.nodes else Text("no node is alive")
-    return Group(head, Text(), queues, Text(), nodes)
+    return Group(head, Text(), queues, *paused, Text(), nodes)
 
 
 @click.command()

@@ -98,6 +98,8 @@ def _line(node: TreeNode, target: int) -> Text:
     if (parent := node.parent_run) is not None and parent.step is not None:
         key = "" if parent.key is None else f", key {one_line(parent.key)}"
         line.append(f" (from step {one_line(parent.step)}{key})", style="dim")
+    if node.rerun_of is not None:
+        line.append(f" (rerun of {node.rerun_of})", style="dim")
     if node.counts:
         total = counted(sum(node.counts.values()), "child", "children")
         line.append(f" [{total}: {_counted(node.counts)}]", style="dim")

@@ -11,13 +11,14 @@ has no database in it: `fold` gives the same for the same records on every store
 """
 
 from durable_actors.errors import InvalidJournalEntry, ProtocolAnomaly, RevConflict
-from durable_actors.journal.expand import dispatch_order, expand, expand_all
+from durable_actors.journal.expand import expand, expand_all
 from durable_actors.journal.facts import (
     CATALOG,
     FACTS,
     Fact,
     FactKind,
     Thread,
+    dispatch_order,
     idempotency_key,
     run_thread,
     runnable_key,

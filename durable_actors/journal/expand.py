@@ -7,7 +7,6 @@ adds, or after the kind of record if it has to choose; it adds nothing if the re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from typing import Any, Final, cast
 
 import msgspec
@@ -15,6 +14,7 @@ from msgspec import UNSET
 
 from durable_actors.journal.facts import Fact
 from durable_actors.journal.kinds import (
+    AskedData,
     ChildStart,
     ChildStartedData,
     ClaimedData,
@@ -34,6 +34,7 @@ from durable_actors.journal.kinds import (
     ReturnedData,
     RowData,
     SpawnedData,
+    TimedOutData,
     UnderClaim,
     UnfitData,
     WokenData,
@@ -328,30 +329,30 @@ def _live_wakeup_emitted(move: Move) -> None:
 # Manual boundaries, and the end.
 
 
-def _paused(move: Move) -> None:
-    """An outcome opens a boundary; an operator's command suspends the run where it stands."""
-    data, record = cast("PausedData", move.data), move.record
-    if data.boundary is None:
-        _run_signal_received(move)
-        move.add("run_suspended", {"by": record.by, "reason": data.command and data.command.reason})
-        return
-    for emit in (*_UNDER_CLAIM, _attempt_ended, _runnable_applied):
-        emit(move)
+def _run_suspended(move: Move) -> None:
+    """An operator's command suspends the run where it stands."""
+    command = cast("PausedData", move.data).command
+    move.add("run_suspended", {"by": move.record.by, "reason": command and command.reason})
+
+
+def _manual_step_paused(move: Move) -> None:
+    data = cast("AskedData", move.data)
     fact = {
         "step": move.place["step"],
         "manual": data.boundary.kind,
         "boundary": move.to["visit"],
-        "deadline": data.boundary.deadline,
-        "metadata": msgspec.to_builtins(data.boundary, str_keys=True),
-        "next": {**move.to, "await_step": record.to_step},
+        "deadline": data.deadline,
+        "metadata": move.record.data["boundary"],  # as it was written: the column has no more
+        "next": {**move.to, "await_step": data.boundary.on_timeout or data.boundary.on_reject},
     }
     move.add("manual_step_paused", fact)
 
 
 def _manual_step_resolved(move: Move) -> None:
-    actions = {"approved": "approve", "rejected": "reject", "proceeded": "proceed", "expired": "timeout"}
+    actions = {"approved": "approve", "rejected": "reject", "proceeded": "proceed", "timed_out": "timeout"}
     fact = {"step": move.place["step"], "boundary": move.place["visit"], "action": actions[move.record.kind]}
-    move.add("manual_step_resolved", fact)
+    data = cast("ResolvedData | TimedOutData", move.data)
+    move.add("manual_step_resolved", fact if data.failed else {**fact, "decision": data.decision})
 
 
 def _run_resumed(move: Move) -> None:
@@ -359,17 +360,15 @@ def _run_resumed(move: Move) -> None:
 
 
 def _rejected(move: Move) -> None:
-    """With `on_reject` that step is entered; without, the instance has failed."""
+    """With a step for that, it is entered; without, the instance has failed."""
     _manual_step_resolved(move)
-    (_run_terminal if cast("ResolvedData", move.data).failed else _scheduled)(move)
+    (_run_terminal if cast("ResolvedData | TimedOutData", move.data).failed else _scheduled)(move)
 
 
 def _expired(move: Move) -> None:
-    """The deadline of a wait, a barrier or a manual boundary."""
+    """The deadline of a wait or a barrier."""
     waited_for = cast("ExpiredData", move.data).waited_for
-    {"signal": _wait_resolved, "children": _barrier_resolved, "manual": _manual_step_resolved}[waited_for](
-        move
-    )
+    (_wait_resolved if waited_for == "signal" else _barrier_resolved)(move)
     _scheduled(move)
 
 
@@ -385,6 +384,12 @@ def _run_redirected(move: Move) -> None:
 
 def _run_revived(move: Move) -> None:
     move.add("run_revived", {})
+
+
+def _run_hastened(move: Move) -> None:
+    move.add(
+        "run_hastened", {**move.place, "runnable_key": move.key, "visible_at": move.intent["visible_at"]}
+    )
 
 
 def _run_terminal(move: Move) -> None:
@@ -455,9 +460,12 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "shelved": (_hold_changed,),
     "offered": (_hold_changed,),
     "revived": (_run_revived, _run_signal_received, _scheduled),
+    "hastened": (_run_signal_received, _run_hastened),
     "child_started": (*_UNDER_CLAIM, _child_run_started),
     "unfit": (_run_terminal,),
-    "paused": (_paused,),
+    "asked": (*_UNDER_CLAIM, _attempt_ended, _runnable_applied, _manual_step_paused),
+    "timed_out": (_rejected,),
+    "paused": (_run_signal_received, _run_suspended),
     "resumed": (_run_signal_received, _run_resumed),
     "approved": (_run_signal_received, _manual_step_resolved, _scheduled),
     "rejected": (_run_signal_received, _rejected),
@@ -489,8 +497,3 @@ def expand_all(records: Iterable[Record], *, queue: str = "") -> Iterator[Fact]:
         if facts:
             queue = facts[-1].queue
         yield from facts
-
-
-def dispatch_order(fact: Fact) -> tuple[datetime, int, int]:
-    """Sort key of the facts of many runs in the thread of a queue; sorting keeps the order inside a record."""
-    return (fact.at, fact.run, fact.rev)

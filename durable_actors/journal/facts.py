@@ -68,6 +68,17 @@ def runnable_key(run: int, visit: int, step: str, round: int, attempt: int) -> s
     return f"{run}/{visit}/{step}#{round}.{attempt}"
 
 
+def place_of(key: str) -> tuple[int, int, int]:
+    """Visit, round and attempt in the key of an attempt, in the order of time; a key of another form comes last."""
+    place, _, count = key.rpartition("#")
+    _, visit, *_ = [*place.split("/", 2), ""]
+    round_, _, attempt = count.partition(".")
+    try:
+        return int(visit), int(round_), int(attempt)
+    except ValueError:
+        return 2**63, 0, 0
+
+
 class Fact(msgspec.Struct, frozen=True):
     """One fact of the protocol."""
 
@@ -148,7 +159,10 @@ FACTS: Final[dict[str, FactKind]] = {
         {"deadline": datetime, "metadata": dict},
     ),
     "manual_step_resolved": FactKind(
-        "run", "that decision was made", {"step": str, "boundary": int, "action": str}
+        "run",
+        "that decision was made",
+        {"step": str, "boundary": int, "action": str},
+        {"decision": dict},
     ),
     "run_terminal": FactKind(
         "run",
@@ -195,6 +209,12 @@ FACTS: Final[dict[str, FactKind]] = {
         "run", "whatever the run did or waited for is over: it goes on elsewhere", extension=True
     ),
     "run_revived": FactKind("run", "a failed or cancelled run goes on", extension=True),
+    "run_hastened": FactKind(
+        "run",
+        "an operator let a runnable that was to run later run at once",
+        {**_PLACE, **_RUNNABLE, "visible_at": datetime},
+        extension=True,
+    ),
     "run_caught_up": FactKind(
         "run",
         "moves that were not recorded brought the run to this runnable",
@@ -285,3 +305,8 @@ def _fits(data: Mapping[str, Any], kind: str) -> bool:
         if not isinstance(value, expected) and (value is not None or name in needs):
             return False
     return True
+
+
+def dispatch_order(fact: Fact) -> tuple[datetime, int, int]:
+    """Sort key of the facts of many runs in the thread of a queue; sorting keeps the order inside a record."""
+    return (fact.at, fact.run, fact.rev)

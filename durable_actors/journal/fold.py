@@ -16,7 +16,7 @@ from durable_actors.errors import ProtocolAnomaly
 from durable_actors.journal import runs
 from durable_actors.journal.attempts import apply_to_attempt
 from durable_actors.journal.expand import expand_all
-from durable_actors.journal.facts import Fact, is_well_formed
+from durable_actors.journal.facts import Fact, is_well_formed, place_of
 from durable_actors.journal.projection import NOTICES, Anomaly, Projection, Run
 from durable_actors.journal.records import Record
 
@@ -140,6 +140,13 @@ def _attempt_only(p: Projection, fact: Fact) -> str | None:
     return apply_to_attempt(p.attempts, fact)
 
 
+def _wakeup(p: Projection, fact: Fact) -> str | None:
+    """A notifier may be slower than the attempt that it was told of, and a snapshot may have come since."""
+    reason, run = apply_to_attempt(p.attempts, fact), p.run
+    before = run is not None and run.since is not None and place_of(fact.data["runnable_key"]) <= run.since
+    return None if before and reason == "unknown_runnable_intent" else reason
+
+
 def _completed(p: Projection, fact: Fact) -> str | None:
     before = p.attempts.get(fact.data["runnable_key"])
     repeated = before is not None and before.status == "completed"
@@ -205,10 +212,12 @@ def _applied(p: Projection, fact: Fact) -> str | None:
         return reason
     _outcome_committed(run, data)
     run.awaits = None
-    if data.get("transition") not in {"parked", "paused"}:  # a park keeps the error that `handle` was given
+    if data.get("transition") not in {"parked", "asked"}:  # a park keeps the error that `handle` was given
         run.error = None
     if data.get("advance"):
         run.crashes = run.children_total = 0
+    if data.get("advance") or data.get("transition") == "done":
+        run.manual = None
     return None
 
 
@@ -229,6 +238,7 @@ _NEEDS_RUN: Final = frozenset(
         "run_resumed",
         "run_redirected",
         "run_revived",
+        "run_hastened",
         "run_caught_up",
         "definition_differs",
         "hold_changed",
@@ -253,6 +263,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Projection, Fact], str | None]]] = {
     "run_resumed": runs.run_resumed,
     "run_redirected": runs.run_redirected,
     "run_revived": runs.run_revived,
+    "run_hastened": runs.run_hastened,
     "run_caught_up": runs.run_caught_up,
     "definition_differs": runs.definition_differs,
     "run_snapshot": runs.run_snapshot,
@@ -265,7 +276,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Projection, Fact], str | None]]] = {
     "claim_released": _released,
     "claim_expired": _expired,
     "hold_changed": runs.hold_changed,
-    "live_wakeup_emitted": _attempt_only,
+    "live_wakeup_emitted": _wakeup,
     "run_indexed": runs.of_another_thread,
     "run_cataloged": runs.of_another_thread,
 }

@@ -62,7 +62,7 @@ class Command(_Part, frozen=True, kw_only=True):
     """The receipt of what somebody outside the instance asked for. `Record.by` says who."""
 
     type: str
-    """start, signal, cancel, retry, pause, resume, proceed, approve, reject."""
+    """start, rerun, signal, cancel, retry, run_now, pause, resume, proceed, approve, reject."""
     key: str | None = None
     """The idempotency key: the same key again is a second delivery of the same command."""
     reason: str | None = None
@@ -87,10 +87,11 @@ class Boundary(_Part, frozen=True, kw_only=True):
     """A manual boundary: the instance is parked until somebody decides."""
 
     kind: Literal["pause", "approval"]
+    then: str | None = None
     on_reject: str | None = None
+    on_timeout: str | None = None
     title: str | None = None
     data: Any = None
-    deadline: Instant | None = None
 
 
 class Data(_Part, frozen=True, kw_only=True):
@@ -114,13 +115,22 @@ class ParentStart(_Part, frozen=True, kw_only=True):
 
 
 class RowData(Data, frozen=True, kw_only=True):
-    """`started`, `snapshot`."""
+    """`started`; `snapshot` has more."""
 
     row: dict[str, Any]
     """The columns of the row after the move, as JSON."""
     command: Command | None = None
     parent: ParentStart | None = None
     """Of a child that was started: its parent then."""
+
+
+class SnapshotData(RowData, frozen=True, kw_only=True):
+    """`snapshot`."""
+
+    needed: int | None = None
+    """While it waits for its children: for how many its barrier waited at first."""
+    retention: bool = False
+    """Retention wrote it, as it does now and then in a long history: records before it may be deleted."""
 
 
 class ClaimedData(Data, frozen=True, kw_only=True):
@@ -260,7 +270,7 @@ class WokenData(Data, frozen=True, kw_only=True):
 class ExpiredData(Data, frozen=True, kw_only=True):
     """`expired`."""
 
-    waited_for: Literal["signal", "children", "manual"]
+    waited_for: Literal["signal", "children"]
     eligible_at: Instant | None = None
 
 
@@ -277,7 +287,7 @@ class CountedData(Data, frozen=True, kw_only=True):
 
 
 class RevivedData(Data, frozen=True, kw_only=True):
-    """`revived`."""
+    """`revived`, `hastened`."""
 
     command: Command | None = None
     eligible_at: Instant | None = None
@@ -298,10 +308,16 @@ class UnfitData(Data, frozen=True, kw_only=True):
     children_pending: int | None = None
 
 
-class PausedData(OutcomeData, frozen=True, kw_only=True):
-    """`paused`: by an outcome, which names a boundary, or by a command."""
+class AskedData(OutcomeData, frozen=True, kw_only=True):
+    """`asked`: the column `manual` after the move is `boundary`, as it was written."""
 
-    boundary: Boundary | None = None
+    boundary: Boundary
+    deadline: Instant | None = None
+
+
+class PausedData(Data, frozen=True, kw_only=True):
+    """`paused`."""
+
     command: Command | None = None
 
 
@@ -309,9 +325,21 @@ class ResolvedData(Data, frozen=True, kw_only=True):
     """`resumed`, `proceeded`, `approved`, `rejected`."""
 
     command: Command
+    decision: dict[str, Any] = {}
+    """What the step gets as `ctx.decision`."""
     eligible_at: Instant | None = None
     failed: bool = False
     """A rejection without `on_reject`: the instance has failed."""
+
+
+class TimedOutData(Data, frozen=True, kw_only=True):
+    """`timed_out`."""
+
+    decision: dict[str, Any] = {}
+    """What the step gets as `ctx.decision`."""
+    eligible_at: Instant | None = None
+    failed: bool = False
+    """Neither `on_timeout` nor `on_reject`: the instance has failed."""
 
 
 class WakeupData(Data, frozen=True, kw_only=True):
@@ -371,25 +399,25 @@ KINDS: Final[dict[str, Kind]] = {
     "shelved": Kind("it waits for a node that knows its machine and step", "claims", _PLACE, Data),
     "offered": Kind("picks may claim it again", "claims", _PLACE, Data),
     "revived": Kind("a failed or cancelled instance runs again", "outcomes", _PLACE, RevivedData),
+    "hastened": Kind("a delayed instance is due at once", "outcomes", _PLACE, RevivedData),
     "child_started": Kind("its step started a child", "outcomes", _CLAIM, ChildStartedData),
     "unfit": Kind(
         "a row that no index can hold, written by hand, has failed", "outcomes", (*_PLACE, "error"), UnfitData
     ),
-    "paused": Kind(
-        "it waits for a decision (outcomes Pause, Approval), or an operator paused it",
-        "outcomes",
-        _PLACE,
-        PausedData,
+    "asked": Kind(
+        "outcome Pause or Approval: the row waits for a person", "outcomes", (*_CLAIM, "to_step"), AskedData
     ),
+    "timed_out": Kind("nobody decided in time", "outcomes", _PLACE, TimedOutData),
+    "paused": Kind("an operator paused it", "outcomes", _PLACE, PausedData),
     "resumed": Kind("the operator's pause has ended", "outcomes", _PLACE, ResolvedData),
     "approved": Kind("somebody approved", "outcomes", _WAKE, ResolvedData),
     "rejected": Kind("somebody rejected", "outcomes", _PLACE, ResolvedData),
-    "proceeded": Kind("somebody let a paused instance proceed", "outcomes", _WAKE, ResolvedData),
+    "proceeded": Kind("somebody let it proceed", "outcomes", _WAKE, ResolvedData),
     "snapshot": Kind(
         "the whole row: recording began or its level changed, or older records may be deleted",
         "outcomes",
         (),
-        RowData,
+        SnapshotData,
     ),
     "wakeup": Kind("a notifier was told that the row is due", "claims", _PLACE, WakeupData),
 }

@@ -113,7 +113,7 @@ def _next_place(record: Record, data: Data) -> tuple[str, int, int, int]:  # noq
     match record.kind:
         case "next" | "spawned" | "compensating":
             return record.to_step or step, visit + 1, 0, 0
-        case "parked" | "paused" if record.to_step is not None:
+        case "parked" | "asked" if record.to_step is not None:
             # After an outcome of `handle`, a failing step must not start again at attempt 0.
             return record.to_step, visit + 1, 0, 0 if record.error is None else attempt
         case "parked":

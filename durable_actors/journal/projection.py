@@ -212,6 +212,8 @@ class Run(msgspec.Struct, kw_only=True):
     claim_id: str | None = None
     token_hash: str | None = None
     awaits: list[str] | None = None
+    manual: dict[str, Any] | None = None
+    """The column: the open boundary, or the decision that the step gets."""
     children_total: int = 0
     children_pending: int = 0
     wake_on_failure: bool = False
@@ -221,6 +223,8 @@ class Run(msgspec.Struct, kw_only=True):
     finished_at: datetime | None = None
     approximate: bool = False
     """The last record does not say where the row stands, and moves before it may not be recorded."""
+    since: tuple[int, int, int] | None = None
+    """Visit, round and attempt of the row in the last snapshot: attempts of before are not known; None: all are."""
 
     def stand_at(self, place: Mapping[str, Any]) -> None:
         """Set step, visit, round and attempt. Called by `fold`."""
@@ -259,7 +263,7 @@ class Projection(msgspec.Struct, kw_only=True):
     """A child of the open barrier has failed."""
     manual: Manual | None = None
     suspended: dict[str, Any] | None = None
-    """Who paused the run, and why."""
+    """Who paused the run, when and why."""
     terminal: Literal["done", "failed", "cancelled"] | None = None
     commands: list[Receipt] = []
     """Commands that reached the run, signals excepted."""

@@ -19,12 +19,15 @@ from durable_actors.journal.kinds import (
     Data,
     Instant,
     Level,
-    PausedData,
     RowData,
     is_gapless,
     level_of,
 )
 from durable_actors.journal.redaction import redact
+
+DAMAGED: Final = "damaged"
+"""The kind of what `history` returns in place of a record that is damaged or missing, if the row was accepted since.
+No record is stored with it."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +51,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """The time of the transaction that made the move, on the database's clock."""
     kind: str
-    """The name of the move: a key of `KINDS`."""
+    """The name of the move: a key of `KINDS`. In what `history` returns also "damaged": a record from before a row was
+    accepted, which is damaged or missing; `error` says how."""
     step: str | None = None
     to_step: str | None = None
     """The step that the row entered or will enter after its wait."""
@@ -146,8 +150,6 @@ def checked_data(record: Record) -> Data:
     """As `check_record`; return its data in the form that its kind has."""
     data = data_of(record)
     needed = KINDS[record.kind].fields
-    if isinstance(data, PausedData) and data.boundary is not None:  # an outcome, not a command
-        needed = (*needed, "claim_id", "to_step")
     for name in needed:
         if getattr(record, name) is None:
             missing = [each for each in needed if getattr(record, each) is None]

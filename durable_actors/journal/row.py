@@ -30,6 +30,7 @@ COLUMNS: Final[Mapping[str, From]] = {
     "await_step": "outcomes",
     "await_deadline": "outcomes",
     "manual": "outcomes",
+    "request": "outcomes",
     "claim_id": "claims",
     "locked_by": "outcomes",
     "finished_at": "outcomes",
@@ -61,9 +62,12 @@ NOT_IN_THE_JOURNAL: Final[Mapping[str, str]] = {
 
 EMPTY_UNLESS_NAMED: Final = (
     "parent_id", "barrier", "partition_key", "unique_key", "child_uid", "child_args", "tags", "meta",
-    "fingerprint", "rate_limit", "cancellation", "cancel_rest",
+    "fingerprint", "rate_limit", "rerun_of", "cancellation", "cancel_rest",
 )  # fmt: skip
 """The columns of an insert that are null if its record does not name them. `weight` is 1 then."""
+
+PAUSED: Final = 4
+"""The column `hold` of a row that is runnable and paused."""
 
 _SURE: Final = ("id", "rev", "fsm", "fsm_version", "queue")
 """What a record that does not say where the row stands leaves certain, beside the inserted columns."""
@@ -80,6 +84,8 @@ def row_of(projection: Projection) -> dict[str, Any]:
         raise ValueError("the projection has no run: its history begins with neither started nor snapshot")
     known: set[str] = {"outcomes", run.level} | ({"claims"} if projection.gapless else set[str]())
     found = {**_place(projection, run), **_claim(projection, run), **_kept(run)}
+    if projection.suspended is not None and projection.status == "runnable":
+        found["hold"] = PAUSED
     if projection.status != "executing":
         found["lease_expires_at"] = None
     if run.level != "full":
@@ -117,7 +123,8 @@ def _place(projection: Projection, run: Run) -> dict[str, Any]:
         "awaits": run.awaits,
         "await_step": waiting and waiting.next.await_step,
         "await_deadline": waiting and waiting.deadline,
-        "manual": projection.manual and projection.manual.metadata,
+        "manual": run.manual,
+        "request": projection.suspended and {"kind": "pause", **_given(projection.suspended)},
     }
 
 
@@ -182,6 +189,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         claim_id=row.claim_id,
         token_hash=row.claim_token_hash,
         awaits=row.awaits,
+        manual=cast("dict[str, Any] | None", recorded.get("manual")),
         children_total=row.children_total,
         children_pending=row.children_pending,
         wake_on_failure=row.wake_on_failure,
@@ -189,22 +197,38 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         result=row.result,
         error=error,
         finished_at=row.finished_at,
+        since=(row.visit, row.round, row.attempt),
     )
-    projection = Projection(rev=rev, run=run)
-    _stand(projection, run, row, cast("dict[str, Any] | None", recorded.get("manual")))
+    projection = Projection(rev=rev, run=run, suspended=_pause_in(recorded))
+    if projection.suspended is not None:
+        run.hold = 0
+    _stand(projection, run, row)
     return projection
 
 
-def _stand(projection: Projection, run: Run, row: Current, manual: dict[str, Any] | None) -> None:
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _pause_in(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Who paused the instance, when and why; None if it is not paused. Requests to cancel are not in the history."""
+    request = row.get("request")
+    if not isinstance(request, dict) or cast("dict[str, Any]", request).get("kind") != "pause":
+        return None
+    return {name: cast("dict[str, Any]", request).get(name) for name in ("by", "reason", "at")}
+
+
+def _stand(projection: Projection, run: Run, row: Current) -> None:
     """Open what the status of the row says is open: an attempt, a claim, a wait."""
     following = Place(row.await_step or row.step, row.visit, row.round, row.attempt, row.await_step)
     match row.status:
         case "done" | "failed" | "cancelled":
             projection.terminal = row.status
-        case "awaiting_signal" if manual is not None:
-            kind = str(manual.get("kind", "pause"))
+        case "awaiting_signal" if (manual := run.manual) is not None and "decision" not in manual:
+            kind, then = str(manual.get("kind", "pause")), str(manual.get("then", row.step))
+            place = Place(then, row.visit, row.round, row.attempt, row.await_step)
             projection.manual = Manual(
-                row.step, kind, row.visit, following, row.eligible_at, row.await_deadline, manual
+                row.step, kind, row.visit, place, row.eligible_at, row.await_deadline, manual
             )
         case "awaiting_signal":
             projection.wait = Wait(row.eligible_at, following, row.await_deadline, tuple(row.awaits or ()))
@@ -229,7 +253,12 @@ def _attempt(run: Run, row: Current) -> Attempt:
 
 
 def differences(expected: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the columns in which a row differs: name → (expected, actual). A column that the row lacks is skipped."""
+    """Return the columns in which a row differs: name → (expected, actual). A column that the row lacks is skipped.
+
+    So is the request of a row that has ended: it keeps what it was asked for, which means nothing any more.
+    """
+    if row.get("finished_at") is not None:
+        expected = {name: value for name, value in expected.items() if name != "request"}
     return {
         name: (value, row[name])
         for name, value in expected.items()
@@ -244,6 +273,8 @@ _DOCUMENTS: Final = frozenset({"state", "result", "meta", "manual", "cancellatio
 
 
 def _is_same(name: str, one: object, other: object) -> bool:
+    if name == "request":  # whether it is paused; by whom is in the history
+        return (_pause_in({name: one}) is None) == (_pause_in({name: other}) is None)
     if one == other:
         # For Python true is 1 and 1 is 1.0; for JSON, and for a step that gets a state, they are not.
         return name not in _DOCUMENTS or one is other or _json(one) == _json(other)

@@ -217,6 +217,8 @@ def manual_paused(p: Projection, fact: Fact) -> str | None:
     if p.wait is not None:
         return "active_wait"
     p.manual = opened
+    run = _run(p)
+    run.manual, run.awaits = opened.metadata, []
     _open(p, place, fact)
     return None
 
@@ -226,16 +228,20 @@ def manual_resolved(p: Projection, fact: Fact) -> str | None:
     data = fact.data
     if p.manual is None or (p.manual.step, p.manual.boundary) != (data["step"], data["boundary"]):
         return "stale_manual_resolution"
+    run, decision = _run(p), data.get("decision")
+    run.manual = None if decision is None else {**p.manual.metadata, "decision": decision}
     p.manual = None
     return None
 
 
 def run_suspended(p: Projection, fact: Fact) -> str | None:
     """An operator paused the run: none of its attempts is visible."""
-    who = {"by": fact.data.get("by"), "reason": fact.data.get("reason")}
+    who = {"by": fact.data.get("by"), "reason": fact.data.get("reason"), "at": fact.at.isoformat()}
     if p.suspended is not None:
-        return None if p.suspended == who else "active_manual_step"
+        same = all(p.suspended.get(name) == who[name] for name in ("by", "reason"))
+        return None if same else "active_manual_step"
     p.suspended = who
+    _run(p).hold = 0  # whatever held it: from now on the pause does, whenever it is runnable
     _run(p).approximate = not p.gapless
     return None
 
@@ -245,6 +251,7 @@ def run_resumed(p: Projection, _: Fact) -> str | None:
     if p.suspended is None:
         return "stale_manual_resolution"
     p.suspended = None
+    _run(p).hold = 0
     _run(p).approximate = not p.gapless
     return None
 
@@ -252,7 +259,7 @@ def run_resumed(p: Projection, _: Fact) -> str | None:
 def hold_changed(p: Projection, fact: Fact) -> str | None:
     """The row was offered to picks, held or shelved."""
     run = _run(p)
-    run.hold = fact.data["hold"]
+    run.hold = 0 if p.suspended is not None else fact.data["hold"]
     if run.hold == 2:
         run.shelved_step = fact.data.get("step", run.step)
     return None
@@ -272,6 +279,8 @@ def run_terminal(p: Projection, fact: Fact) -> str | None:
     if not outcome and (data["status"] == "cancelled" or p.status == "executing"):
         run.drop_claim()
     p.terminal = data["status"]
+    if p.manual is not None:
+        run.manual = None
     p.wait = p.manual = p.suspended = None
     p.planned.clear()
     run.stand_at(data)
@@ -295,7 +304,7 @@ def run_redirected(p: Projection, _: Fact) -> str | None:
     run.drop_claim()
     run.crashes = run.children_total = run.children_pending = 0
     run.wake_on_failure = False
-    run.awaits = run.error = None
+    run.awaits = run.error = run.manual = None
     return None
 
 
@@ -310,6 +319,20 @@ def run_revived(p: Projection, _: Fact) -> str | None:
     p.attempts = {key: one for key, one in p.attempts.items() if one.visit != run.visit}
     run.drop_claim()
     run.crashes, run.current, run.finished_at = 0, None, None
+    return None
+
+
+def run_hastened(p: Projection, fact: Fact) -> str | None:
+    """The current attempt is visible from now on. Where moves are not recorded, they may have led to another one."""
+    data, run = fact.data, _run(p)
+    if not p.gapless:
+        reason = run_caught_up(p, fact)
+        if reason is not None:
+            return reason
+    attempt = p.attempts.get(data["runnable_key"])
+    if attempt is None or run.current != attempt.key or attempt.status != "available":
+        return "stale_claim"
+    attempt.visible_at = run.eligible_at = data["visible_at"]
     return None
 
 
@@ -337,6 +360,8 @@ def run_caught_up(p: Projection, fact: Fact) -> str | None:
         attempt = p.attempts[key] = cast("Attempt", intent_of(intent))
     attempt.status, attempt.claim = "available", None
     attempt.visible_at = min(attempt.visible_at, fact.at)
+    if p.manual is not None:
+        run.manual = None
     p.wait = p.manual = None
     p.planned.clear()
     run.make_current({**data, "runnable_key": key}, keeps_time=True)
@@ -356,7 +381,7 @@ def run_snapshot(p: Projection, fact: Fact) -> str | None:
             return "conflicting_snapshot"
     p.run, p.attempts, p.planned, p.children, p.lineage = base.run, base.attempts, {}, {}, {}
     p.wait, p.manual, p.terminal = base.wait, base.manual, base.terminal
-    p.barrier_failed, p.suspended, p.commands = False, None, []
+    p.barrier_failed, p.suspended, p.commands = False, base.suspended, []
     return None
 
 

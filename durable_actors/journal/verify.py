@@ -303,6 +303,11 @@ def is_acceptance(record: Record) -> bool:
     return record.kind == "snapshot" and command.get("type") == "accept"
 
 
+def is_truncation(record: Record) -> bool:
+    """Whether the record is a snapshot that retention has written: the records before it may be deleted."""
+    return record.kind == "snapshot" and record.data.get("retention") is True
+
+
 def _shown(value: object) -> str:
     text = repr(value.isoformat() if isinstance(value, datetime) else value)
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

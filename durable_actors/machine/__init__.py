@@ -38,15 +38,17 @@ from durable_actors.machine._context import (
     ChildView,
     Context,
     ContextPort,
+    Decision,
     Signal,
 )
 from durable_actors.machine._insert_options import ENDED, InsertOptions, OnDuplicate, RowOptions, Status
-from durable_actors.machine._insert_plan import InsertPlan, plan_insert
+from durable_actors.machine._insert_plan import InsertPlan, check_step, plan_insert
 from durable_actors.machine._job import Job, job
 from durable_actors.machine._machine import Machine
 from durable_actors.machine._normalize import exhausted, job_failure, normalize_outcome
 from durable_actors.machine._outcome import (
     KEEP,
+    Approval,
     Await,
     Cancel,
     Child,
@@ -55,13 +57,21 @@ from durable_actors.machine._outcome import (
     Keep,
     Next,
     Outcome,
+    Pause,
     Replay,
     Retry,
     ScheduleChildren,
     Stop,
 )
 from durable_actors.machine._reason import error_type, reason_text, shown_error, traceback_text
-from durable_actors.machine._registry import Registry, current_registry, isolated_registry
+from durable_actors.machine._registry import (
+    Registry,
+    add_builtin,
+    builtin_machines,
+    builtin_queues,
+    current_registry,
+    isolated_registry,
+)
 from durable_actors.machine._spec import (
     HandleSpec,
     MachineRef,
@@ -83,6 +93,7 @@ __all__ = [
     "MOST_CHILDREN",
     "OFF",
     "OUTCOMES",
+    "Approval",
     "Await",
     "BoundStep",
     "Cancel",
@@ -91,6 +102,7 @@ __all__ = [
     "ChildView",
     "Context",
     "ContextPort",
+    "Decision",
     "Done",
     "Duration",
     "Error",
@@ -106,6 +118,7 @@ __all__ = [
     "Next",
     "OnDuplicate",
     "Outcome",
+    "Pause",
     "Registry",
     "Replay",
     "Retry",
@@ -118,8 +131,12 @@ __all__ = [
     "StepRef",
     "StepSpec",
     "Stop",
+    "add_builtin",
+    "builtin_machines",
+    "builtin_queues",
     "canonical_json",
     "check_journal",
+    "check_step",
     "current_registry",
     "decode_json",
     "decode_or_text",
@@ -144,7 +161,7 @@ __all__ = [
 
 # Tracebacks, reprs and help() show the public import path.
 for _public in (
-    Await, Cancel, Cancellation, Child, ChildView, Context, Done, Error, InsertOptions, Machine, Next, Retry,
-    ScheduleChildren, Signal, Stop, job, step,
+    Approval, Await, Cancel, Cancellation, Child, ChildView, Context, Decision, Done, Error, InsertOptions, Machine,
+    Next, Pause, Retry, ScheduleChildren, Signal, Stop, job, step,
 ):  # fmt: skip
     _public.__module__ = "durable_actors"

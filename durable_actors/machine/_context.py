@@ -73,6 +73,22 @@ class ChildView:
     """The error, if the child failed."""
 
 
+@attrs.frozen(kw_only=True)
+class Decision:
+    """What a person decided at the boundary (`Pause`, `Approval`) that led to this step."""
+
+    kind: Literal["proceeded", "approved", "rejected", "timed_out"]
+    """What was decided; "timed_out": nobody did in time."""
+    by: str | None = None
+    """Who decided, as given to `proceed`, `approve` or `reject`."""
+    comment: str | None = None
+    """What they wrote."""
+    data: Any = None
+    """The JSON value that came with the decision."""
+    at: datetime | None = None
+    """When, by the clock of the database."""
+
+
 class ContextPort(Protocol):
     """The engine's side of `Context`: one object per engine, shared by all contexts."""
 
@@ -135,6 +151,9 @@ class Context(Generic[S_co]):
     awaited: tuple[Signal, ...] = ()
     """The signals that matched the `Await` which led to this run, up to 1,000; see `more_signals`. Empty on a first
     run and after a timeout."""
+    decision: Decision | None = None
+    """What a person decided, in the step that a `Pause` or `Approval` led to: in every run of that visit, also after a
+    retry or a crash. None in every other step."""
     more_signals: bool = False
     """Whether the inbox has more than 1,000 signals, so that `signals` (and possibly `awaited`) are incomplete.
     `iter_signals()` reads all of them."""

@@ -89,7 +89,7 @@ def plan_insert(
             level,
             spec.fingerprint if level >= OUTCOMES else None,
         )
-    step = _step(spec, options.get("step"))
+    step = _first_step(spec, options.get("step"))
     unique_key = _unique_key(options.get("unique_key"))
     partition_key = options.get("partition_key")
     if partition_key is not None:
@@ -177,9 +177,12 @@ def closed_scope(scope: object) -> tuple[Status, ...]:
     return tuple(each for each in STATUSES if each in given)
 
 
-def _step(spec: MachineSpec, step: object) -> str:
-    if step is None:
-        return spec.initial
+def _first_step(spec: MachineSpec, step: object) -> str:
+    return spec.initial if step is None else check_step(spec, step)
+
+
+def check_step(spec: MachineSpec, step: object) -> str:
+    """Return the name of a step of this machine; raise `ConfigError` if it has no such step."""
     if isinstance(step, StepRef):
         owner = step.owner
         if owner is not None and owner is not spec.definition and identity_of(owner) not in spec.lineage:

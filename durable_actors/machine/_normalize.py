@@ -1,4 +1,4 @@
-"""From the value that user code returned to one of the six outcomes. Pure; raises `InvalidOutcome`.
+"""From the value that user code returned to one of the eight outcomes. Pure; raises `InvalidOutcome`.
 
 A step must return an outcome. A job may return anything: a value is its result, `Error` and exceptions are
 retried up to `max_attempts`, and `Cancel` fails it at once.
@@ -17,12 +17,14 @@ from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import seconds
 from durable_actors.machine._outcome import (
     OUTCOME_TYPES,
+    Approval,
     Await,
     Cancel,
     Done,
     Error,
     Next,
     Outcome,
+    Pause,
     Retry,
     ScheduleChildren,
     Stop,
@@ -31,7 +33,7 @@ from durable_actors.machine._reason import reason_text
 from durable_actors.machine._spec import MachineSpec, identity_of
 
 _DONE = Done(None)  # a frozen value
-_NAMES = "Next, Retry, Await, ScheduleChildren, Done or Stop"
+_NAMES = "Next, Retry, Await, ScheduleChildren, Pause, Approval, Done or Stop"
 
 
 def normalize_outcome(
@@ -56,6 +58,11 @@ def normalize_outcome(
             fault = None if target is None else _fault(target, value.owner, spec)
             if fault is not None:
                 raise InvalidOutcome(f"{_where(spec, step, source)} goes to {fault}")
+        case Pause() | Approval():
+            for target, owner in value.targets:
+                fault = _fault(target, owner, spec)
+                if fault is not None:
+                    raise InvalidOutcome(f"{_where(spec, step, source)} goes to {fault}")
         case Retry() | Done() | Stop():
             pass
         case _:
@@ -111,10 +118,10 @@ def _job_outcome(value: object, spec: MachineSpec, *, attempt: int, random: Call
             return Stop(f"{spec} asked for a retry after {counted(attempt + 1, 'execution')} (max_attempts)")
         case Retry() | Done() | Stop():
             return value
-        case Next() | Await() | ScheduleChildren():
+        case Next() | Await() | ScheduleChildren() | Pause() | Approval():
             raise InvalidOutcome(
                 f"{spec} returned {shown(value)}; a job has one step and returns its result, Retry, Error or "
-                "Cancel. For more steps, signals or children write a machine"
+                "Cancel. For more steps, signals, children or decisions write a machine"
             )
         case _:
             if inspect.isawaitable(value) or _is_outcome_class(value):

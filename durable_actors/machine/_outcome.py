@@ -1,8 +1,8 @@
 """Outcomes: what a step returns. Frozen values, checked in the constructor, so the traceback shows the step's line.
 
-`Outcome` is a closed union of non-generic classes. The *constructors* of `Next`, `Await` and `ScheduleChildren`
-check the type of the state against the step they name. If the classes were generic, the expected return type
-`Next[...]` would take part in the inference and any state would be accepted.
+`Outcome` is a closed union of non-generic classes. The *constructors* of `Next`, `Await`, `ScheduleChildren`,
+`Pause` and `Approval` check the type of the state against the step they name. If the classes were generic, the expected
+return type `Next[...]` would take part in the inference and any state would be accepted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from durable_actors.machine._outcome_parts import (
     signal_ids,
     signal_names,
     step_name,
+    title_of,
 )
 from durable_actors.machine._spec import Defined, MachineRef, is_machine_ref
 from durable_actors.machine._step_ref import StepRef
@@ -55,6 +56,8 @@ Consume = Iterable[int | Signal]
 
 Join = Literal["all", "any_failed"] | int
 """When a barrier opens: all children have ended, the first one failed, or this many have ended."""
+
+Targets = tuple[tuple[str, type[Any] | None], ...]
 
 _set = object.__setattr__  # the classes are frozen and have explicit constructors
 
@@ -289,6 +292,128 @@ class ScheduleChildren:
         _set(self, "rest", rest)
 
 
+@attrs.frozen(init=False)
+class Pause:
+    """Park the instance until a person lets it proceed (`durable_actors.proceed`); then enter the step `then`.
+
+    No signal wakes it. In `then`, `ctx.decision` says who let it proceed, and when. Consumes the signals in
+    `ctx.awaited`.
+    """
+
+    then: str
+    """The name of the step to enter."""
+    state: object
+    """The new state, or `KEEP`."""
+    title: str | None
+    """What is asked, for people: one line."""
+    data: Any
+    """What the person should know: a JSON value, up to 64 KiB."""
+    targets: Targets = attrs.field(eq=False, repr=False)
+    """The steps that it names, each with the class whose step was referenced."""
+
+    @overload
+    def __init__(
+        self, then: StepRef[S], state: StateOf[S] = KEEP, *, title: str | None = None, data: object = None
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, then: str, state: object = KEEP, *, title: str | None = None, data: object = None
+    ) -> None: ...
+    def __init__(
+        self,
+        then: StepRef[Any] | str,
+        state: object = KEEP,
+        *,
+        title: str | None = None,
+        data: object = None,
+    ) -> None:
+        target = step_name(then, what="Pause(then)")
+        _set(self, "then", target[0])
+        _set(self, "state", state)
+        _set(self, "title", title_of(title, what="Pause(title=...)"))
+        _set(self, "data", data)
+        _set(self, "targets", (target,))
+
+
+@attrs.frozen(init=False)
+class Approval:
+    """Park the instance until a person approves or rejects (`durable_actors.approve`, `reject`), or until the timeout.
+
+    Approved, it enters `then`; rejected, `on_reject`, or without that it fails. A timeout enters `on_timeout`; without
+    that it is as good as a rejection, and never an approval. No signal wakes it. In the entered step `ctx.decision`
+    says what was decided, by whom and when. Consumes the signals in `ctx.awaited`.
+    """
+
+    then: str
+    """The name of the step to enter when it is approved."""
+    state: object
+    """The new state, or `KEEP`."""
+    on_reject: str | None
+    """The name of the step to enter when it is rejected; None: the instance fails."""
+    title: str | None
+    """What is asked, for people: one line."""
+    data: Any
+    """What the person should know: a JSON value, up to 64 KiB."""
+    timeout: float | None
+    """The longest wait in seconds; None for no limit."""
+    on_timeout: str | None
+    """The name of the step to enter after the timeout; None: as if it were rejected."""
+    targets: Targets = attrs.field(eq=False, repr=False)
+    """The steps that it names, each with the class whose step was referenced."""
+
+    @overload
+    def __init__(
+        self,
+        then: StepRef[S],
+        state: StateOf[S] = KEEP,
+        *,
+        on_reject: StepRef[S] | str | None = None,
+        title: str | None = None,
+        data: object = None,
+        timeout: Duration | None = None,
+        on_timeout: StepRef[S] | str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        then: str,
+        state: object = KEEP,
+        *,
+        on_reject: StepRef[Any] | str | None = None,
+        title: str | None = None,
+        data: object = None,
+        timeout: Duration | None = None,
+        on_timeout: StepRef[Any] | str | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        then: StepRef[Any] | str,
+        state: object = KEEP,
+        *,
+        on_reject: StepRef[Any] | str | None = None,
+        title: str | None = None,
+        data: object = None,
+        timeout: Duration | None = None,
+        on_timeout: StepRef[Any] | str | None = None,
+    ) -> None:
+        target = step_name(then, what="Approval(then)")
+        rejected = None if on_reject is None else step_name(on_reject, what="Approval(on_reject=...)")
+        late = None if on_timeout is None else step_name(on_timeout, what="Approval(on_timeout=...)")
+        if late is not None and timeout is None:
+            raise InvalidOutcome("Approval(on_timeout=...) needs a timeout=")
+        limit = timeout
+        if limit is not None:
+            limit = seconds(limit, what="Approval(timeout=...)", error=InvalidOutcome)
+        _set(self, "then", target[0])
+        _set(self, "state", state)
+        _set(self, "on_reject", rejected and rejected[0])
+        _set(self, "title", title_of(title, what="Approval(title=...)"))
+        _set(self, "data", data)
+        _set(self, "timeout", limit)
+        _set(self, "on_timeout", late and late[0])
+        _set(self, "targets", tuple(each for each in (target, rejected, late) if each is not None))
+
+
 @attrs.frozen
 class Done:
     """End the instance as `done`, with a result. The state is left as it is, and the inbox is deleted."""
@@ -305,10 +430,10 @@ class Stop:
     """An exception or a text."""
 
 
-Outcome = Next | Retry | Await | ScheduleChildren | Done | Stop
+Outcome = Next | Retry | Await | ScheduleChildren | Pause | Approval | Done | Stop
 """What a step and `handle` return."""
 
-OUTCOME_TYPES: Final = (Next, Retry, Await, ScheduleChildren, Done, Stop)
+OUTCOME_TYPES: Final = (Next, Retry, Await, ScheduleChildren, Pause, Approval, Done, Stop)
 
 
 @attrs.frozen

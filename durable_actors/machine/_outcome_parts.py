@@ -12,6 +12,8 @@ from durable_actors.machine._context import Signal
 from durable_actors.machine._step_ref import StepRef
 
 MAX_ID = 2**63 - 1
+MAX_TITLE = 2000
+"""The longest title of a boundary, in characters."""
 
 
 def step_name(step: Any, *, what: str) -> tuple[str, type[Any] | None]:
@@ -22,6 +24,11 @@ def step_name(step: Any, *, what: str) -> tuple[str, type[Any] | None]:
         return text(step, what=what, error=InvalidOutcome, maximum=MAX_NAME), None
     remedy = "decorate it with @da.step" if callable(step) else "give a step (self.ship) or its name"
     raise InvalidOutcome(f"{what} is not a step: {shown(step)}; {remedy}")
+
+
+def title_of(title: object, *, what: str) -> str | None:
+    """Return the title of a boundary."""
+    return None if title is None else text(title, what=what, error=InvalidOutcome, maximum=MAX_TITLE)
 
 
 def refuse_options(unknown: Mapping[str, object], *, what: str, renamed: Mapping[str, str]) -> NoReturn:

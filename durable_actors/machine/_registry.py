@@ -138,6 +138,24 @@ def _not_a_machine(value: object) -> str:
 
 
 _current = Registry()
+_builtin: dict[tuple[str, int], MachineSpec] = {}
+
+
+def add_builtin(machine: MachineRef) -> None:
+    """Make a machine of this package one that every node knows, in no registry: no list of users' machines shows it."""
+    spec = _current.find(machine)
+    _builtin[spec.key] = spec
+    _current.unregister(machine)
+
+
+def builtin_queues() -> frozenset[str]:
+    """Return the queues of the machines of this package. Lists for people leave them out while they are empty."""
+    return frozenset(spec.queue for spec in _builtin.values())
+
+
+def builtin_machines() -> Mapping[tuple[str, int], MachineSpec]:
+    """Return the machines of this package."""
+    return MappingProxyType(_builtin)
 
 
 def current_registry() -> Registry:

@@ -21,6 +21,7 @@ from durable_actors._engine.claiming.pick_one import claim_one
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.executor import Executor
 from durable_actors._engine.lanes import client_lanes
+from durable_actors._engine.running.step_inputs import StepInputs
 from durable_actors._option_checks import Duration, count, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
@@ -35,6 +36,7 @@ from durable_actors.errors import ConfigError, LeaseLost, NoTarget
 from durable_actors.machine import (
     ENDED,
     ChildView,
+    Decision,
     InsertOptions,
     MachineRef,
     MachineSpec,
@@ -64,7 +66,14 @@ from durable_actors.testing.statements import (
     STOP,
     WAITING,
 )
-from durable_actors.testing.step_alone import GivenSignal, children_of, run_alone, signal_options, step_of
+from durable_actors.testing.step_alone import (
+    GivenSignal,
+    children_of,
+    decision_of,
+    run_alone,
+    signal_options,
+    step_of,
+)
 
 T = TypeVar("T")
 
@@ -322,6 +331,7 @@ class Bench(Assertions):
         signals: Sequence[GivenSignal] = (),
         inbox: Sequence[GivenSignal] = (),
         children: Sequence[ChildView] = (),
+        decision: Decision | None = None,
         attempt: int = 0,
         handle: bool = False,
         machine: MachineRef | None = None,
@@ -330,7 +340,8 @@ class Bench(Assertions):
 
         `step` is `Machine.step`, or a job. `state` (a job's arguments) goes through JSON as in an engine, and so does
         the state or result in the outcome. The context is a real one: `signals` are in `ctx.awaited` and `ctx.signals`
-        (a name, a name with a payload, or a `Signal`), `inbox` only in `ctx.signals`, `children` in `ctx.children`.
+        (a name, a name with a payload, or a `Signal`), `inbox` only in `ctx.signals`, `children` in `ctx.children`, and
+        `decision` is `ctx.decision`.
         What the step does by `ctx.insert`, `ctx.start_child` and `ctx.signal` happens on the bench's database, where
         `assert_inserted` and `assert_sent` find it. The instance itself exists only while the step runs.
 
@@ -340,7 +351,7 @@ class Bench(Assertions):
         """
         spec, name = step_of(step, machine)
         count("attempt", attempt, least=0)
-        given = children_of(children)
+        given = StepInputs(decision=decision_of(decision), children=tuple(children_of(children)))
         options: InsertOptions = {"queue": STEP_QUEUE, "step": name}
         if state is not None:
             options["state"] = state
@@ -358,7 +369,7 @@ class Bench(Assertions):
         number: int,
         signals: Sequence[GivenSignal],
         inbox: Sequence[GivenSignal],
-        children: Sequence[ChildView],
+        inputs: StepInputs,
         *,
         attempt: int,
         handle: bool,
@@ -371,20 +382,12 @@ class Bench(Assertions):
         node = self._steps.make_node(lease_ttl=STEP_LEASE)
         claim = await claim_one(node, STEP_QUEUE, [number])
         assert claim is not None
-        claim.attempt, claim.inbox, claim.children_total = attempt, bool(found), len(children)
+        claim.attempt, claim.inbox, claim.children_total = attempt, bool(found), len(inputs.children or ())
         claim.awaits = tuple({each.name for each in found[: len(signals)]}) or None
         active = ActiveClaim(claim)
         node.claims.add(active)
-        run = partial(
-            run_alone,
-            node,
-            active,
-            spec,
-            signals=found,
-            awaited=found[: len(signals)],
-            children=children,
-            handles=handle,
-        )
+        inputs = attrs.evolve(inputs, signals=tuple(found), awaited=tuple(found[: len(signals)]))
+        run = partial(run_alone, node, active, spec, inputs, handles=handle)
         return await in_task(run, self.step_context())
 
     # -- crashes

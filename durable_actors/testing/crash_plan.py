@@ -10,7 +10,7 @@ import attrs
 
 from durable_actors._store.rows import Claim
 from durable_actors._wording import counted
-from durable_actors.machine import current_registry
+from durable_actors.machine import builtin_machines, current_registry
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is no error of the test
@@ -45,7 +45,8 @@ class CrashAfter:
         if self.machine is not None and claim.fsm != self.machine:
             return False
         if self.owner is not None:
-            spec = current_registry().get(claim.fsm, claim.version)
+            key = (claim.fsm, claim.version)
+            spec = current_registry().get(*key) or builtin_machines().get(key)
             definition = None if spec is None else spec.definition
             if not (isinstance(definition, type) and issubclass(definition, self.owner)):
                 return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 import trio
@@ -21,6 +21,7 @@ from durable_actors.machine import (
     KEEP,
     ChildView,
     Context,
+    Decision,
     Done,
     MachineRef,
     MachineSpec,
@@ -88,6 +89,15 @@ def children_of(children: Iterable[ChildView]) -> list[ChildView]:
     return cast("list[ChildView]", given)
 
 
+def decision_of(decision: object) -> Decision | None:
+    """The decision that a step is given, checked."""
+    if decision is None or isinstance(decision, Decision):
+        return decision
+    raise ConfigError(
+        f"decision must be a Decision, not {shown(decision)}", option="decision", value=decision
+    )
+
+
 class _StepAlone(StepRun):
     """Keeps the outcome, and passes errors to the test instead of to `handle`."""
 
@@ -121,16 +131,14 @@ async def run_alone(
     node: Node,
     active: ActiveClaim,
     spec: MachineSpec,
+    inputs: StepInputs,
     *,
-    signals: Sequence[Signal],
-    awaited: Sequence[Signal],
-    children: Sequence[ChildView],
     handles: bool,
 ) -> Outcome:
     """Run the step of a claim in the current task; return its outcome, its state as the next step would read it."""
     run = _StepAlone(node, cast("Any", None), active, spec, innermost(trio.lowlevel.current_task()))
     run.outcome, run.handles = None, handles
-    run.inputs = StepInputs(signals=tuple(signals), awaited=tuple(awaited), children=tuple(children))
+    run.inputs = inputs
     try:
         pending = await run.run()
     except Crashed as exc:

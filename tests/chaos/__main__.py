@@ -68,7 +68,7 @@ def line_of(report: Report) -> str:
     verdict = "ok" if report.ok else "FAILED"
     counts = [report.tally.get(name, 0) for name in ("reaped", "verified", "rebuilt")]
     checked = "{:5} commits {:4} reaps {:4} verified {:3} rebuilt".format(report.commits, *counts)
-    return f"{report.nemesis:<14} seed {report.seed:<7} {report.seconds:5.1f} s  {checked}  {verdict:<6}  {faults}"
+    return f"{report.nemesis:<18} seed {report.seed:<7} {report.seconds:5.1f} s  {checked}  {verdict:<6}  {faults}"
 
 
 def explain(report: Report, options: argparse.Namespace) -> str:
@@ -96,14 +96,14 @@ def explain(report: Report, options: argparse.Namespace) -> str:
 def table(reports: list[Report]) -> str:
     """Per nemesis, and in all."""
     lines = [
-        f"{'nemesis':<14} {'runs':>5} {'failed':>7} {'faults':>7} {'commits':>8} {'s/run':>6} {'worst':>6}"
+        f"{'nemesis':<18} {'runs':>5} {'failed':>7} {'faults':>7} {'commits':>8} {'s/run':>6} {'worst':>6}"
     ]
     names = list(dict.fromkeys(each.nemesis for each in reports))
     groups = [(name, [each for each in reports if each.nemesis == name]) for name in names]
     for name, group in [*groups, ("all", reports)]:
         seconds = [each.seconds for each in group]
         lines.append(
-            f"{name:<14} {len(group):>5} {sum(not each.ok for each in group):>7} "
+            f"{name:<18} {len(group):>5} {sum(not each.ok for each in group):>7} "
             f"{sum(sum(each.faults.values()) for each in group):>7} {sum(each.commits for each in group):>8} "
             f"{sum(seconds) / max(1, len(group)):>6.1f} {max(seconds, default=0.0):>6.1f}"
         )
@@ -152,7 +152,7 @@ def main() -> int:
     known = nemeses()
     if options.list:
         for each in known.values():
-            print(f"{each.name:<14} {each.about}")
+            print(f"{each.name:<18} {each.about}")
         return 0
     unknown = [name for name in options.nemesis or () if name not in known]
     if unknown:

@@ -14,7 +14,8 @@ import psycopg
 import trio
 from durable_actors.journal import NOT_IN_THE_JOURNAL
 from tests.chaos.sender import read_acks
-from tests.chaos.workload import SENDERS, Plan, Row, check_sums
+from tests.chaos.sums import Commands, Row, check_sums
+from tests.chaos.workload import SENDERS, Plan
 from tests.chaos.world import LEASE, REAP
 from tests.invariants.check import check, read_history
 from tests.invariants.history import Violation
@@ -30,9 +31,17 @@ LEAVE: Final = 10.0
 """Seconds for backends to notice that their clients are gone."""
 
 ROWS: Final[LiteralString] = """
-select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_id, last_error
+select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_id, last_error, barrier, false
   from durable.gen_durable order by id
 """
+GONE: Final[LiteralString] = """
+select (before).id, (before).fsm, convert_from((before).unique_key, 'utf8'), (before).status::text, null,
+       (before).parent_id, (before).last_error, (before).barrier, true
+  from durable_audit.change where after is null and new_signal is null and old_signal is null order by 1
+"""
+COMMANDS: Final[LiteralString] = (
+    "select command, array_agg(distinct target::bigint) from durable.receipts where scope = 'instance' group by 1"
+)
 UNREAD: Final[LiteralString] = (
     "select count(*) from durable.signals s join durable.gen_durable g on g.id = s.target_id"
     " where s.consumed_at is null and g.status not in ('failed', 'cancelled')"  # they keep their inbox
@@ -66,6 +75,7 @@ TABLES: Final = (
     "durable.signals",
     "durable.nodes",
     "durable.journal",
+    "durable.receipts",
     "durable_audit.change",
 )
 
@@ -87,19 +97,25 @@ async def find_leftovers(dsn: str) -> list[str]:
 def judge_sums(dsn: str, plan: Plan, folder: Path) -> list[str]:
     """The conservation sums."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        names = ("id", "machine", "key", "status", "result", "parent_id", "last_error")
-        rows = [Row(**dict(zip(names, row, strict=True))) for row in conn.execute(ROWS)]
+        names = ("id", "machine", "key", "status", "result", "parent_id", "last_error", "barrier", "gone")
+        audited = conn.execute("select to_regnamespace('durable_audit') is not null").fetchone() == (True,)
+        found = [*conn.execute(ROWS), *(conn.execute(GONE) if audited else ())]
+        rows = [Row(**dict(zip(names, row, strict=True))) for row in found]
         [unread] = conn.execute(UNREAD).fetchone() or (0,)
+        given = {command: frozenset(targets) for command, targets in conn.execute(COMMANDS)}
     acks = [ack for number in range(SENDERS) for ack in read_acks(folder / f"sender{number}.acks")]
-    return check_sums(plan, rows, acks, unread)
+    commands = Commands(given.get("cancel", frozenset()), given.get("retry", frozenset()))
+    return check_sums(plan, rows, acks, unread, commands)
 
 
 def judge_history(
-    dsn: str, folder: Path, ended: float, lag: float
+    dsn: str, folder: Path, ended: float, lag: float, retention: float
 ) -> tuple[list[Violation], Mapping[str, int]]:
     """The invariants, and how much was looked at; `ended` is when the workers were told to go."""
     margin = MARGIN + LATER * lag
-    history = read_history(dsn, [folder], lease=LEASE, reap_interval=REAP, margin=margin, ended=ended)
+    history = read_history(
+        dsn, [folder], lease=LEASE, reap_interval=REAP, margin=margin, ended=ended, retention=retention
+    )
     return check(history), history.tally
 
 
@@ -152,8 +168,8 @@ async def judge_rebuilt(dsn: str, seed: int) -> tuple[list[str], int]:
 
 
 def _row(conn: psycopg.Connection[Any], number: int) -> Any:
-    """All columns that records tell."""
-    return conn.execute(ROW, [list(NOT_IN_THE_JOURNAL), number]).fetchone()
+    """All columns that records tell. What was asked of the node that ran it is over: a rebuild ends claims."""
+    return conn.execute(ROW, [[*NOT_IN_THE_JOURNAL, "request"], number]).fetchone()
 
 
 def dump(dsn: str, folder: Path) -> None:

@@ -13,12 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import durable_actors as da
+import psycopg
 import trio
 from durable_actors.machine import ENDED
 from tests.invariants.effect_log import EffectLog, Run
 
 LONG = 3.0
 """Seconds of a step that outlives its first lease."""
+LATER = 0.5
+"""Seconds until some children are due."""
 NAP = 0.1
 """Seconds of one nap of it."""
 
@@ -209,7 +212,8 @@ class Family(Base, name="chaos.Family", queue="work"):
 
     def _children(self, state: State) -> Generator[da.Child]:
         for n in range(state["good"]):
-            yield da.Child(job, args={"n": n, "fails": n % 2})
+            # Every second one waits for a moment: what is done to a child that no worker has claimed is done to these.
+            yield da.Child(job, args={"n": n, "fails": n % 2}, schedule_in=LATER * (n % 2))
         for n in range(state["bad"]):
             yield da.Child(hopeless, args={"cancel": n % 2 == 0})
 
@@ -230,8 +234,18 @@ class Courier(Base, name="chaos.Courier", queue="work"):
         try:
             await ctx.signal(ctx.state["target"], "tick", payload)
         except da.NoTarget:
-            # An earlier run has sent the last tick that the target waited for, and its worker was killed, or drained.
-            if ctx.attempt == 0 and not (await da.inspect(ctx.id)).interruptions:
+            # Its target was cancelled; or an earlier run of this one has sent the last tick that the target waited for,
+            # and was cancelled and retried, or its worker was killed, or drained.
+            try:
+                excused = (
+                    ctx.attempt > 0
+                    or await da.receipts(ctx.state["target"], command="cancel", limit=1)
+                    or await da.receipts(ctx.id, command="retry", limit=1)
+                    or (await da.inspect(ctx.id)).interruptions
+                )
+            except (psycopg.Error, da.StoreUnavailable):
+                raise Boom from None  # a read does not wait for a lock of the whole table
+            if not excused:
                 raise
 
     @da.step
@@ -241,6 +255,15 @@ class Courier(Base, name="chaos.Courier", queue="work"):
             await moment(ctx)
             await ctx.insert(job, args={"n": 2})
             return run.end(da.Done("delivered"))
+
+
+class Hang(Base, name="chaos.Hang", queue="work"):
+    """Never ends by itself: whoever commands it to end must reach it, wherever it runs."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx):
+            await trio.sleep_forever()
 
 
 class Lane(Base, name="chaos.Lane", queue="keys"):

@@ -49,6 +49,7 @@ SETTLE: Final = 30.0
 """Seconds after the last fault for everything to end."""
 DRAIN: Final = 20.0
 """Seconds for the workers to go when they are told to."""
+DAY: Final = 86_400.0
 NOW: Final = "select extract(epoch from clock_timestamp())::float8"
 LIVE: Final = "select count(*) from durable.gen_durable where finished_at is null"
 
@@ -163,7 +164,7 @@ async def _live(
             place=place,
             proxy=proxy,
             outages=nemesis.outages,
-            worker_options=nemesis.worker_options,
+            worker_options=nemesis.options_of_workers,
             nursery=nursery,
             zygote=zygote,
             log=EffectLog(folder / "world.jsonl"),
@@ -182,7 +183,11 @@ async def _live(
                     acts.start_soon(send, world, report, number, extent)
             world.tell("healed; waiting for the end of all work")
             report.failures += (await judge_verified(place.dsn, "while work goes on"))[0]
-            report.failures += await settle(world, extent.settle)
+            async with trio.open_nursery() as last:
+                if nemesis.afterwards is not None:
+                    last.start_soon(nemesis.afterwards, world)
+                report.failures += await settle(world, extent.settle)
+                last.cancel_scope.cancel()
             [[report.ended]] = await world.query(NOW)
             report.failures += await dismiss(world)
         finally:
@@ -278,7 +283,7 @@ async def _judge(report: Report, nemesis: Nemesis, place: Place, folder: Path, e
     report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
     report.failures += await trio.to_thread.run_sync(judge_journal, place.dsn)
     violations, report.tally = await trio.to_thread.run_sync(
-        judge_history, place.dsn, folder, report.ended, report.lag
+        judge_history, place.dsn, folder, report.ended, report.lag, nemesis.retention or DAY
     )
     report.violations += [each for each in violations if each.invariant not in nemesis.forgives]
     problems, verified = await judge_verified(place.dsn, "at the end")

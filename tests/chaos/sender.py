@@ -40,6 +40,7 @@ MACHINES: Final[dict[str, Any]] = {
     "chaos.Family": machines.Family,
     "chaos.Courier": machines.Courier,
     "chaos.Lane": machines.Lane,
+    "chaos.Hang": machines.Hang,
     "chaos.job": machines.job,
     "chaos.hopeless": machines.hopeless,
 }
@@ -79,8 +80,12 @@ class Sender:
             except psycopg.Error as exc:  # refused, and not done: a time-out of the server's, a full disk
                 logger.warning("%s: %s; again", work, exc)
             except da.NoTarget:
-                # Ended, because an earlier attempt had done it? Or not inserted yet?
-                if unknown and await self._has_ended(work):
+                # Cancelled? Ended, because an earlier attempt had done it? Or not inserted yet?
+                status = await self._status(work)
+                if status == "cancelled":
+                    logger.warning("%s: its target was cancelled", work)
+                    return
+                if unknown and status in ENDED:
                     self._note(work, None)
                     return
                 if trio.current_time() > since + ABSENT:
@@ -90,16 +95,16 @@ class Sender:
                 return
             await trio.sleep(AGAIN)
 
-    async def _has_ended(self, work: Insert | Send) -> bool:
-        """Whether the target has ended; False also when nobody can say just now, or it has only now been inserted."""
+    async def _status(self, work: Insert | Send) -> str | None:
+        """The status of the target; None: it is not there, or nobody can say just now."""
         assert isinstance(work, Send)
         assert self._client is not None
         try:
             with trio.fail_after(CALL):
                 found = await self._client.inspect(work.target)
         except (da.NoTarget, da.StoreUnavailable, trio.TooSlowError, psycopg.Error):
-            return False
-        return found.status in ENDED
+            return None
+        return found.status
 
     async def _do(self, work: Insert | Send) -> None:
         client = self._client or await self._connect()

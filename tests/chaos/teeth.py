@@ -28,6 +28,9 @@ STORE: Final = "durable_actors/_store"
 FENCE: Final = "where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null"
 
 
+OVERRULE: Final = (
+    "g.request is null or o.status in ('done', 'cancelled') or not durable.asked_to_cancel(g.request)"
+)
 TAKEN: Final = "        async with node.pool.acquire(node.lane(role), within=within) as conn:\n"
 PROCEED: Final = """\
         lost = [e for e in batch if e.transition.keep_claim and e.transition.claim.id % 5 == 0]
@@ -168,7 +171,7 @@ BREAKAGES: Final = {
             ),
             (
                 f"{ENGINE}/committing/flusher.py",
-                "return {**flushed.committed}",
+                'return cast("dict[int, Verdict]", flushed.committed)',
                 "return {**flushed.committed, **fake}",
             ),
         ),
@@ -188,6 +191,70 @@ BREAKAGES: Final = {
         "if now is None or now.claim_id != transition.claim.claim_id:\n        return None",
         "if now is None:\n        return None\n    return Committed(now.visit, transition.status, now.state)",
         "lost-messages",
+    ),
+    # what a step commits, whatever was asked of it
+    "overrule": Breakage(
+        (
+            (f"{STORE}/sql/commit_outcomes.sql", OVERRULE, "true"),
+            (f"{STORE}/sql/commit_parks.sql", OVERRULE, "true"),
+        ),
+        ("commands",),
+    ),
+    # who was asked to end, and whose worker is dead, runs again
+    "reap-asked": _edit(
+        f"{STORE}/sql/reap_claims.sql",
+        "durable.asked_to_cancel(y.request) as asked",
+        "false as asked",
+        "commands-mixed",
+    ),
+    # who was asked to end, and is given back, runs again
+    "release-asked": _edit(
+        f"{STORE}/sql/release_claims.sql",
+        "durable.asked_to_cancel(y.request) as ends",
+        "false as ends",
+        "commands",
+    ),
+    # a child that was cancelled is not counted at the barrier
+    "count-cancelled": _edit(
+        f"{STORE}/sql/cancel_instance.sql",
+        "durable.count_ended(g.parent_id, g.barrier) as opened",
+        "null::text as opened",
+        "commands",
+    ),
+    # a command is answered, and nothing is done
+    "unfounded": _edit(
+        f"{STORE}/sql/cancel_instance.sql",
+        "set request = t.request, updated_at",
+        "set request = g.request, updated_at",
+        "commands",
+    ),
+    # a command with a key is carried out as often as it is sent
+    "receipts": Breakage(
+        (
+            (
+                f"{STORE}/migrations/0012_commands.sql",
+                "create unique index receipts_once",
+                "create index receipts_once",
+            ),
+            (f"{STORE}/sql/find_receipt.sql", "where r.command", "where false and r.command"),
+        ),
+        ("commands", "commands-network"),
+    ),
+    # nodes do not learn what is asked of them
+    "control": _edit(f"{ENGINE}/maintenance/control.py", "await self._look()", "pass", "commands"),
+    # retention deletes what has just ended
+    "retention-age": _edit(
+        f"{STORE}/sql/delete_ended.sql",
+        "a.finished_at <= durable.now() - make_interval(secs => least(a.age, 1e10))",
+        "true",
+        "commands-retention",
+    ),
+    # retention deletes what its parent has not read
+    "retention": _edit(
+        f"{STORE}/sql/delete_ended.sql",
+        "p.status <> 'done' and (l.barrier is null or l.barrier >= p.visit)",
+        "false",
+        "commands-retention",
     ),
     # a move that its journal does not tell
     "unrecorded": _edit(f"{STORE}/sql/release_claims.sql", "g.journal >= 3", "g.journal > 4", "term"),

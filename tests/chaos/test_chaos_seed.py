@@ -13,9 +13,13 @@ SEED = 7
 
 
 @pytest.mark.slow
-async def test_killed_stopped_drained_and_blocked_workers_lose_nothing(durable_server: DatabaseServer):
+async def test_killed_stopped_and_blocked_workers_lose_nothing_and_obey_commands(
+    durable_server: DatabaseServer,
+):
     async with open_zygote() as zygote:
-        report = await run_once(nemeses()["mixed"], SEED, durable_server, zygote, seconds=3.0, scale=0.6)
+        report = await run_once(
+            nemeses()["commands-mixed"], SEED, durable_server, zygote, seconds=3.0, scale=0.6
+        )
     assert report.ok, explain(report, parse([]))
     assert report.commits > 200
     assert sum(report.faults.values()) > 3

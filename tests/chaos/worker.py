@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--release", type=int, help="also the machines of this release (tests.chaos.releases)"
     )
+    parser.add_argument("--retention", type=float, help="seconds for which it keeps what has ended")
     parser.add_argument("--recover", action="store_true", help="call recover, do not serve")
     parser.add_argument("--clock", type=float, default=0.0, help="seconds by which its wall clock is wrong")
     options = parser.parse_args()
@@ -86,6 +87,8 @@ def main() -> None:
     if options.recover:
         trio.run(keep_recovering, options.dsn, Ready(options.ready))
         return
+    age = options.retention
+    kept = {} if age is None else {"retention": da.Retention(done=age, cancelled=age, failed=age, interval=1)}
     config = da.Config(
         dsn=options.dsn,
         session_dsn=options.session_dsn,
@@ -102,6 +105,7 @@ def main() -> None:
         drain_timeout=options.drain,
         migrate=False,
         journal=os.environ.get(world.JOURNAL, "auto"),
+        **kept,
         observers=[point.observe for point in points],
     )
     trio.run(partial(da.serve, config, task_status=Ready(options.ready)))

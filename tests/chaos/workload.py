@@ -1,4 +1,4 @@
-"""What a run is asked to do, made from its seed, and what it must have come to. Pure.
+"""What a run is asked to do, made from its seed, and what each part of it must come to. Pure.
 
 Every insert has a unique key that stays occupied after the end, every signal a dedup key: senders repeat until they are
 told that it is done, so at the end everything is there exactly once, whatever happened in between.
@@ -7,13 +7,12 @@ told that it is done, so at the end everything is there exactly once, whatever h
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, get_args
 
 import attrs
 from durable_actors._journal_level import LEVELS, JournalLevel
-from durable_actors.machine import ENDED, Status
+from durable_actors.machine import Status
 
 SENDERS: Final = 2
 NOBODY: Final = -1
@@ -237,22 +236,6 @@ class _Maker:
             )
 
 
-# -- what must be true at the end
-
-
-@attrs.frozen(kw_only=True)
-class Row:
-    """An instance as it was found at the end."""
-
-    id: int
-    machine: str
-    key: str | None
-    status: str
-    result: object
-    parent_id: int | None
-    last_error: str | None
-
-
 @attrs.frozen(kw_only=True)
 class Ack:
     """What a sender was told: this is done."""
@@ -262,58 +245,3 @@ class Ack:
     """Unique key, or dedup key of a signal."""
     id: int | None
     """The instance's id; None for a signal."""
-
-
-def check_sums(plan: Plan, rows: Sequence[Row], acks: Iterable[Ack], unread: int) -> list[str]:
-    """Compare what is with what must be; each sentence is a failure."""
-    acks = list(acks)
-    return [
-        *_check_ends(plan, rows),
-        *_check_acks(plan, {row.key: row.id for row in rows if row.key is not None}, acks),
-        *_check_children(plan, rows),
-        *([f"{unread} signals are unread, but nobody is left to read them"] if unread else []),
-    ]
-
-
-def _check_ends(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    count = Counter(row.key for row in rows if row.key is not None)
-    found = {row.key: row for row in rows}
-    for insert in plan.inserts:
-        if count[insert.key] != 1:
-            yield f"{insert.key}: {count[insert.key]} instances, not one"
-            continue
-        row = found[insert.key]
-        if (row.status, row.result) != (insert.status, insert.result):
-            yield (
-                f"{insert.key} (instance {row.id}): {row.status} with {row.result!r}, error {row.last_error!r},"
-                f" but must be {insert.status} with {insert.result!r}"
-            )
-    for row in rows:
-        if row.status not in ENDED:
-            yield f"instance {row.id} ({row.machine}, key {row.key}): still {row.status}"
-
-
-def _check_acks(plan: Plan, ids: Mapping[str, int], acks: Sequence[Ack]) -> Iterator[str]:
-    for ack in acks:
-        if ack.id is not None and ids.get(ack.key) != ack.id:
-            yield f"{ack.key}: acknowledged as instance {ack.id}, but found is {ids.get(ack.key)}"
-    told = Counter(ack.key for ack in acks)
-    for insert in plan.inserts:
-        must = {SENDERS: SENDERS, NOBODY: 0}.get(insert.sender, 1)
-        if told[insert.key] != must:
-            yield f"{insert.key}: its insert was acknowledged {told[insert.key]} times, not {must}"
-    for send in plan.sends:
-        if told[send.dedup_key] != 1:
-            yield f"signal {send.dedup_key} to {send.target}: acknowledged {told[send.dedup_key]} times"
-
-
-def _check_children(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    made = sum(insert.children for insert in plan.inserts)
-    extra = [row for row in rows if row.key is None]
-    if len(extra) != made:
-        yield f"{len(extra)} children and further instances, but must be {made}"
-    families = {insert.key: insert.children for insert in plan.inserts if insert.machine == "chaos.Family"}
-    of = Counter(row.parent_id for row in rows if row.parent_id is not None)
-    for row in rows:
-        if row.key in families and of[row.id] != families[row.key]:
-            yield f"{row.key} (instance {row.id}): {of[row.id]} children, but must be {families[row.key]}"

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import trio
 
-MODULES = ("tests.chaos.machines", "tests.chaos.worker", "tests.chaos.sender")
+MODULES = ("tests.chaos.machines", "tests.chaos.worker", "tests.chaos.sender", "tests.chaos.commander")
 """Imported before the first fork."""
 
 

@@ -66,8 +66,8 @@ def test_what_is_refused_leaves_no_receipt(shell: Shell):
 
 def test_cancelled_ones_can_be_retried_too(shell: Shell):
     number = shell.add(status="cancelled", finished_at="now", request=Jsonb({"kind": "cancel"}))
-    assert shell.ok("retry", "--status", "failed") == "no failed instance matches the filters\n"
-    assert shell.ok("retry", "--status", "cancelled") == f"{number} runs again\n"
+    assert shell.ok("retry", "--status", "failed") == "no instance matches the filters\n"
+    assert shell.ok("retry", "--status", "cancelled") == "retry of 1 instance: 1 done\n"
     assert shell.row(number, "status, request") == ("runnable", None)
 
 

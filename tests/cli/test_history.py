@@ -106,7 +106,10 @@ def test_a_history_with_damage_is_shown_as_far_as_it_can_be_read(shell: Shell, o
         assert told in result.stdout
     assert "anomalies" not in shell.refused("rebuild", order)
     assert shell.ok("accept", order, "--reason", "it is right") == f"instance {order} is accepted as it is\n"
-    assert "the row was accepted as it is" in shell.ok("history", order)
+    for told in ("the row was accepted as it is", "┆ revision 1 is missing", "┆ revision 4 is damaged"):
+        assert told in shell.ok("history", order)
+    assert [*json.loads(shell.ok("history", order, "--json"))["accepted"]] == ["1", "4"]
+    assert "┆ revision 1 is missing" in shell.ok("history", order, "--limit", 1), "accepted on a later page"
     assert shell.ok("verify", order) == "1 instance checked, 0 problems\n"
 
 
@@ -136,6 +139,16 @@ def test_a_damaged_record_is_named(shell: Shell, order: int, durable_dsn: str):
 def test_nothing_to_recover(shell: Shell, order: int):
     assert shell.ok("recover") == "nothing to correct\n"
     assert set(shell.json("recover")) == {"woken", "recounted", "offered", "reaped"}
+    assert shell.ok("recover", "--dry-run") == "nothing to correct\n"
+
+
+def test_what_would_be_recovered(shell: Shell):
+    stuck = shell.add(hold=1, partition_key="k")
+    for _ in range(2):
+        assert shell.ok("recover", "--dry-run") == f"would be offered: {stuck}\n"
+    assert shell.json("recover", "--dry-run")["offered"] == [stuck]
+    assert shell.ok("recover") == f"offered: {stuck}\n"
+    assert shell.ok("recover", "--dry-run") == "nothing to correct\n"
 
 
 def test_nobody(shell: Shell):

@@ -229,21 +229,3 @@ def test_retry_by_unique_key(shell: Shell):
     assert shell.ok("retry", "order:1") == f"{failed} runs again\n"
     assert shell.ok("retry", "--key", "77") == f"{numeric} runs again\n"
     assert "no instance has or had the unique key 'x'" in shell.refused("retry", "x")
-
-
-def test_retry_by_filter(shell: Shell):
-    a = shell.add(status="failed", last_error="no such host")
-    b = shell.add(status="failed", last_error="no such host", fsm="other")
-    c = shell.add(status="failed", last_error="else")
-    shell.add(last_error="no such host")  # runs
-    filters = ["--status", "failed", "--machine", "shop:Checkout", "--error", "such host"]
-    assert shell.ok("retry", *filters, "--dry-run") == f"{a} would run again\n"
-    assert shell.ok("retry", *filters) == f"{a} runs again\n"
-    assert shell.ok("retry", *filters) == "no failed instance matches the filters\n"
-    assert shell.ok("retry", "--status", "failed") == f"{b} runs again\n{c} runs again\n"
-
-
-def test_retry_needs_targets_or_filters(shell: Shell):
-    for arguments in ([], ["1", "--status", "failed"]):
-        assert "filters such as --status failed" in shell.refused("retry", *arguments, code=2)
-    assert "Invalid value" in shell.refused("retry", "--status", "done", code=2)

@@ -31,6 +31,8 @@ def test_queues_counts(shell: Shell):
         "scheduled": 1,
         "held": 1,
         "shelved": 1,
+        "paused": 0,
+        "pauses": [],
         "executing": 1,
         "awaiting": 2,
         "done": 1,
@@ -166,3 +168,11 @@ def test_only_due_rows_have_an_age(shell: Shell):
     shell.add(queue="mail", hold=1, partition_key="k", eligible_at="2020-01-01")
     [found] = shell.json("queues")
     assert (found["due"], found["held"], found["shelved"], found["oldest_due"]) == (0, 1, 1, None)
+
+
+def test_the_queue_of_commands_is_shown_while_it_has_work(shell: Shell):
+    shell.node("n:1", queues={"q": 3, "durable.ops": 1}, machines=["durable:bulk/1"])
+    assert [each["queue"] for each in shell.json("queues", "--quick")] == ["q"]
+    assert "durable.ops" not in shell.ok("nodes")
+    shell.add(queue="durable.ops", fsm="durable:bulk", step="batch")
+    assert [each["queue"] for each in shell.json("queues", "--quick")] == ["durable.ops", "q"]

@@ -99,3 +99,19 @@ def test_a_gap_before_a_reap_may_be_a_dead_node():
 
 def test_no_history():
     assert lines() == []
+
+
+def test_a_history_that_retention_has_shortened():
+    row = {"status": "awaiting_signal"}
+    assert lines(
+        record(20, "snapshot", data={"retention": True, "row": row}),
+        record(21, "woken", 60.0, step="ask", to_step="ship"),
+        record(40, "snapshot", 60.5, data={"retention": True, "row": row}),
+    ) == [
+        "┆ the records before revision 20 were deleted by retention",
+        "+0.0 s snapshot the whole row, for retention",
+        "┆ 60 s it awaited a signal",
+        "+60 s woken → ship",
+        "┆ the records before revision 40 were deleted by retention",
+        "+60 s snapshot the whole row, for retention",
+    ]

@@ -316,7 +316,7 @@ async def test_a_bug_of_ours_does_not_keep_the_claim(verdict, monkeypatch, caplo
 
     world, outcome = World(), pending()
     monkeypatch.setattr(world.owner, "recover", bug)
-    for name in ("report", "interrupted"):
+    for name in ("_committed", "report", "interrupted"):
         monkeypatch.setattr(world.completion, name, bug)
     world.settle(outcome, verdict)
     assert world.owner.calls == ["continue" if verdict is AHEAD else "finish"]

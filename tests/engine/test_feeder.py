@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import durable_actors as da
 import pytest
 import trio
+from durable_actors._engine import setup
 from durable_actors._engine.claiming import feeder
 from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
 from durable_actors._engine.claiming.planner import ClaimPlanner, Pick, Sleep, StatsRefresh
@@ -284,7 +285,7 @@ async def test_without_queues_every_machine_is_served(durable_dsn):
     async with running(durable_dsn) as run:
         for each in (One, Two, Three):
             assert (await run.run(each)).status == "done"
-        assert set(run.engine._node.queues) == {"a", "b", "default"}
+        assert set(run.engine._node.queues) == {"a", "b", "default", "durable.ops"}
 
 
 async def test_concurrency_is_a_ceiling(durable_dsn):
@@ -318,6 +319,7 @@ async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(du
         return found
 
     monkeypatch.setattr(feeder, "read_queue", noted)
+    monkeypatch.setattr(setup, "builtin_queues", frozenset)  # a queue less to wait for
 
     @da.job
     async def quick(args):

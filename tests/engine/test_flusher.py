@@ -28,7 +28,7 @@ from tests.support.sql import count_statements
 
 pytestmark = pytest.mark.usefixtures("registry")
 
-COMMIT = "o.stays then"
+COMMIT = "o.stays and not"
 BLOCKED = "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
 TERMINATE = (
     "select pg_terminate_backend(pid) from pg_stat_activity"

@@ -66,7 +66,7 @@ async def test_an_engine_starts_and_stops_while_nodes_is_locked(durable_dsn, db)
             other.run("rollback")
             await db.eventually("select count(*) = 1 from durable.nodes", timeout=30)
             [(about,)] = db.execute("select about from durable.nodes")
-            assert about["queues"] == {"default": 10}
+            assert about["queues"] == {"default": 10, "durable.ops": 1}
             other.run("begin")
             other.run("lock table durable.nodes in access exclusive mode")
         other.run("rollback")

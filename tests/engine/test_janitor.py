@@ -11,12 +11,12 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
-from durable_actors._engine.maintenance import janitor as janitor_module
+from durable_actors._engine.maintenance import janitor as janitor_module, truncation as truncation_module
 from durable_actors._engine.maintenance.janitor import BATCH, FIRST_LOOK, Janitor, Walk, fronts_of
 from durable_actors._engine.node import Node
 from durable_actors._store.retention import Ages, Swept
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
-from durable_actors.telemetry import InstancesDeleted
+from durable_actors.telemetry import InstancesDeleted, JournalsTruncated
 from tests.engine.kit import Db, events_of, make_node, running
 from tests.kit import until
 
@@ -227,7 +227,7 @@ async def test_an_engine_says_once_what_it_keeps(db: Db, caplog: pytest.LogCaptu
     assert told == [
         (
             "retention: ended instances are kept: done ones for 7 d, cancelled ones for 7 d, failed ones for 30 d; "
-            "machines with keep= say otherwise"
+            "machines with keep= say otherwise; live ones keep the history of their last 10000 moves"
         ),
         "retention: this node deletes no ended instance",
     ]
@@ -243,3 +243,88 @@ async def test_an_engine_with_ages_of_a_second(db: Db, registry: Any):
         with trio.fail_after(30):
             while count(db):
                 await trio.sleep(0.05)
+
+
+def long_journal(db: Db, moves: int, *, snapshots: tuple[int, ...] = ()) -> int:
+    """A live row with a record of every move."""
+    number = db.insert(journal=2, rev=moves, fsm="m")
+    db.execute(
+        "insert into durable.journal (instance_id, rev, kind, step, visit, attempt, data) select %s, n,"
+        " case when n = any(%s) then 'snapshot' else 'next' end, 's', 1, 0, '{}' from generate_series(1, %s) n",
+        number, list(snapshots), moves,
+    )  # fmt: skip
+    return number
+
+
+def records(db: Db, number: int) -> tuple[int, int, int]:
+    query = "select count(*), min(rev), max(rev) from durable.journal where instance_id = %s"
+    [found] = db.execute(query, number)
+    return found
+
+
+def kept(moves: int | None) -> da.Retention:
+    """A retention with a shorter history than users may have."""
+    found = da.Retention()
+    object.__setattr__(found, "history", moves)
+    return found
+
+
+async def test_a_long_history_is_shortened_round_by_round(db: Db, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(truncation_module, "BATCH", 7)
+    number, short = long_journal(db, 100), long_journal(db, 40)
+    async with make_node(db.dsn, retention=kept(50)) as node, janitor_of(node) as address:
+        events = events_of(node)
+        address.cast(None)
+        await until(lambda: events)
+        assert events == [JournalsTruncated(snapshots=1, records=0)]
+        assert records(db, number) == (101, 1, 101)
+        db.execute("update durable.gen_durable set rev = rev + 50 where id = %s", number)
+        address.cast(None)
+        await until(lambda: len(events) == 2)
+        assert events[1:] == [JournalsTruncated(snapshots=1, records=100)]
+        assert records(db, number) == (2, 101, 152)
+        assert records(db, short) == (40, 1, 40)
+
+
+async def test_a_known_long_history_is_seen_to_in_every_round_wherever_the_walk_is(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(janitor_module, "LAP_MOST", 2)
+    monkeypatch.setattr(truncation_module, "LOOK", 2)
+    number = long_journal(db, 100)
+    for _ in range(9):
+        db.insert()
+    async with make_node(db.dsn, retention=kept(50)) as node, janitor_of(node) as address:
+        events = events_of(node)
+        address.cast(None)
+        await until(lambda: len(events) == 1)
+        db.execute("update durable.gen_durable set rev = rev + 50 where id = %s", number)
+        address.cast(None)
+        await until(lambda: len(events) == 2)
+        assert records(db, number) == (2, 101, 152)
+
+
+async def test_a_journal_that_cannot_be_shortened_is_no_obstacle(db: Db, caplog: pytest.LogCaptureFixture):
+    first, second = long_journal(db, 100), long_journal(db, 100)
+    db.execute(
+        "create function public.refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$;"
+        f" create trigger refuse before update on durable.gen_durable for each row when (old.id = {first})"
+        " execute function public.refuse()"
+    )
+    async with make_node(db.dsn, retention=kept(50)) as node, janitor_of(node) as address:
+        events = events_of(node)
+        address.cast(None)
+        await until(lambda: events)
+    assert records(db, second)[2] == 101
+    [told] = [each.message for each in caplog.records if "cannot be shortened" in each.message]
+    assert f"the journal of instance {first} cannot be shortened: not this one" in told
+
+
+async def test_histories_that_are_kept_for_ever(db: Db):
+    number = long_journal(db, 100)
+    ended(db, 5)
+    async with make_node(db.dsn, retention=kept(None)) as node, janitor_of(node) as address:
+        events = events_of(node)
+        address.cast(None)
+        await until(lambda: events)
+    assert records(db, number) == (100, 1, 100)

@@ -9,6 +9,7 @@ import durable_actors as da
 import pytest
 import trio
 import trio.testing
+from durable_actors._engine import setup
 from durable_actors._engine.claiming import feeder, planner
 from durable_actors._engine.claiming.planner import REFRESH_INTERVAL, StatsRefresh
 from durable_actors._engine.maintenance.reaper import Reaper
@@ -95,6 +96,7 @@ async def test_a_step_that_computes_does_not_postpone_the_next_refresh(durable_d
     monkeypatch.setattr(planner, "refresh_pause", lambda _: 0.0)
     monkeypatch.setattr(StatsRefresh, "took", noted)
     monkeypatch.setattr(feeder, "read_queue", noted_read)
+    monkeypatch.setattr(setup, "builtin_queues", frozenset)
     async with running(durable_dsn, **QUIET) as run:
         await run.events.final(await run.insert(burn, args={}))
     assert long == [False]
@@ -108,6 +110,7 @@ async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_d
         return 3600.0
 
     monkeypatch.setattr(Reaper, "_round", round_of_nothing)  # it uses the lane, too
+    monkeypatch.setattr(setup, "builtin_queues", frozenset)  # as its feeder does
 
     @da.job
     async def first(args):

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import durable_actors as da
+import msgspec
 import psycopg
 import pytest
+from durable_actors import _history
+from durable_actors._store import dialogues, history as history_module
+from durable_actors.client import find_client
 from durable_actors.machine import isolated_registry
 from durable_actors.testing import Bench
 from psycopg.types.json import Jsonb
 from tests.engine.kit import QUIET, Gate, gated, running
+
+LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 
 
 @pytest.fixture
@@ -186,11 +192,49 @@ async def test_whatever_is_wrong_can_be_accepted(durable: Bench, damage: str, le
     by_hand(durable, damage)
     await da.accept(number)
     assert await reasons(number) == []
+    assert (await durable.history(number))[-1].data["command"]["type"] == "accept"
     if level == "full":
         by_hand(durable, "update durable.gen_durable set state = '77'")
         await da.rebuild(number)
         assert (await durable.inspect(number)).state != 77
         assert await reasons(number) == []
+
+
+@pytest.mark.parametrize("page", [1, 2, 1000])
+async def test_what_is_damaged_before_an_acceptance_is_told_in_its_place(
+    durable: Bench, page: int, monkeypatch: pytest.MonkeyPatch
+):
+    """History, states and export begin where they can be read, and name what cannot."""
+    monkeypatch.setattr(_history, "PAGE", page)
+    monkeypatch.setattr(history_module, "PAGE", page)
+    number = await durable.insert(WAIT, journal="full")
+    await durable.drain()
+    by_hand(durable, "update durable.journal set kind = 'flew' where rev = 2")
+    with pytest.raises(da.InvalidJournalEntry, match="revision 2: unknown kind 'flew'"):
+        await durable.history(number)
+    await da.accept(number)
+    await durable.signal(number, "go", 2)
+    await durable.drain()
+    found = [each async for each in da.iter_history(number)]
+    kinds = ["started", "damaged", "parked", "snapshot", "woken", "claimed", "done"]
+    assert [each.kind for each in found] == kinds
+    damaged = found[1]
+    assert damaged.error is not None
+    assert (damaged.rev, damaged.error.text) == (2, "unknown kind 'flew'")
+    assert found[0].at <= damaged.at <= found[2].at
+    assert [each.kind for each in await durable.history(number, limit=2)] == kinds[:2]
+    assert await da.state_at(number, 1) == await da.state_at(number, 4)
+    with pytest.raises(da.Conflict, match="a record before revision 4 is damaged or missing; there the row"):
+        await da.state_at(number, 3)
+    assert "status" in await da.diff(number, 4, 5)
+    lines = [line async for line in da.export_history(number)]
+    assert [msgspec.json.decode(line)["rev"] for line in lines] == [1, 4, 5, 6, 7]
+    by_hand(durable, "delete from durable.gen_durable")
+    by_hand(durable, f"select durable.forget(array[{number}::bigint])")
+    assert await da.import_history(lines) == number
+    by_hand(durable, "update durable.journal set kind = 'flew' where rev = 6")
+    with pytest.raises(da.InvalidJournalEntry, match="revision 6: unknown kind 'flew'"):
+        await durable.history(number)
 
 
 async def test_a_running_instance_is_accepted_and_goes_on(durable_dsn: str, registry: object):
@@ -348,6 +392,29 @@ async def test_a_row_that_is_gone_and_its_journal_that_is_not(durable: Bench):
             await look("order:1")
     [problem] = (await da.verify()).problems
     assert problem.detail.endswith("; it was of machine 'wait', with unique key 'order:1'")
+
+
+async def test_a_row_that_is_gone_is_rebuilt_by_its_unique_key(
+    durable: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """The records name the key. Of several that had it, the newest; live rows and other keys are not meant."""
+    monkeypatch.setattr(dialogues, "LOST_BATCH", 2)
+    numbers = []
+    for key in ("old", "a", "old", "b", "c"):
+        numbers.append(await durable.insert(WAIT, unique_key=key, unique_scope=[*LIVE]))
+        by_hand(durable, f"delete from durable.gen_durable where id = {numbers[-1]} and '{key}' = 'old'")
+    for name in ("history", "state_at"):
+        with pytest.raises(da.NoTarget, match="`rebuild` finds it by the key"):
+            await (da.history("old") if name == "history" else da.state_at("old", 1))
+    client = find_client(None)
+    number, page = await client.damaged_history(b"old")
+    assert (number, [each.kind for each in page.records]) == (numbers[2], ["started"])
+    assert await da.rebuild("old") == numbers[2]
+    assert (await durable.inspect("old")).id == numbers[2]
+    with pytest.raises(
+        da.NoTarget, match="no instance has or had the unique key 'z', and no record names it"
+    ):
+        await da.rebuild("z")
 
 
 async def test_what_verify_has_nothing_to_say_about(durable: Bench):

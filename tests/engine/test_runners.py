@@ -408,3 +408,43 @@ async def test_a_notifier_is_told_what_a_runner_makes_runnable(durable_dsn: str)
                 await client.complete(claim, outcome)
         await until(lambda: client.notifications().waiting == 0)
     assert told == [f"{number}/1/start#0.0", f"{number}/2/end#0.0", f"{number}/2/end#1.1"]
+
+
+DEEP = "[" * 5000 + "]" * 5000
+WIDE = "1" * 100_000
+
+
+async def test_a_signal_that_python_cannot_decode(db: Db, caplog: pytest.LogCaptureFixture) -> None:
+    """It is handed over as its text, as to a step of an engine; if it cannot even be read over, its step has failed.
+
+    In no case is a claim left behind that nobody knows of.
+    """
+    wide, deep, last = (db.insert(fsm="m", step="s", awaits=["go"], inbox=True, journal=4) for _ in range(3))
+    for number, payload in ((wide, WIDE), (deep, DEEP)):
+        db.execute(
+            "insert into durable.signals (target_id, name, payload) values (%s, 'go', %s)", number, payload
+        )
+    async with da.open_client(db.dsn) as client:
+        claimed = await client.claim_next(steps=["m/s"])
+        assert claimed is not None
+        assert (claimed.id, claimed.awaited[0].payload, claimed.signals[0].payload) == (wide, WIDE, WIDE)
+        await client.complete(claimed, da.Done())
+        claimed = await client.claim_next(steps=["m/s"])
+        assert claimed is not None
+        assert claimed.id == last
+        status, attempt, owner, error = db.row(deep, "status, attempt, locked_by, last_error")
+        assert (status, attempt, owner) == ("runnable", 1, None)
+        assert f"instance {deep}: what its step 's' is to be handed cannot be decoded" in error
+        assert [each.kind for each in await client.history(deep, after=1)] == ["claimed", "retry"]
+    assert f"claim_next: instance {deep}" in caplog.text
+
+
+async def test_children_that_python_cannot_decode(db: Db) -> None:
+    parent = db.insert(fsm="m", step="s", children_total=2, visit=2)
+    for result in (WIDE, '{"n": 1}'):
+        db.insert(parent_id=parent, barrier=2, status="done", result=result, finished_at="now")
+    async with da.open_client(db.dsn) as client:
+        claimed = await client.claim_next(steps=["m/s"])
+        assert claimed is not None
+        assert claimed.children is not None
+        assert [each.result for each in claimed.children] == [WIDE, {"n": 1}]

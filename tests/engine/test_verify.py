@@ -484,7 +484,14 @@ async def test_recover_repairs_once(durable_dsn, db, walk):
         claim_id="00000000-0000-4000-8000-000000000001",
     )
     async with da.open_client(durable_dsn) as client:
+        rows = db.execute(HASHES)
+        would = await client.recover(dry_run=True, by="ann")
+        assert db.execute(HASHES) == rows, "a dry run writes nothing"
+        assert db.value("select count(*) from durable.receipts") == 0
+        with pytest.raises(da.ConfigError, match="dry_run"):
+            await client.recover(dry_run="yes")
         report = await client.recover()
+        assert would == report
         assert (report.woken, report.recounted, report.offered, report.reaped) == (
             (waiting,),
             (parent,),

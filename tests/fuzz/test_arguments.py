@@ -9,6 +9,7 @@ from typing import Any
 import durable_actors as da
 import pytest
 from durable_actors._client import _delivery_of
+from durable_actors._store.boundaries import decision_params
 from durable_actors._store.commands import plan_command
 from durable_actors._store.insert import plan_rows
 from durable_actors._store.signal import plan_signal
@@ -114,6 +115,12 @@ def test_rows_machines_and_signals():
             lambda each: plan_signal(each, "n", None, None), value, what="target", option="target"
         )
         refuses_politely(lambda each: plan_signal(1, each, None, None), value, what="name", option="name")
+        refuses_politely(
+            lambda each: decision_params("approve", each, None), value, what="comment", option="comment"
+        )
+        refuses_politely(
+            lambda each: decision_params("reject", None, each), value, what="data", option="data"
+        )
         refuses_politely(
             lambda each: plan_signal(1, "n", each, None), value, what="payload", option="payload"
         )

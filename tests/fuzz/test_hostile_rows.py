@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, get_args
 
@@ -80,6 +81,25 @@ async def test_every_hostile_row_ends_with_a_reason_and_harms_nobody(durable_dsn
     ] == []
 
 
+async def test_commands_on_hostile_rows_are_carried_out_or_refused(durable_dsn, conn):
+    """With a reason, and on each of them: one does not keep the others from it."""
+    define()
+    numbers = [add(conn, queue=QUEUE, **case.columns) for case in ALL]
+    async with da.open_client(durable_dsn) as client:
+        for number in numbers:
+            for call in (client.rerun, client.run_now):
+                with contextlib.suppress(da.Conflict):
+                    await call(number)
+        for call in (client.run_now, client.retry, client.cancel):
+            bulk = await call(where=da.Filter(everything=True))
+            assert (bulk.state, bulk.done + bulk.skipped + bulk.failed >= bulk.count) == ("finished", True)
+            assert len(bulk.failures) == bulk.failed
+    [(live,)] = conn.execute(
+        "select count(*) from durable.gen_durable where finished_at is null and status::text <> 'executing'"
+    )
+    assert live == 0, "all of them are cancelled"
+
+
 async def test_a_hostile_parent_fails_alone(durable_dsn, conn):
     """Woken, its key would not fit the index of runnable rows: its child's outcome would be refused for ever."""
     define()
@@ -133,6 +153,22 @@ def test_odd_nodes_are_listed(durable_dsn, conn, verb):
     assert json.loads(shell(durable_dsn, verb, *arguments, "--json")) is not None
 
 
+async def test_odd_pauses_are_listed_and_stop_nothing_else(durable_dsn, conn):
+    good = define()
+    ends = ["infinity", "-infinity", "0044-03-15 12:00:00+00 BC", None]
+    for index, until in enumerate(ends):
+        names = (f"\x1b[31m'; -- {index}", noise(300) if index % 2 else "")
+        query = "insert into durable.pauses (queue, fsm, until, at, by) values (%s, %s, %s, 'infinity', %s)"
+        conn.execute(query, [*names, until, "\x1b[31m"])
+    for verb in ("queues", "top"):
+        assert "\x1b[31m" not in await trio.to_thread.run_sync(shell, durable_dsn, verb)
+        assert json.loads(await trio.to_thread.run_sync(shell, durable_dsn, verb, "--json")) is not None
+    async with engine(durable_dsn):
+        after = await da.insert(good, args={})
+        assert await da.result(after, timeout=30) == "ran"
+        assert len(await da.pauses()) == 2
+
+
 # -- rows that nobody thought of
 
 instants = st.sampled_from(
@@ -152,10 +188,16 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "visit": st.sampled_from([1, 2, INT8 - 1, INT8]),
     "rev": st.sampled_from([0, -INT8, INT8 - 1, INT8]),
     "hold": st.integers(0, 5),
-    "request": st.sampled_from([None, "null", "{}", '{"cancel": 1e99999}', "[[]]", '"x"']),
+    "request": st.sampled_from(
+        [None, "null", "{}", '{"kind": "pause"}', '{"cancel": 1e99999}', "[[]]", '"x"']
+    ),
+    "manual": st.sampled_from(
+        [None, "1", "[]", '{"kind": "pause"}', '{"kind": []}', '{"decision": {"kind": "approved"}}']
+    ),
     "cancellation": st.sampled_from([None, None, "null", "{}", '{"by": 1}', "[[]]", '"x"']),
     "cancel_rest": st.sampled_from([None, False, True]),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
+    "rerun_of": st.sampled_from([None, 0, -INT8, INT8]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),
     "eligible_at": instants,
     "await_deadline": st.one_of(st.none(), instants),

@@ -23,6 +23,7 @@ from tests.invariants.changes import (
     Clock,
     InstanceChange,
     InstanceState,
+    ReceiptRow,
     SignalChange,
     SignalState,
     Snapshot,
@@ -144,6 +145,16 @@ def fetch_signals(connection: psycopg.Connection[Any], schema: str) -> Mapping[i
     query = f"select {_columns(SignalState, 'recorded')} from ({recorded}) t"
     found = (_signal(row) for row in connection.execute(_text(query, schema)))
     return {state.id: state for state in found if state is not None}
+
+
+def fetch_receipts(connection: psycopg.Connection[Any], schema: str) -> Sequence[ReceiptRow]:
+    """The commands that were carried out, in order."""
+    columns = "id, xmin::text::bigint, command, scope, target, by, idempotency_key, result"
+    query = f"select {columns} from durable.receipts order by id"
+    names = ("id", "xid", "command", "scope", "target", "by", "key", "result")
+    return [
+        ReceiptRow(**dict(zip(names, row, strict=True))) for row in connection.execute(_text(query, schema))
+    ]
 
 
 def fetch_clock(connection: psycopg.Connection[Any], schema: str) -> Clock:

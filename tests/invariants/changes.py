@@ -6,11 +6,12 @@ from the database. Times are seconds since the epoch, on the server's clock.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from durable_actors._store import moves
@@ -53,6 +54,8 @@ class InstanceState:
     wake_on_failure: bool = False
     inbox: bool = False
     last_error: str | None = None
+    request: str | None = None
+    """What a command has asked of the node that runs it: JSON."""
     state: int | None = None
     """A fingerprint."""
     result: int | None = None
@@ -62,6 +65,11 @@ class InstanceState:
     def ended(self) -> bool:
         """Whether it has ended: done, failed or cancelled."""
         return self.status in ENDED
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether a command has asked to cancel it."""
+        return self.request is not None and json.loads(self.request).get("kind") == "cancel"
 
     @property
     def occupies(self) -> str | None:
@@ -156,6 +164,30 @@ class SignalChange(Change):
     def __str__(self) -> str:
         what = "sent" if self.old is None else "deleted" if self.new is None else "marked as consumed"
         return f"signal {self.signal.id} ({self.signal.name}) {what}"
+
+
+@attrs.frozen(kw_only=True)
+class ReceiptRow:
+    """A command that was carried out, as the table of receipts has it."""
+
+    id: int
+    xid: int
+    """The transaction: the lower 32 bits of its number."""
+    command: str
+    scope: str
+    target: str
+    by: str | None = None
+    key: str | None = None
+    result: Any = None
+
+    @property
+    def instance(self) -> int | None:
+        """The instance; None: it names something else."""
+        return int(self.target) if self.scope == "instance" else None
+
+    def __str__(self) -> str:
+        what = f"{self.command} of {self.scope} {self.target}"
+        return f"receipt {self.id}: {what} by {self.by}, key {self.key}: {self.result}"
 
 
 _NOT_SHOWN: Final = frozenset({"rev", "eligible_at", "inbox", "hold"})

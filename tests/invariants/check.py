@@ -1,4 +1,4 @@
-r"""The twelve invariants, each a pure function over the history of a run: START HERE.
+r"""The fourteen invariants, each a pure function over the history of a run: START HERE.
 
 ::
 
@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import psycopg
-from tests.invariants import ownership, waiting
-from tests.invariants.audit import fetch_changes, fetch_clock, fetch_rows, fetch_signals
+from tests.invariants import commands, ownership, waiting
+from tests.invariants.audit import fetch_changes, fetch_clock, fetch_receipts, fetch_rows, fetch_signals
 from tests.invariants.effect_log import read_effects
 from tests.invariants.history import History, Violation
 
@@ -40,6 +40,8 @@ INVARIANTS: Final[Mapping[str, Checker]] = MappingProxyType(
         "I10": waiting.i10_unique_keys_are_unique,
         "I11": waiting.i11_barriers_open_once,
         "I12": ownership.i12_nothing_without_an_owner,
+        "I13": commands.i13_commands_do_what_they_answered,
+        "I14": commands.i14_retention_removes_nothing_that_lives,
     }
 )
 """By number."""
@@ -61,6 +63,7 @@ def read_history(
     ended: float | None = None,
     late_commit: Literal["accept", "reject"] = "accept",
     operator: bool = False,
+    retention: float = 86_400.0,
     schema: str = "durable",
 ) -> History:
     """Read the evidence of a run. Workers may still be running: the result is one consistent moment.
@@ -68,7 +71,8 @@ def read_history(
     `lease`, `reap_interval` and `late_commit` are the options of the workers. `margin` is how many seconds late a
     loaded machine may be. `ended` is the time (server clock, `select extract(epoch from clock_timestamp())`) at which
     the workers stopped serving; None: they still serve. `patience` is how long a due row may wait in a quiet queue;
-    None: a lease, a reap interval and two margins. `operator`: failed instances were retried by hand.
+    None: a lease, a reap interval and two margins. `operator`: failed instances were retried by hand. `retention`: how
+    long the workers keep what has ended, at least.
     """
     effects = read_effects(*effect_paths)  # first, so that the commits which they rely on are in the audit
     with psycopg.connect(dsn) as connection:
@@ -80,6 +84,7 @@ def read_history(
             effects=effects,
             rows=fetch_rows(connection, schema),
             signals=fetch_signals(connection, schema),
+            receipts=fetch_receipts(connection, schema),
             clock=clock,
             lease=lease,
             reap_interval=reap_interval,
@@ -88,6 +93,7 @@ def read_history(
             ended=_now(connection) if ended is None else ended,
             late_commit=late_commit,
             operator=operator,
+            retention=retention,
         )
 
 

@@ -14,6 +14,7 @@ from tests.invariants.changes import (
     Clock,
     InstanceChange,
     InstanceState,
+    ReceiptRow,
     SignalChange,
     SignalState,
     move_of,
@@ -30,8 +31,10 @@ from tests.invariants.effect_log import (
     Effect,
 )
 
-Event = Change | Effect
+Event = Change | Effect | ReceiptRow
 
+XIDS: Final = 2**32
+"""A row tells only the lower part of its transaction's number."""
 RECOVERY: Final = 3.0
 """Seconds after an outage in which work need not have resumed: actors retry within a back-off of 2 s."""
 
@@ -41,7 +44,7 @@ class Violation:
     """An invariant that did not hold, and the events that show it."""
 
     invariant: str
-    """Its number: `I1` … `I12`."""
+    """Its number: `I1` … `I14`."""
     instances: tuple[int, ...]
     sentence: str
     story: tuple[tuple[float, Event], ...]
@@ -56,6 +59,8 @@ class Violation:
 
 
 def _describe(event: Event) -> str:
+    if isinstance(event, ReceiptRow):
+        return str(event)
     if isinstance(event, Effect):
         return f"{'' if event.id is None else event.id}  {event}"
     writer = f" by {event.writer}" if event.writer else ""
@@ -113,6 +118,8 @@ class History:
     """The instances at the end, by id."""
     signals: Mapping[int, SignalState] = attrs.field(factory=dict[int, SignalState])
     """The signals at the end, by id."""
+    receipts: Sequence[ReceiptRow] = ()
+    """The commands that were carried out, in order."""
     clock: Clock = attrs.field(factory=Clock)
     lease: float
     """`lease_ttl` of the workers."""
@@ -128,7 +135,9 @@ class History:
     late_commit: Literal["accept", "reject"] = "accept"
     """The option of the workers."""
     operator: bool = False
-    """Whether failed instances were retried by hand."""
+    """Whether failed instances were retried by hand, and no receipts are here to say which."""
+    retention: float = 86_400.0
+    """Seconds for which the workers keep what has ended, at least."""
 
     @property
     def doubt(self) -> float:
@@ -137,12 +146,14 @@ class History:
 
     def at(self, event: Event) -> float:
         """The time of an event, on the server's clock."""
+        if isinstance(event, ReceiptRow):
+            return next((change.at for change in self.changes if change.txid % XIDS == event.xid), 0.0)
         return self.clock.at(event.at) if isinstance(event, Effect) else event.at
 
     def violation(self, invariant: str, sentence: str, *events: Event | None) -> Violation:
         """A violation that these events prove."""
         story = sorted(((self.at(event), event) for event in events if event is not None), key=_moment)
-        ids = (event.id if isinstance(event, Effect) else event.instance for _, event in story)
+        ids = (event.instance if isinstance(event, Change | ReceiptRow) else event.id for _, event in story)
         return Violation(
             invariant, tuple(dict.fromkeys(n for n in ids if n is not None)), sentence, tuple(story)
         )
@@ -209,6 +220,19 @@ class History:
             ):
                 found.setdefault((old.claim_id, old.visit), (change, move))
         return found
+
+    @cached_property
+    def commands(self) -> Mapping[tuple[int, int], Sequence[ReceiptRow]]:
+        """By instance and transaction (the lower 32 bits of its number): the receipts of commands on it."""
+        found: dict[tuple[int, int], list[ReceiptRow]] = defaultdict(list)
+        for receipt in self.receipts:
+            if receipt.instance is not None:
+                found[receipt.instance, receipt.xid].append(receipt)
+        return found
+
+    def commanded(self, change: Change) -> Sequence[ReceiptRow]:
+        """The commands that were carried out in the transaction of this change, on its instance."""
+        return self.commands.get((change.instance, change.txid % XIDS), ())
 
     @cached_property
     def open_until(self) -> Mapping[int, float]:
@@ -311,4 +335,4 @@ class History:
 def _moment(entry: tuple[float, Event]) -> tuple[float, int]:
     """By time; changes of one moment by `seq`."""
     at, event = entry
-    return (at, 0 if isinstance(event, Effect) else event.seq)
+    return (at, event.seq if isinstance(event, Change) else 0)

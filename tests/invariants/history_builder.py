@@ -10,6 +10,7 @@ from tests.invariants.changes import (
     Clock,
     InstanceChange,
     InstanceState,
+    ReceiptRow,
     SignalChange,
     SignalState,
     Snapshot,
@@ -19,7 +20,7 @@ from tests.invariants.effect_log import Effect
 from tests.invariants.history import History
 
 LEASE = 10.0
-NOT_COUNTED = frozenset({"lease_expires_at", "inbox"})
+NOT_COUNTED = frozenset({"lease_expires_at", "inbox", "request"})
 """Columns whose change alone is no move."""
 
 
@@ -33,6 +34,7 @@ class HistoryBuilder:
         self.effects: list[Effect] = []
         self.rows: dict[int, InstanceState] = {}
         self.inbox: dict[int, SignalState] = {}
+        self.receipts: list[ReceiptRow] = []
 
     # -- the database
 
@@ -59,7 +61,9 @@ class HistoryBuilder:
         return self.put(number, **({"status": "executing", "claim_id": claim} | lease | columns))
 
     def commit(self, number: int, status: str, **columns: Any) -> int:
-        """An outcome: the claim is kept, the lease is not."""
+        """An outcome: the claim is kept, the lease is not. Whoever is to be cancelled is asked first."""
+        if status == "cancelled" and self.rows[number].request is None:
+            self.ask(number)
         given_up = {} if status == "executing" else {"locked_by": None, "lease_expires_at": None}
         return self.put(number, **({"status": status} | given_up | columns))
 
@@ -68,6 +72,36 @@ class HistoryBuilder:
         counts = {"attempt": row.attempt + 1, "crashes": row.crashes + crash}
         free = {"claim_id": None, "locked_by": None, "lease_expires_at": None}
         return self.put(number, **({"status": "runnable"} | counts | free | columns))
+
+    def ask(self, number: int, key: str | None = None) -> int:
+        """A command asks the node that runs it to cancel it."""
+        tx = self.put(number, request='{"kind": "cancel"}')
+        return self.receipt(number, "cancel", "requested", tx, key)
+
+    def cancel(self, number: int, key: str | None = None, **columns: Any) -> int:
+        """A command cancels it at once."""
+        free = {
+            "claim_id": None,
+            "locked_by": None,
+            "lease_expires_at": None,
+            "request": '{"kind": "cancel"}',
+        }
+        return self.receipt(
+            number, "cancel", "cancelled", self.put(number, **({"status": "cancelled"} | free | columns)), key
+        )
+
+    def receipt(self, number: int, command: str, result: object, tx: int, key: str | None = None) -> int:
+        row = ReceiptRow(
+            id=len(self.receipts) + 1,
+            xid=tx,
+            command=command,
+            scope="instance",
+            target=str(number),
+            key=key,
+            result=result,
+        )
+        self.receipts.append(row)
+        return tx
 
     def send(self, signal: int, target: int, name: str = "go", *, tx: int | None = None) -> int:
         new = self.inbox[signal] = SignalState(id=signal, target_id=target, name=name)
@@ -124,11 +158,13 @@ class HistoryBuilder:
 
     def history(self, **options: Any) -> History:
         known = {"lease": LEASE, "reap_interval": 5.0, "margin": 1.0, "patience": 20.0, "ended": self.now}
+        known |= {"retention": 0.0}
         return History(
             changes=self.changes,
             effects=self.effects,
             rows=dict(self.rows),
             signals=dict(self.inbox),
+            receipts=self.receipts,
             clock=Clock(),
             **(known | options),
         )

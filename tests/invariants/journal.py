@@ -34,7 +34,7 @@ from durable_actors.journal import (
 )
 from durable_actors.machine import MachineSpec
 
-FAILURES: Final = frozenset({"retry", "failed", "crashed", "reaped", "unfit"})
+FAILURES: Final = frozenset({"retry", "failed", "crashed", "reaped", "unfit", "rejected", "timed_out"})
 """What level 1 may record: failed attempts, and what fails the instance."""
 
 DEFAULTS: Final = {"weight": 1}

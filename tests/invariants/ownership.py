@@ -82,7 +82,7 @@ def _forgotten(history: History, began: Effect) -> bool:
 def _unfounded_commits(history: History) -> Iterator[Violation]:
     for change, move in history.moves:
         old, new = change.old, change.new
-        if move not in OUTCOMES or old is None or new is None or old.claim_id is None:
+        if not is_commit(change, move) or old is None or new is None or old.claim_id is None:
             continue
         run = history.runs.get((old.claim_id, old.visit))
         if run is None:
@@ -107,6 +107,13 @@ _STATUSES: Final[Mapping[str, frozenset[str]]] = {
     "Done": frozenset({"done"}),
     "Stop": frozenset({"failed"}),
 }
+
+
+def is_commit(change: InstanceChange, move: MoveName | None) -> bool:
+    """Whether this is the commit of an outcome: it keeps the claim's id. A command, a release and a reap clear it."""
+    return move in OUTCOMES and (
+        move != "cancelled" or (change.new is not None and change.new.claim_id is not None)
+    )
 
 
 def _agrees(outcome: Effect, run: StepRun, change: InstanceChange) -> bool:
@@ -274,7 +281,7 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
                 sentence = "a row was changed by somebody who did not own it"
                 found.append(history.violation("I4", sentence, _entry_of(history, change), change))
             continue
-        if move in _BY_OWNER and old.locked_by is not None:
+        if _by_owner(change, move) and old.locked_by is not None:
             known = names.get(old.locked_by, frozenset())
             if known and change.writer not in known:
                 sentence = f"{change.writer or 'somebody'} wrote under a claim of {', '.join(sorted(known))}"
@@ -288,8 +295,9 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
     return found
 
 
-_BY_OWNER: Final = OUTCOMES | {"renewed", "released", "crashed", "child_started"}
-"""What only the owner of the claim writes."""
+def _by_owner(change: InstanceChange, move: MoveName | None) -> bool:
+    """Whether only the owner of the claim writes this."""
+    return is_commit(change, move) or move in {"renewed", "released", "crashed", "child_started"}
 
 
 def _gaps(history: History) -> Iterator[Violation]:
@@ -320,19 +328,28 @@ def i5_inside_the_trust_window(history: History) -> list[Violation]:
     * Code in a thread cannot be cancelled: it may end late, but not begin late. Its row is not released before it ends.
     """
     found: list[Violation] = []
-    leases = _leases(history)
+    leases, names = _leases(history), _names(history)
     for (claim, visit), run in history.runs.items():
         granted = leases.get(claim, ())
         for event in run.events:
             if event.kind == BEGIN or (event.kind in {END, LEFT} and not run.threaded):
                 found.extend(_overrun(history, event, granted))
         ended, exit_ = run.ended, history.exits.get((claim, visit))
-        if ended is not None and exit_ is not None and exit_[1] in {"released", "crashed"}:
+        if ended is not None and exit_ is not None and _given_back(*exit_, names):
             released = exit_[0]
             if history.at(ended) - history.doubt > released.at:
                 sentence = "its claim was given back while its step ran"
                 found.append(history.violation("I5", sentence, run.began, released, ended))
     return found
+
+
+def _given_back(change: InstanceChange, move: MoveName | None, names: Mapping[str, frozenset[str]]) -> bool:
+    """Whether its owner gave the claim back, without an outcome."""
+    old = change.old
+    if move != "cancelled" or is_commit(change, move) or old is None or old.lease_expires_at is None:
+        return move in {"released", "crashed"}
+    # Before the end of its lease, and by itself: not reaped. A worker gives no commands.
+    return change.writer in names.get(old.locked_by or "", ()) and change.began < old.lease_expires_at
 
 
 def _leases(history: History) -> Mapping[str, Sequence[InstanceChange]]:
@@ -375,7 +392,8 @@ def _disturbed(history: History) -> Iterator[Violation]:
         end: InstanceChange | None = None
         for change, move in changes:
             if change.old is not None and change.old.ended and change.new is not None:
-                allowed = move == "revived" and (history.operator or change.instance in retried)
+                commanded = history.operator or change.instance in retried or history.commanded(change)
+                allowed = move == "revived" and commanded
                 if not allowed:
                     sentence = f"an instance that was {change.old.status} was written again"
                     yield history.violation("I8", sentence, end, change)

@@ -114,7 +114,6 @@ RECORDS: dict[str, Record] = {
     ),
     "expired": record("expired", **PARKED, to_step="ship", data={"waited_for": "signal"}),
     "expired barrier": record("expired", **PARKED, to_step="ship", data={"waited_for": "children"}),
-    "expired approval": record("expired", **PARKED, to_step="ship", data={"waited_for": "manual"}),
     "child_ended": record("child_ended", **PARKED, data={"count": 1, "pending": 1, "failed": True}),
     "joined": record("joined", **PARKED, to_step="ship", data={"count": 2, "pending": 0}),
     "recounted": record("recounted", **PARKED, data={"count": 1, "pending": 2}),
@@ -122,6 +121,9 @@ RECORDS: dict[str, Record] = {
     "shelved": record("shelved", **PLACE),
     "offered": record("offered", **PLACE),
     "revived": record("revived", **PLACE | {"attempt": 3}, by="ann", data={**command("retry"), "round": 4}),
+    "hastened": record(
+        "hastened", **PLACE | {"attempt": 2}, by="ann", data={**command("run_now"), "round": 2}
+    ),
     "child_started": record(
         "child_started",
         **CLAIM,
@@ -135,12 +137,30 @@ RECORDS: dict[str, Record] = {
         data={"eligible_at": time(10)},
     ),
     "unfit": record("unfit", **PLACE, error=ErrorInfo(text="its partition key has 3000 bytes")),
-    "paused": record(
-        "paused", **CLAIM, to_step="ship", data={"boundary": {"kind": "approval", "title": "ok?"}}
+    "asked": record(
+        "asked",
+        **CLAIM,
+        to_step="ship",
+        data={"boundary": {"kind": "approval", "then": "ship", "title": "ok?"}},
     ),
-    "paused by an operator": record("paused", **PLACE, by="ann", data=command("pause")),
+    "timed_out": record(
+        "timed_out",
+        **PARKED,
+        to_step="bill",
+        data={"decision": {"kind": "timed_out", "at": "2026-01-01T00:00:10Z"}},
+    ),
+    "timed_out for good": record(
+        "timed_out", **PARKED, error=ErrorInfo(text="nobody decided in time: ok?"), data={"failed": True}
+    ),
+    "paused": record("paused", **PLACE, by="ann", data=command("pause")),
     "resumed": record("resumed", **PLACE, by="ann", data=command("resume")),
-    "approved": record("approved", **PARKED, to_step="ship", by="ann", data=command("approve")),
+    "approved": record(
+        "approved",
+        **PARKED,
+        to_step="ship",
+        by="ann",
+        data={**command("approve"), "decision": {"kind": "approved", "by": "ann", "comment": "fine"}},
+    ),
     "rejected": record("rejected", **PARKED, to_step="bill", by="ann", data=command("reject")),
     "rejected for good": record(
         "rejected",

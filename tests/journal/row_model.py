@@ -77,6 +77,7 @@ class RowModel:
             "await_step": None,
             "await_deadline": None,
             "manual": None,
+            "request": None,
             "children_total": 0,
             "children_pending": 0,
             "wake_on_failure": False,
@@ -98,9 +99,7 @@ class RowModel:
     def chance(self) -> bool:
         return self.number(2) == 1
 
-    @property
-    def thread(self):
-        return run_thread(RUN)
+    thread = run_thread(RUN)
 
     def run(self, moves: int) -> RowModel:
         """Make up to so many moves."""
@@ -114,19 +113,22 @@ class RowModel:
 
     def possible(self) -> list[Callable[[], None]]:
         row = self.row
-        anywhere = [self.maybe_cancel, self.wakeup, *([self.resume] if self.suspended else [self.suspend])]
-        if not self.suspended:
-            anywhere.append(self.snapshot)
+        paused = self.resume if self.suspended else self.suspend
+        anywhere = [self.maybe_cancel, self.wakeup, paused, self.snapshot]
         match row["status"]:
             case "runnable":
+                if self.suspended:  # no pick reads it
+                    return anywhere
                 here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
-                return [*(() if self.suspended else [self.claim] * 6), *here, *anywhere]
+                delayed = row["hold"] == 0 and row["eligible_at"] > self.now
+                here += [self.hasten] * delayed
+                return [*[self.claim] * 6, *here, *anywhere]
             case "executing":
-                ends = [self.next, self.retry, self.park, self.spawn, self.pause]
+                ends = [self.next, self.retry, self.park, self.spawn, self.ask]
                 rare = [self.start_child, self.renew, self.cancel_here, self.unfit_claim]
                 return [*ends, *ends, self.done, self.fail, *self.returns(), *rare, *anywhere]
-            case "awaiting_signal" if row["manual"] is not None:
-                return [self.approve, self.proceed, self.reject, self.expire, *anywhere]
+            case "awaiting_signal" if "decision" not in (row["manual"] or {"decision": None}):
+                return [self.decide, self.reject, self.reject, *anywhere]
             case "awaiting_signal":
                 return [self.wake, self.expire, self.unfit_wait, *anywhere]
             case "awaiting_children":
@@ -148,12 +150,14 @@ class RowModel:
         self.row["rev"] += 1
         if self.row["finished_at"] is not None:
             self.suspended = False
-        data = dict(fields.pop("data", {}))
-        outside = fields.pop("outside", False)
+        if not self.suspended:
+            self.row["request"] = None  # as far as the journal tells
+        elif self.row["status"] == "runnable":
+            self.row["hold"] = 4
+        data, outside = dict(fields.pop("data", {})), fields.pop("outside", False)
         if before["round"] and kind not in {"started", "snapshot"}:
             data["round"] = before["round"]
-        if "row" in fields:
-            del fields["row"]
+        if fields.pop("row", 0) is None:
             data["row"] = json(self.row)
         else:
             fields = {name: before[name] for name in ("step", "visit", "attempt")} | fields
@@ -261,6 +265,7 @@ class RowModel:
             "children_pending": 0,
             "wake_on_failure": False,
             "awaits": None,
+            "manual": None if advance else row["manual"],
             "result": None,
             **self.error(None),
         }
@@ -351,6 +356,7 @@ class RowModel:
         change = {
             **self.committed(advance=False),
             "status": "done",
+            "manual": None,
             "result": result,
             "finished_at": self.now,
         }
@@ -369,18 +375,20 @@ class RowModel:
             change["attempt"] = data["to_attempt"] = self.row["attempt"] - 1
         self.move("failed", change, error=ERROR, data=data)
 
-    def pause(self) -> None:
+    def ask(self) -> None:
         then = STEPS[self.number(3)]
         kind = "approval" if self.chance() else "pause"
-        boundary = {"kind": kind, "on_reject": None, "title": "ok?", "data": None, "deadline": None}
+        boundary = {"kind": kind, "then": then, "title": "ok?", "data": {"eur": None}}
+        boundary |= {"on_reject": "bill"} if self.chance() else {}
         change = {
             **self.committed(advance=True),
             "status": "awaiting_signal",
             "attempt": 0,
-            "await_step": then,
+            "awaits": [],
+            "await_step": boundary.get("on_reject"),
             "manual": boundary,
         }
-        self.move("paused", change, to_step=then, data={"boundary": boundary})
+        self.move("asked", change, to_step=then, data={"boundary": boundary})
 
     def start_child(self) -> None:
         self._children += 1
@@ -414,7 +422,7 @@ class RowModel:
         }
 
     def release(self) -> None:
-        row, counted, hold = self.row, self.chance(), self.number(3)
+        row, counted, hold = self.row, self.chance(), 4 if self.suspended else self.number(3)
         interrupted = not counted and self.chance()
         change = {
             **self.returned(row["eligible_at"]),
@@ -476,7 +484,6 @@ class RowModel:
             "step": row["await_step"] or row["step"],
             "await_step": None,
             "await_deadline": None,
-            "manual": None,
         }
 
     def wake(self) -> None:
@@ -486,8 +493,6 @@ class RowModel:
     def expire(self) -> None:
         change = self.woken()
         waited_for = "children" if self.row["status"] == "awaiting_children" else "signal"
-        if self.row["manual"] is not None:
-            waited_for = "manual"
         self.move("expired", change, to_step=change["step"], data={"waited_for": waited_for})
 
     def count(self) -> None:
@@ -510,37 +515,39 @@ class RowModel:
     def command(self, kind: str) -> dict[str, Any]:
         return {"command": {"type": kind, "key": f"{kind}-{self.row['rev']}", "reason": "because"}}
 
-    def approve(self) -> None:
-        change = self.woken()
-        self.move("approved", change, to_step=change["step"], by="ann", data=self.command("approve"))
+    def decided(self, kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        decision = {"kind": kind, "by": "ann", "data": {"ok": None}}
+        manual = {**self.row["manual"], "decision": decision}
+        return {**self.woken(), "step": manual["then"], "manual": manual}, {"decision": decision}
 
-    def proceed(self) -> None:
-        change = self.woken()
-        self.move("proceeded", change, to_step=change["step"], by="ann", data=self.command("proceed"))
+    def decide(self) -> None:
+        verb = "approve" if self.row["manual"]["kind"] == "approval" else "proceed"
+        change, data = self.decided(f"{verb.rstrip('e')}ed")
+        data |= self.command(verb)
+        self.move(f"{verb.rstrip('e')}ed", change, to_step=change["step"], by="ann", data=data)
 
     def reject(self) -> None:
-        change, data = self.woken(), self.command("reject")
+        """By somebody, or by the deadline."""
+        kind, by = ("timed_out", None) if self.chance() else ("rejected", "ann")
+        change, data = self.decided(kind)
+        data |= self.command("reject") if by else {}
         if self.chance():
             error = ErrorInfo(text="rejected: too expensive")
             del change["eligible_at"]
-            change |= {
-                "status": "failed",
-                "step": self.row["step"],
-                "finished_at": self.now,
-                **self.error(error),
-            }
-            self.move("rejected", change, by="ann", error=error, data={**data, "failed": True})
+            change |= {"status": "failed", "step": self.row["step"], "manual": None, "finished_at": self.now}
+            self.move(kind, change | self.error(error), by=by, error=error, data={**data, "failed": True})
         else:
             change["step"] = "bill"
-            self.move("rejected", change, to_step="bill", by="ann", data=data)
+            self.move(kind, change, to_step="bill", by=by, data=data)
 
     def suspend(self) -> None:
         self.suspended = True
-        self.move("paused", {}, by="ann", data=self.command("pause"))
+        request = {"kind": "pause", "by": "ann", "at": json(self.now)}
+        self.move("paused", {"request": request}, by="ann", data=self.command("pause"))
 
     def resume(self) -> None:
         self.suspended = False
-        self.move("resumed", {}, by="ann", data=self.command("resume"))
+        self.move("resumed", {"hold": self.row["hold"] % 4}, by="ann", data=self.command("resume"))
 
     def maybe_cancel(self) -> None:
         if self.number(6) == 1:
@@ -560,10 +567,10 @@ class RowModel:
 
     def cancel(self) -> None:
         """From outside: an owner loses its claim."""
-        self.suspended = False
         error = ErrorInfo(text="because") if self.chance() else None
         change = {
             **self.error(error), **STOPPED, "status": "cancelled", "finished_at": self.now,
+            "manual": self.row["manual"] if "decision" in (self.row["manual"] or {}) else None,
         }  # fmt: skip
         self.move("cancelled", change, by="ann", error=error, data=self.command("cancel"), outside=True)
 
@@ -581,16 +588,13 @@ class RowModel:
 
     def revive(self) -> None:
         change = {
-            "status": "runnable",
-            "hold": 0,
-            "attempt": 0,
-            "crashes": 0,
-            "eligible_at": self.now,
-            "finished_at": None,
-            "claim_id": None,
-            "claim_token_hash": None,
-        }
+            "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "eligible_at": self.now, "finished_at": None,
+            "claim_id": None, "claim_token_hash": None,
+        }  # fmt: skip
         self.move("revived", change, by="ann", data=self.command("retry"))
+
+    def hasten(self) -> None:
+        self.move("hastened", {"eligible_at": self.now}, by="ann", data=self.command("run_now"))
 
     def snapshot(self) -> None:
         self.move("snapshot", {}, row=None)

@@ -19,6 +19,7 @@ from durable_actors.journal import (
     row_of,
     usable,
 )
+from durable_actors.journal.facts import place_of
 from tests.journal.kit import (
     KEY,
     NEXT,
@@ -197,6 +198,22 @@ def test_a_tampered_row_differs(change):
     told = row_of(fold(expand_all(model.records)))
     [name] = change
     assert list(differences(told, {**model.row, **change})) == [name]
+
+
+def test_a_notifier_that_is_slower_than_a_snapshot():
+    """It was told of an attempt that ended before the snapshot: which is none that was never scheduled."""
+    model = RowModel("full")
+    model.claim()
+    model.next()
+    model.snapshot()
+    step = "s"
+    wakeup = {"kind": "wakeup", "step": step, "attempt": 0, "data": {"visible_at": model.records[0].at}}
+    for visit, anomalies in ((1, 0), (2, 0), (3, 1)):
+        told = msgspec.structs.replace(model.records[-1], rev=99, visit=visit, **wakeup)
+        found = fold(expand_all([*model.records, told])).anomalies
+        assert len(found) == anomalies, (visit, found)
+    assert place_of("7/2/a/b#1#3.4") == (2, 3, 4)
+    assert place_of("nonsense") > (2**60, 0, 0)
 
 
 def test_a_projection_is_a_value():

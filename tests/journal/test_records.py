@@ -86,7 +86,7 @@ def test_a_record_has_the_fields_of_the_contract():
         ("started", {"data": {"row": {**ROW, "journal": "sometimes"}}}, "'sometimes' is no journal level"),
         ("started", {"data": {"row": {**ROW, "fsm": None}}}, "row of 'started': Expected `str`"),
         ("snapshot", {"data": {"row": ROW}}, "row of 'snapshot': Object missing required field"),
-        ("paused", {"claim_id": None, "to_step": None}, "'paused' needs claim_id, to_step"),
+        ("asked", {"claim_id": None, "to_step": None}, "'asked' needs claim_id, to_step"),
         ("reaped", {"data": {**RECORDS["reaped"].data, "proof": "a feeling"}}, "Invalid enum value"),
     ],
 )

@@ -20,6 +20,9 @@ CONTRACT = [
     "Retry",
     "Await",
     "ScheduleChildren",
+    "Pause",
+    "Approval",
+    "Decision",
     "Done",
     "Stop",
     "Replay",
@@ -40,7 +43,7 @@ def test_the_contract_names_exist(name):
 
 def test_the_outcome_union_is_closed():
     names = [member.__name__ for member in machine.Outcome.__args__]
-    assert names == ["Next", "Retry", "Await", "ScheduleChildren", "Done", "Stop"]
+    assert names == ["Next", "Retry", "Await", "ScheduleChildren", "Pause", "Approval", "Done", "Stop"]
 
 
 @pytest.mark.parametrize("name", machine.__all__)

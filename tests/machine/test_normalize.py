@@ -45,7 +45,7 @@ def test_good_outcomes_pass_unchanged():
     [
         (
             None,
-            "returned None; return Next, Retry, Await, ScheduleChildren, Done or Stop (was a `return` forgotten?)",
+            "return Next, Retry, Await, ScheduleChildren, Pause, Approval, Done or Stop (was a `return` forgotten?)",
         ),
         (da.Done, "the class Done; return an object of it: Done(...)"),
         (da.Next, "the class Next;"),

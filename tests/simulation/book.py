@@ -16,6 +16,7 @@ from durable_actors._postgres.driver.waiting import CANCEL_TIMEOUT
 from durable_actors._store.moves import move_of
 from durable_actors.machine import Context
 from tests.invariants.journal import journal_problems
+from tests.simulation.ending import asked_to_cancel
 from tests.simulation.process import Process, Violation, World, current_process
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
@@ -65,6 +66,11 @@ class Book:
         self._handed: dict[str, frozenset[int]] = {}
         """Per claim what its last run was handed."""
         self._claims: set[str] = set()
+        self._commands: Counter[tuple[str, int, str | None]] = Counter()
+        """How often each command took effect, by name, instance and idempotency key."""
+        self._answers: dict[tuple[str, int, str], object] = {}
+        self._ends: dict[tuple[int, int], Counter[str]] = {}
+        """By parent and barrier: how its children ended."""
         self._looks: dict[tuple[int, str], Looks] = {}
         """By server session and owner."""
         server.scene.owner_locked = self._look_at
@@ -102,11 +108,12 @@ class Book:
         self._constraints(new)
         if old is None:
             return
-        if old.terminal:
+        if old.terminal and what != "retry":
             self.fail("I8", f"instance {old.id} was {old.status}, and {what} made it {new.status}")
         if new.visit < old.visit:
             self.fail("I3", f"instance {old.id}: visit {old.visit} became {new.visit}")
         live = old.status == "executing"
+        self._commanded(tx, old, new, why)
         if live and new.status == "executing" and new.claim_id != old.claim_id:
             self.fail("I2", f"instance {old.id}: {new.claim_id} took it while {old.claim_id} holds it")
         if new.claim_id != old.claim_id and new.claim_id is not None:
@@ -126,6 +133,50 @@ class Book:
         # A transaction may move a row twice: a park, and the wake of its recheck.
         if new.rev <= old.rev + 1 and self.failure is None and move_of(old.columns(), new.columns()) is None:
             self.fail("I4", f"instance {old.id}: {what} is no move: {old} became {new}")
+
+    # -- commands
+
+    def _commanded(self, tx: Tx, old: Row, new: Row, why: tuple[Any, ...]) -> None:
+        what = why[0]
+        if what in {"cancel", "ask", "retry"}:
+            name = "retry" if what == "retry" else "cancel"
+            self._commands[name, new.id, why[1]] += 1
+            if why[1] is not None and self._commands[name, new.id, why[1]] > 1:
+                self.fail("receipt", f"instance {new.id}: {name} with key {why[1]} was carried out twice")
+        same = (new.status, new.claim_id, new.visit) == (old.status, old.claim_id, old.visit)
+        if asked_to_cancel(old) and not old.terminal and not same and not _obeys(old, new):
+            self.fail("cancel", f"instance {old.id} was asked to end, and {what} made it {new.status}")
+        if new.status == "cancelled" and not asked_to_cancel(new) and new.cancellation is None:
+            self.fail("cancel", f"instance {old.id} was cancelled, and nobody had asked for that")
+        if new.terminal and new.barrier is not None:
+            self._ends.setdefault((new.parent_id, new.barrier), Counter())[new.status] += 1
+        if what == "join" and new.status == "runnable":
+            living = [
+                r.id for r in tx.all() if (r.parent_id, r.barrier) == (new.id, new.visit) and not r.terminal
+            ]
+            if living:
+                self.fail("I11", f"instance {new.id}: its barrier opened, and children {living} live")
+
+    def answered(self, command: str, number: int, key: str, answer: object) -> None:
+        """A command was answered: it has been carried out, and says the same whenever it is repeated."""
+        self.world.log("client", command, number, key, answer)
+        self.counts[f"{command} {answer if isinstance(answer, str) else 'done'}"] += 1
+        if not self._commands[command, number, key]:
+            self.fail("receipt", f"instance {number}: {command} was answered {answer}, and not carried out")
+        if self._answers.setdefault((command, number, key), answer) != answer:
+            self.fail("receipt", f"instance {number}: {command} with key {key} was answered in two ways")
+
+    def was_cancelled(self, number: int) -> bool:
+        """Whether a command has cancelled it, or asked for that."""
+        return any(name == "cancel" and each == number for name, each, _ in self._commands)
+
+    def children_done(self, parent: int, size: int) -> int:
+        """How many children of its last barrier are done: all, unless some were cancelled."""
+        barrier = max((barrier for each, barrier in self._ends if each == parent), default=0)
+        ends = self._ends.get((parent, barrier), Counter())
+        if ends.total() != size:
+            self.fail("I11", f"instance {parent}: of {size} children {ends.total()} ended")
+        return ends["done"]
 
     def _constraints(self, row: Row) -> None:
         owned = row.claim_id is not None and row.locked_by is not None and row.lease is not None
@@ -288,3 +339,8 @@ class Book:
             return False
         engine = getattr(owner, "engine", None)
         return engine is not None and engine._node.claims.find(row.claim_id) is not None
+
+
+def _obeys(old: Row, new: Row) -> bool:
+    """Whether this is what may follow a request to cancel: its end, or its compensation."""
+    return new.status in {"done", "cancelled"} or (old.cancellation is None is not new.cancellation)

@@ -18,10 +18,10 @@ from durable_actors._engine import claims
 from durable_actors._engine.claiming import planner
 from durable_actors._engine.committing import transition
 from durable_actors._engine.committing.queue import Commits, PendingCommit
-from durable_actors._engine.maintenance import failure_detector as dead_nodes, reaper
+from durable_actors._engine.maintenance import control, failure_detector as dead_nodes, reaper
 from durable_actors._store.rows import Committed, Transition
 from tests.simulation.driver import Rates
-from tests.simulation.plan import Item, Plan, Strike, make_plan
+from tests.simulation.plan import Item, Order, Plan, Strike, make_plan
 
 STORE: dict[str, str] = {
     "fence": "a commit compares neither claim nor visit",
@@ -40,6 +40,13 @@ STORE: dict[str, str] = {
     "join": "the end of the last child does not wake its parent",
     "deletes live rows": "retention deletes what it looks at",
     "deletes children": "retention deletes children that their parent has not read",
+    "overrule": "a step that was asked to end commits what it likes",
+    "release asked": "who gives back an instance that was asked to end lets it run again",
+    "reap asked": "the same, when its node is dead",
+    "uncounted cancel": "the end of a cancelled child is not counted at the barrier",
+    "counts requests": "a child that is asked to end is counted before it has ended",
+    "receipt": "a command leaves no receipt: what is repeated is done again",
+    "cuts too far": "retention deletes the snapshot, too, behind which it deletes records",
     "unrecorded wake": "the wake by a signal that was there before the park leaves no record",
     "unsaid": "the record of an outcome that was accepted after its lease does not say so",
 }
@@ -104,6 +111,10 @@ async def _no_reaping(self: reaper.Reaper) -> float:
     return 1.0
 
 
+async def _no_look(self: control.Control) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Judgement:
     return dead_nodes.judge_owners(*args, **{**options, "dead_after": -1.0})
 
@@ -158,6 +169,7 @@ ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
         "an idle feeder sleeps until a refresh of its statistics that is over: it asks without a pause",
         _patch(planner.StatsRefresh, "done", _around(_stays_postponed, planner.StatsRefresh.done)),
     ),
+    "no control": ("a node never learns what is asked of it", _patch(control.Control, "_look", _no_look)),
     "no awaits": (
         "deadlines of awaits are never looked at",
         _patch(planner.ClaimPlanner, "refreshed", _around(_no_deadlines, planner.ClaimPlanner.refreshed)),
@@ -243,10 +255,37 @@ def _killed(plan: Plan) -> Plan:
     return attrs.evolve(plan, nodes=2, items=items, strikes=strikes, rates=Rates(), lasts=3.0)
 
 
+def _commanded(plan: Plan) -> Plan:
+    """Steps that take their time, a family, nodes that die; an operator who cancels and retries all of it."""
+    items = [
+        *(Item(f"chain-{n}", "chain", 0.1 * n, 3, 1.5) for n in range(2)),
+        *(Item(f"family-{n}", "family", 0.0, 2, 0.5) for n in range(2)),
+        Item("stuck-0", "stuck", 0.1, 1, 0.1),
+    ]
+    orders = [
+        *(Order(0.3 + 0.3 * n, "cancel", "chain-0", again=True) for n in range(3)),
+        *(Order(0.4 + 0.3 * n, "retry", "chain-0", again=True) for n in range(3)),
+        Order(0.5, "cancel", "chain-1"),
+        *(Order(0.2 + 0.2 * n, "cancel", f"family-{m}", child=True) for n in range(4) for m in range(2)),
+        Order(0.4, "cancel", "stuck-0"),
+    ]
+    strikes = tuple(Strike(0.5 + 0.25 * n, "crash", n % 2, 0.5) for n in range(4))
+    plan = attrs.evolve(plan, nodes=2, items=tuple(items), orders=tuple(orders), strikes=strikes, lasts=3.0)
+    return attrs.evolve(plan, rates=Rates(lost_reply=0.1))
+
+
+def _asked(plan: Plan) -> Plan:
+    """A step that does not end, until it is asked to."""
+    items, orders = (Item("stuck-0", "stuck", 0.1, 1, 0.1),), (Order(3.0, "cancel", "stuck-0"),)
+    return attrs.evolve(plan, items=items, orders=orders, strikes=(), rates=Rates(), lasts=3.0)
+
+
 FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "fence": _unknown, "visit": _unknown, "lease": _late, "renewals": _long_steps, "moved": _back_again,
     "consume": _stale, "consume more": _stale, "join": _killed, "trust": _long_steps, "no deadline": _long_steps,
     "keyed steps": _keyed, "no reaper": _killed, "dead at once": _back_again, "old statistics": _idle,
+    "overrule": _commanded, "release asked": _commanded, "reap asked": _commanded, "uncounted cancel": _commanded,
+    "counts requests": _commanded, "receipt": _commanded, "no control": _asked,
     "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
@@ -266,7 +305,8 @@ class Breakage:
 
     def plan(self, seed: int) -> Plan:
         """A schedule in which it can show."""
-        return FOCUS.get(self.name, lambda plan: plan)(make_plan(seed))
+        plan = make_plan(seed)
+        return FOCUS[self.name](attrs.evolve(plan, orders=())) if self.name in FOCUS else plan
 
     @contextmanager
     def applied(self, plan: Plan) -> Iterator[frozenset[str]]:

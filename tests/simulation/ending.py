@@ -61,6 +61,7 @@ def cancel(
     new.last_error = fault or request.get("reason") or (before if asked else None)
     new.error_type = new.traceback = None
     new.await_step = new.await_deadline = None
+    new.manual = new.manual if "decision" in (new.manual or {}) else None
     new.children_pending, new.wake_on_failure = 0, False
     new.unclaim()
     data: dict[str, Any] = {}
@@ -83,7 +84,7 @@ def compensate(tx: Tx, row: Row, request: dict[str, Any], step: str, *why: objec
     new.status, new.hold, new.step, new.visit, new.eligible_at = "runnable", 0, step, row.visit + 1, tx.now
     new.attempt = new.crashes = new.round = new.children_total = new.children_pending = 0
     new.last_error = new.error_type = new.traceback = new.request = None
-    new.awaits = new.await_step = new.await_deadline = None
+    new.awaits = new.await_step = new.await_deadline = new.manual = None
     new.wake_on_failure = False
     new.unclaim()
     told = present(by=request.get("by"), reason=request.get("reason"), at=request.get("at") or iso(tx.now))

@@ -9,7 +9,8 @@ import attrs
 from durable_actors._journal_level import LEVELS, JournalLevel
 from tests.simulation.driver import Rates
 
-Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper"]
+Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper", "stuck"]
+CommandName = Literal["cancel", "retry"]
 Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain", "bug"]
 
 KINDS: tuple[Kind, ...] = (
@@ -50,6 +51,21 @@ class Strike:
 
 
 @attrs.frozen
+class Order:
+    """One command of an operator's."""
+
+    at: float
+    command: CommandName
+    target: str
+    """The name of an item."""
+    force: bool = False
+    child: bool = False
+    """It is for one of the item's children."""
+    again: bool = False
+    """It is repeated after its answer, with the same key."""
+
+
+@attrs.frozen
 class Plan:
     """A whole schedule."""
 
@@ -64,24 +80,33 @@ class Plan:
     rates: Rates
     items: tuple[Item, ...]
     strikes: tuple[Strike, ...]
+    orders: tuple[Order, ...] = ()
 
     def without(self, dropped: frozenset[int]) -> Plan:
-        """The same, without some of its elements: items, then strikes, then each of the rates, numbered."""
+        """The same, without some of its elements: items, then strikes, each of the rates, then orders, numbered."""
         first, second = len(self.items), len(self.items) + len(self.strikes)
         names = [field.name for field in attrs.fields(Rates)][:5]
         quiet = {name: 0.0 for number, name in enumerate(names) if second + number in dropped}
         items = tuple(item for number, item in enumerate(self.items) if number not in dropped)
+        orders = tuple(
+            order
+            for number, order in enumerate(self.orders, second + 5)
+            if number not in dropped and order.target in {item.name for item in items}
+        )
+        ended = {order.target for order in orders}
+        items = tuple(item for item in items if item.kind != "stuck" or item.name in ended)
         kept = {item.name for item in items}
         return attrs.evolve(
             self,
             items=tuple(item for item in items if not item.target or item.target in kept),
             strikes=tuple(each for number, each in enumerate(self.strikes) if first + number not in dropped),
             rates=attrs.evolve(self.rates, **quiet),
+            orders=orders,
         )
 
     @property
     def elements(self) -> int:
-        return len(self.items) + len(self.strikes) + 5
+        return len(self.items) + len(self.strikes) + 5 + len(self.orders)
 
 
 def with_levels(plan: Plan) -> Plan:
@@ -91,6 +116,30 @@ def with_levels(plan: Plan) -> Plan:
     draw = Random(f"journal {plan.seed}")  # of its own: the rest of the plan stays what the seed made it
     items = tuple(attrs.evolve(item, journal=draw.choice(LEVELS)) for item in plan.items)
     return attrs.evolve(plan, items=items, options={**plan.options, "journal": draw.choice(LEVELS)})
+
+
+def with_orders(plan: Plan, chance: float) -> Plan:
+    """In some schedules an operator cancels and retries; in those is also an item that ends by a command alone."""
+    draw = Random(f"orders {plan.seed}")  # of its own, see `with_levels`
+    if draw.random() >= chance:
+        return plan
+    items, orders = list(plan.items), list[Order]()
+    for item in draw.sample(plan.items, draw.randint(0, min(2, len(plan.items)))):
+        at = item.at + draw.random() ** 2 * plan.lasts
+        child = item.kind == "family" and draw.random() < 0.6
+        orders.append(Order(at, "cancel", item.name, draw.random() < 0.3, child, draw.random() < 0.3))
+        if item.target:  # else it would wait for ever
+            orders.append(Order(at, "cancel", item.target))
+        elif item.kind not in {"collector", "packer"} and not child and draw.random() < 0.6:
+            at += draw.random()
+            orders.append(Order(at, "retry", item.name, again=draw.random() < 0.3))
+            if draw.random() < 0.4:
+                orders.append(Order(at + draw.random(), "cancel", item.name, draw.random() < 0.3))
+    if not orders or draw.random() < 0.5:
+        at = draw.random() * plan.lasts / 2
+        items.append(Item("stuck-0", "stuck", at, 1, 0.1, journal=draw.choice(LEVELS)))
+        orders.append(Order(at + draw.random() * 2, "cancel", "stuck-0"))
+    return attrs.evolve(plan, items=tuple(items), orders=tuple(orders))
 
 
 def make_plan(seed: int) -> Plan:
@@ -134,7 +183,7 @@ def make_plan(seed: int) -> Plan:
         seed=seed, nodes=nodes, lasts=lasts, options=options, concurrency=draw.choice((1, 2, 4)),
         prefetch=draw.choice((0, 0, 2)), rates=rates, items=_items(draw, lasts, lease), strikes=strikes,
     )  # fmt: skip
-    return with_levels(plan)
+    return with_orders(with_levels(plan), 0.4)
 
 
 def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:

@@ -177,7 +177,7 @@ class Schedule:
             async with pools.open_pool("host=simulated", lanes=[Lane("client", 2)]) as pool:
                 client = Client("client", pool, "client", "durable")
                 client.notify = self._notify
-                await workload.run_client(process, client, self.plan.items)
+                await workload.run_client(process, client, self.plan)
 
         self.client = Process(self.world, "client", main)
         self.client.on_end = self._client_ended

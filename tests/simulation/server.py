@@ -9,9 +9,11 @@ import attrs
 import psycopg
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from tests.simulation import (  # noqa: F401 - their meanings register themselves
+    statements_boundaries,
     statements_cancel,
     statements_inbox,
     statements_lease,
+    statements_pauses,
     statements_retention,
 )
 from tests.simulation.process import Violation, World

@@ -7,6 +7,7 @@ whether the checks notice (`breakages`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -64,6 +65,9 @@ def due(row: Row, tx: Tx, queue: str) -> bool:
 def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue = (params[0] or b"").decode()
     limit = int(params[1] or 0)
+    stopped = tx.stopped(queue) if "pauses" not in scene.broken else set[str]()
+    if "" in stopped:
+        return []
     known = set(lit.texts(params[4]))
     begins = zip(lit.ints(params[5]), lit.texts(params[6]), lit.ints(params[7]), strict=True)
     extras, shelved = set(lit.ints(params[8])), set(lit.texts(params[10]))
@@ -72,7 +76,8 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     if "double claim" in scene.broken:
         offered += [row for row in tx.all() if row.status == "executing" and row.queue == queue]
     for row in offered:
-        if (row.hold == 0 and row.id in extras) or (row.hold == 2 and row.address in shelved):
+        on_shelf = row.hold == 2 and row.address in shelved and row.fsm not in stopped
+        if (row.hold == 0 and row.id in extras) or on_shelf:
             window[row.id] = row
     for priority, at, number in begins:
         start = (lit.micros(at or "-infinity"), number)
@@ -82,11 +87,12 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
         head.sort(key=lambda row: (row.eligible_at, row.id))
         window.update({row.id: row for row in head[:limit]})
     chosen = sorted(window.values(), key=lambda row: row.urgency)[:limit]
-    verdicts, heal = _judge(tx, [row for row in chosen if row.address in known], known)
-    _promote(tx, [*(row.partition_key for row in chosen if row.address not in known), *heal])
+    mine = {row.id for row in chosen if row.address in known and row.fsm not in stopped}
+    verdicts, heal = _judge(tx, [row for row in chosen if row.id in mine], known)
+    _promote(tx, [*(row.partition_key for row in chosen if row.id not in mine), *heal])
     out: Rows = []
     for row in chosen:
-        what = verdicts[row.id] if row.address in known else "s"
+        what = verdicts[row.id] if row.id in mine else "s"
         if what == "c":
             out.append(_claim(scene, tx, row, params, params[11]))
             continue
@@ -105,6 +111,8 @@ def pick_instances_by_id(scene: Scene, tx: Tx, params: Params) -> Rows:
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
     mine = [row for row in offered if row.partition_key is None and row.address in known]
+    if "pauses" not in scene.broken:
+        mine = [row for row in mine if not tx.is_stopped(row)]
     return [(*_claim(scene, tx, row, params, params[5]), None) for row in mine]
 
 
@@ -158,6 +166,7 @@ def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[in
                 and each.keeps_place
                 and each.urgency < row.urgency
                 and each.address in known
+                and not tx.is_stopped(each)
             ]
             before = runs[:1] or sorted(elders, key=lambda each: each.urgency)[:1]
             if not before:
@@ -179,13 +188,14 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = tx.get(number)
         if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
             continue
-        if asked_to_cancel(row):
+        if asked_to_cancel(row) and "release asked" not in scene.broken:
             if (ended := end_claim(tx, row, "release", claim)) is not None:
                 out.append(shown(number, row.queue, row.partition_key, *ended))
             continue
         old = row.clone()
         new = tx.write(row, "release", claim)
-        new.status, new.hold, new.attempt = "runnable", int(params[3] or 0), row.attempt + int(params[2] or 0)
+        new.status, new.attempt = "runnable", row.attempt + int(params[2] or 0)
+        new.hold = row.held or int(params[3] or 0)
         new.interruptions = row.interruptions + int(params[4] or 0)
         new.shelved_step = row.step if new.hold == 2 else row.shelved_step
         new.unclaim()
@@ -228,6 +238,7 @@ def _promote(tx: Tx, keys: Sequence[str | None]) -> list[Row]:
             and row.status == "runnable"
             and (row.hold == 1 or row.id in found)
             and not tx.is_locked(row.id)
+            and not tx.is_stopped(row)
         ]
         if held:
             first = min(held, key=lambda row: row.urgency)
@@ -269,9 +280,9 @@ def _current(scene: Scene, tx: Tx, number: int, claim: str | None, visit: int, *
     return row
 
 
-def _overruled(row: Row, status: object) -> bool:
+def _overruled(scene: Scene, row: Row, status: object) -> bool:
     """Under a request to cancel only these ends are committed."""
-    return asked_to_cancel(row) and status not in {"done", "cancelled"}
+    return "overrule" not in scene.broken and asked_to_cancel(row) and status not in {"done", "cancelled"}
 
 
 def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...]) -> Row:
@@ -281,6 +292,7 @@ def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...
     assert isinstance(delay, float)
     new = tx.write(row, *why)
     new.status, new.step, new.attempt, new.last_error = status, step, attempt, error
+    new.hold = row.held if status == "runnable" else 0
     new.error_type = new.traceback = None
     new.state = row.state if state is None else jsonb(str(state))
     new.result = None if result is None else jsonb(str(result))
@@ -316,20 +328,17 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     full = [[*(each or [None])] * (len(numbers) if len(each) < 2 else 1) for each in columns]
     heads: Iterable[tuple[Any, ...]] = zip(numbers, lit.texts(params[1]), *full, strict=True)
     out: Rows = []
+    # Of the statement's snapshot: a row that it makes runnable itself is not seen.
+    due = {
+        y.partition_key
+        for y in tx.all()
+        if y.status == "runnable" and y.eligible_at <= tx.now and y.keeps_place
+    }
     for number, claim, visit, key, status, ahead, *rest in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
-        if row is None or _overruled(row, status):
+        if row is None or _overruled(scene, row, status):
             continue
-        stays = ahead and not (
-            key is not None
-            and any(
-                y.partition_key == key
-                and y.status == "runnable"
-                and y.eligible_at <= tx.now
-                and y.keeps_place
-                for y in tx.all()
-            )
-        )
+        stays = ahead and not row.paused and (key is None or key not in due)
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         if stays:
             new.status, new.eligible_at = "executing", row.eligible_at
@@ -349,12 +358,13 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
         lit.ints(params[0]), lit.texts(params[1]), lit.ints(params[2]), lit.texts(params[3]),
         *_row_columns(params[4:13]),
         lit.texts(params[13]), lit.bools(params[14]), lit.texts(params[15]), lit.floats(params[16]),
-        types or [None] * len(lit.ints(params[0])), traces or [None] * len(lit.ints(params[0])), strict=True,
+        types or [None] * len(lit.ints(params[0])), traces or [None] * len(lit.ints(params[0])),
+        lit.texts(params[20]) or [None] * len(lit.ints(params[0])), strict=True,
     )  # fmt: skip
     out: Rows = []
-    for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace in heads:
+    for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace, boundary in heads:
         row = _current(scene, tx, number, claim, visit, late=late)
-        if row is None or _overruled(row, status):
+        if row is None or _overruled(scene, row, status):
             continue
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         new.error_type, new.traceback = kind, trace
@@ -362,6 +372,8 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
         if not keeps and status not in {"failed", "cancelled"}:
             new.awaits = None if awaits is None else tuple(lit.texts(str(awaits).encode()))
         new.await_step = then
+        if boundary is not None or new.visit > row.visit or status == "done":
+            new.manual = None if boundary is None else json.loads(boundary)
         new.await_deadline = None if timeout is None else tx.now + round(timeout * SECOND)
         new.children_total = 0 if new.visit > row.visit else row.children_total
         new.children_pending, new.wake_on_failure = 0, False

@@ -26,7 +26,6 @@ def write_compensations(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
     row = tx.get(int(params[0] or 0))
     if row is None or row.terminal or (row.cancellation is not None and params[5] != b"t"):
         return []
@@ -40,15 +39,21 @@ def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     )  # fmt: skip
     request["metadata"] = json.loads(given or "null")
     asked = lit.jsonb(json.dumps(request))
-    if row.status == "executing" and params[5] != b"t":
-        tx.write(row, "ask", moves=False).request = asked
-        return [shown('"requested"', None, None, None, False)]
+    asks = row.status == "executing" and params[5] != b"t"
+    if "receipt" not in scene.broken:
+        tx.receipt("cancel", row.id, key, b'"requested"' if asks or undo is not None else b'"cancelled"')
+    if asks:
+        tx.write(row, "ask", key, moves=False).request = asked
+        if "counts requests" in scene.broken:
+            count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+        return [shown('"requested"', None, None, None, None)]
     if undo is not None:
-        new = compensate(tx, row, request, undo, "cancel")
-        return [shown('"requested"', new.partition_key, None, None, True)]
-    new = cancel(tx, row, "cancel", asked=asked, cascades=also)
-    opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
-    return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue, False)]
+        new = compensate(tx, row, request, undo, "cancel", key)
+        return [shown('"requested"', new.partition_key, None, None, new.queue)]
+    new, opened = cancel(tx, row, "cancel", key, asked=asked, cascades=also), None
+    if "uncounted cancel" not in scene.broken:
+        opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
+    return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue, None)]
 
 
 @meaning
@@ -97,15 +102,15 @@ def _cancel_child(scene: Scene, tx: Tx, each: Cascade, row: Row, out: Rows) -> b
             given = {**each.request, **present(on_cancel=undo)}
             if asked_to_cancel(row):
                 given = {**json.loads(row.request), "children": "cancel"}
-            tx.write(row, "ask", moves=False).request = lit.jsonb(json.dumps(given))
+            tx.write(row, "ask", None, moves=False).request = lit.jsonb(json.dumps(given))
             out.append(shown("asked", row.id, row.queue, None))
         return True
     if undo is not None:
-        compensate(tx, row, each.request, undo, "cancel")
+        compensate(tx, row, each.request, undo, "cancel", None)
         out.append(shown("entered", row.id, row.queue, row.partition_key))
         return True
     live = any(child.parent_id == row.id and not child.terminal for child in tx.all())
-    cancel(tx, row, "cancel", asked=lit.jsonb(json.dumps(each.request)), cascades=live)
+    cancel(tx, row, "cancel", None, asked=lit.jsonb(json.dumps(each.request)), cascades=live)
     out.append(shown("ended", row.id, row.queue, row.partition_key))
     opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
     if opened is not None:

@@ -196,27 +196,6 @@ def recheck_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
     return out
 
 
-@meaning
-def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
-    out: Rows = []
-    for row in list(tx.all()):
-        parked = row.status in {"awaiting_signal", "awaiting_children"} and row.queue == _text(params[0])
-        if (
-            parked
-            and row.await_deadline is not None
-            and row.await_deadline <= tx.now
-            and not tx.is_locked(row.id)
-        ):
-            old = row.clone()
-            new = tx.write(row, "expire")
-            new.wake(tx.now)
-            waited_for = "signal" if old.status == "awaiting_signal" else "children"
-            note(tx, new, "expired", old, new.step, data={"waited_for": waited_for})
-            rest = bool(new.cancel_rest) and waited_for == "children" and cascade(tx, new.id, new.visit, None)
-            out.append(shown(row.id, None, rest or None))
-    return out
-
-
 def _letter(letter: Letter) -> list[bytes | None]:
     return shown(letter.target, letter.id, letter.name, letter.payload, letter.dedup, lit.instant(letter.at))
 
@@ -224,7 +203,12 @@ def _letter(letter: Letter) -> list[bytes | None]:
 @meaning
 def read_inboxes(scene: Scene, tx: Tx, params: Params) -> Rows:
     most = int(params[1] or 0)
-    return [_letter(each) for number in lit.ints(params[0]) for each in tx.unread(number)[:most]]
+    found = [_letter(each) for number in lit.ints(params[0]) for each in tx.unread(number)[:most]]
+    for number in lit.ints(params[0]):
+        row = tx.get(number)
+        if row is not None and "decision" in (row.manual or {}):
+            found.append(shown(number, None, None, json.dumps(row.manual["decision"]), None, None))
+    return found
 
 
 # -- children
@@ -255,7 +239,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     total, needed = int(params[3] or 0), int(params[4] or 0)
     old = row.clone()
     new = tx.write(row, "commit", row.claim_id, row.visit, True)
-    new.status = "awaiting_children" if needed else "runnable"
+    new.status, new.hold = ("awaiting_children", 0) if needed else ("runnable", row.held)
     new.step = row.step if needed else _text(params[1])
     new.await_step = _text(params[1]) if needed else None
     timeout = params[6]
@@ -264,6 +248,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     new.attempt = new.crashes = new.round = 0
     new.error_type = new.traceback = None
     new.visit, new.eligible_at, new.last_error, new.awaits = row.visit + 1, tx.now, None, None
+    new.manual = None
     new.children_total, new.children_pending = total, needed
     new.wake_on_failure = params[5] == b"t" and needed > 0
     new.cancel_rest = True if params[14] == b"t" and needed else None if row.cancel_rest is None else False
@@ -333,17 +318,27 @@ def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, since = _text(params[0]), tx.now - round(float(params[1] or 0) * SECOND)
     rows = [row for row in tx.all() if row.queue == queue]
     out: Rows = []
-    offered = [row for row in rows if row.status == "runnable" and row.hold == 0]
+    stopped = tx.stopped(queue)
+    offered = [row for row in rows if row.status == "runnable" and row.hold == 0 and "" not in stopped]
     for priority in sorted({row.priority for row in offered}):
         future = [r.eligible_at for r in offered if r.priority == priority and r.eligible_at > since]
-        out.append(shown(priority, (min(future) - tx.now) / SECOND if future else None, None, None))
-    shelved = {row.address for row in rows if row.status == "runnable" and row.hold == 2}
-    out += [shown(None, None, address, None) for address in sorted(shelved)]
+        later = (min(future) - tx.now) / SECOND if future else None
+        out.append(shown(priority, later, None, None, None, None))
+    shelf = [row for row in rows if row.status == "runnable" and row.hold == 2]
+    shelved = {row.address for row in shelf if stopped.isdisjoint({"", row.fsm})}
+    out += [shown(None, None, address, None, None, None) for address in sorted(shelved)]
     parked = [r for r in rows if r.status.startswith("awaiting") and r.await_deadline is not None]
     if parked:
         soonest = min(row.await_deadline for row in parked)
-        out.append(shown(None, None, None, (soonest - tx.now) / SECOND))
+        out.append(shown(None, None, None, (soonest - tx.now) / SECOND, None, None))
+    out += [shown(None, None, None, None, fsm, _left(tx, queue, fsm)) for fsm in sorted(stopped)]
     return out
+
+
+def _left(tx: Tx, queue: str, fsm: str) -> float | None:
+    """Seconds until a pause is over."""
+    until = tx.tables.pauses[queue, fsm]
+    return None if until is None else (until - tx.now) / SECOND
 
 
 @meaning
@@ -361,7 +356,8 @@ def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
     if (left := min(every, patience) - waited) > MICRO:
         raise NotYet(left)
     due = [r for r in tx.all() if r.status == "runnable" and r.hold == 0 and r.eligible_at <= tx.clock]
-    found = {queue: [r.priority for r in due if r.queue == queue] for queue in queues}
+    looked = [queue for queue in queues if "" not in tx.stopped(str(queue))]
+    found = {queue: [r.priority for r in due if r.queue == queue] for queue in looked}
     if not any(found.values()) and (left := patience - waited) > MICRO:
         raise NotYet(min(every, left))
     out = [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
@@ -392,7 +388,9 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             r.result, r.last_error, r.partition_key, r.unique_key and f"\\x{r.unique_key.hex()}", r.parent_id,
             r.locked_by, lit.instant(r.eligible_at), None if r.lease is None else lit.instant(r.lease),
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
-            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta, r.cancellation,
+            r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
+            r.manual and json.dumps(r.manual), r.await_deadline and lit.instant(r.await_deadline), r.request,
+            r.rerun_of, r.cancellation,
         )
         for r in rows
     ]  # fmt: skip

@@ -28,7 +28,7 @@ def note(
     """durable.note: record a move of a row whose level is at least this. `old` is the row before the move."""
     if new.journal >= level:
         data = rest.pop("data", {})
-        if old.round and kind != "started":
+        if old.round and kind not in {"started", "snapshot"}:
             data = {**data, "round": old.round}
         _insert(
             tx, new, kind=kind, step=old.step, to_step=to_step, visit=old.visit, attempt=old.attempt, data=data, **rest
@@ -49,7 +49,7 @@ def folded(row: Row) -> dict[str, Any]:
     return {"folded": {}} if row.journal < CLAIMS else {}
 
 
-def note_started(tx: Tx, row: Row) -> None:
+def note_started(tx: Tx, row: Row, *, by: str | None = None, command: object = None) -> None:
     """Only `insert_instances` and `start_child` do so: `insert_plain` is given no row that needs it."""
     scope = list(row.scope)
     columns = present(
@@ -58,6 +58,7 @@ def note_started(tx: Tx, row: Row) -> None:
         unique_key=row.unique_key and f"\\x{row.unique_key.hex()}", unique_scope=scope, parent_id=row.parent_id,
         barrier=row.barrier, tags=row.tags and list(row.tags), inserted_at=iso(tx.now),
         meta=row.meta and json.loads(row.meta), fingerprint=row.fingerprint and f"\\x{row.fingerprint}",
+        rerun_of=row.rerun_of,
     )  # fmt: skip
     if row.journal >= FULL:
         columns["state"] = json.loads(row.state)
@@ -65,7 +66,9 @@ def note_started(tx: Tx, row: Row) -> None:
     parent = None if row.parent_id is None else tx.get(row.parent_id)
     if parent is not None:
         data["parent"] = {"id": parent.id, "machine": parent.fsm, "step": parent.step}
-    note(tx, row, "started", row, row.step, level=OUTCOMES, data=data)
+    if command is not None:
+        data["command"] = command
+    note(tx, row, "started", row, row.step, level=OUTCOMES, by=by, data=data)
 
 
 def note_claimed(tx: Tx, new: Row) -> None:
@@ -127,7 +130,8 @@ def journal_outcomes(scene: Any, tx: Tx, params: Params) -> list[Any]:
             error = present(type=row.error_type, text=row.last_error, traceback=row.traceback)
         _insert(
             tx, row, kind=kind, step=step, visit=visit, attempt=attempt, seconds=seconds, claim_id=claim, node=node,
-            to_step={"next": row.step, "parked": row.await_step}.get(kind), error=error,
+            to_step={"next": row.step, "parked": row.await_step, "asked": (row.manual or {}).get("then")}.get(kind),
+            error=error,
             data=_outcome_data(scene, tx, row, kind, before, lease, rekeyed=rekeyed, definition=definition)
             | ({"to_attempt": row.attempt} if kind == "failed" and row.attempt != attempt else {}),
         )  # fmt: skip
@@ -163,6 +167,8 @@ def _outcome_data(
     short = row.journal == OUTCOMES and not before and not rekeyed and definition is None
     if short and (kind == "done" or (kind == "next" and (kept or row.eligible_at <= tx.now))):
         return {"folded": {}, "keeps_claim": True} if kept else {"folded": {}}  # a constant, for its cost
+    if kind == "asked":
+        data["boundary"] = row.manual
     if rekeyed:
         data["columns"] = {"partition_key": row.partition_key}
     if row.journal >= FULL and not row.terminal:

@@ -7,6 +7,7 @@ import json
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.ending import asked_to_cancel, cancel, end_claim, waiting_parent
+from tests.simulation.literals import jsonb
 from tests.simulation.statements import (
     SECOND,
     Rows,
@@ -14,7 +15,17 @@ from tests.simulation.statements import (
     meaning,
     shown,
 )
-from tests.simulation.statements_journal import CLAIMS, FAILURES, OUTCOMES, fenced, folded, iso, note, present
+from tests.simulation.statements_journal import (
+    CLAIMS,
+    FAILURES,
+    OUTCOMES,
+    fenced,
+    folded,
+    iso,
+    note,
+    note_started,
+    present,
+)
 from tests.simulation.tables import Row, Tx
 
 
@@ -55,7 +66,7 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         over = row.status == "executing" and (row.lease <= tx.now or row.lease <= (until + 0.001) * SECOND)
         if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
             continue
-        if asked_to_cancel(row):
+        if asked_to_cancel(row) and "reap asked" not in scene.broken:
             if (ended := end_claim(tx, row, "reap")) is not None:
                 out.append(_given_back(tx, row, *ended))
             continue
@@ -73,7 +84,7 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         new = tx.write(row, "reap")
         gone = crashed and not stopped
         pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
         new.eligible_at = tx.now + pause * SECOND
         new.attempt, new.crashes = row.attempt + (not stopped and not gone), row.crashes + (not stopped)
         new.interruptions = row.interruptions + stopped
@@ -148,7 +159,7 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         old = row.clone()
         new = tx.write(row, "crash", claim)
         pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
-        new.status, new.hold = "failed" if gone else "runnable", 0
+        new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
         new.attempt, new.crashes = row.attempt + (not gone), row.crashes + 1
         new.eligible_at = tx.now + pause * SECOND
         last = f"the last time: {error}"
@@ -199,7 +210,11 @@ def sweep_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
             (
                 r
                 for r in mine
-                if r.status == "runnable" and r.eligible_at <= tx.now and r.hold != 2 and r.keeps_place
+                if r.status == "runnable"
+                and r.eligible_at <= tx.now
+                and r.hold != 2
+                and r.keeps_place
+                and not tx.is_stopped(r)
             ),
             key=lambda row: row.urgency,
             default=None,
@@ -234,24 +249,85 @@ def read_requests(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Its receipt is not modelled: that it is written with the effect is a matter of one statement."""
     row = tx.get(int(params[0] or 0))
     if row is None or row.status not in {"failed", "cancelled"}:
         return []
     old = row.clone()
-    new = tx.write(row, "retry")
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    new = tx.write(row, "retry", key)
     new.status, new.hold, new.attempt, new.crashes, new.eligible_at = "runnable", 0, 0, 0, tx.now
     new.claim_id = new.token = new.request = new.finished_at = None
-    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
     command = present(type="retry", key=key, reason=reason) | {"metadata": given and json.loads(given)}
     note(tx, new, "revived", old, new.step, level=OUTCOMES, by=by, data={"command": command})
     if (parent := waiting_parent(tx, row)) is not None:
         waiting = tx.get(parent)
         assert waiting is not None
-        again = tx.write(waiting, "retry")
+        again = tx.write(waiting, "recount")
         again.children_pending += 1
         note(tx, again, "recounted", again, data={"count": 1, "pending": again.children_pending})
+    if "receipt" not in scene.broken:
+        tx.receipt("retry", row.id, key, str(row.id).encode())
     return [shown(row.id)]
+
+
+@meaning
+def hasten_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled, as that of `retry_instance`."""
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.status != "runnable":
+        return []
+    if row.hold or row.eligible_at <= tx.now:
+        return [shown('"held"' if row.hold else '"due"')]
+    old = row.clone()
+    new = tx.write(row, "hasten")
+    new.eligible_at = tx.now
+    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
+    command = present(type="run_now", key=key, reason=reason) | {"metadata": given and json.loads(given)}
+    note(tx, new, "hastened", old, level=OUTCOMES, by=by, data={"command": command})
+    return [shown('"hastened"')]
+
+
+@meaning
+def rerun_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Its receipt is not modelled, as that of `retry_instance`."""
+    row = tx.get(int(params[0] or 0))
+    if row is None:
+        return []
+    by, reason, key, given, step, _, partition = (
+        None if each is None else each.decode() for each in params[1:8]
+    )
+    state = None if params[6] is None else jsonb(params[6].decode())
+    first = tx.tables.journal.get((row.id, 1), {}).get("data", {}).get("row")
+    ended_by_outcome = row.terminal and row.claim_id is not None
+    if step is None:
+        step = first["step"] if first else row.step if row.visit == 1 else None
+    if state is None and first and "state" in first:
+        state = jsonb(json.dumps(first["state"]))
+    if state is None and row.visit == 1 and row.round <= ended_by_outcome:
+        state = row.state
+    if step is None or state is None:
+        return []
+    if params[8] != b"t":
+        partition = first.get("partition_key") if first else row.partition_key
+    tx.tables.serial += 1
+    new = Row(
+        id=tx.tables.serial, fsm=row.fsm, version=row.version, step=step, state=state, queue=row.queue,
+        priority=row.priority, partition_key=partition, tags=row.tags, meta=row.meta, journal=row.journal,
+        fingerprint=row.fingerprint, rerun_of=row.id, eligible_at=tx.now,
+    )  # fmt: skip
+    tx.insert(new)
+    command = present(type="rerun", key=key, reason=reason) | {"metadata": json.loads(given or "{}")}
+    note_started(tx, new, by=by, command=command)
+    return [shown(new.id)]
+
+
+@meaning
+def find_receipt(scene: Scene, tx: Tx, params: Params) -> Rows:
+    command, _, target, key = ((each or b"").decode() for each in params)
+    found = tx.tables.receipts.get((command, int(target), key))
+    if found is None:
+        return []
+    return [shown(1, lit.instant(tx.now), command, "instance", target, None, None, key, "{}", found)]
 
 
 # -- the notifier
@@ -259,7 +335,8 @@ def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def read_intents(scene: Scene, tx: Tx, params: Params) -> Rows:
-    found = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    rows = [row for number in lit.ints(params[0]) if (row := tx.get(number)) is not None]
+    found = [row for row in rows if not (row.status == "runnable" and row.hold == 4)]
     return [
         shown(
             row.id, row.status, row.queue, row.step, row.visit, row.round, row.attempt, lit.instant(row.eligible_at),

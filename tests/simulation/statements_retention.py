@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
+from tests.simulation.statements_journal import FULL, OUTCOMES, note, stored
 from tests.simulation.tables import Row, Tx
 
 
@@ -66,3 +69,86 @@ def delete_done(scene: Scene, tx: Tx, params: Params) -> Rows:
             records = tx.delete(row)
             out.append(shown(number, records if row.journal else None))
     return out
+
+
+# -- long journals
+
+PAUSED = 4
+
+
+def _cut(tx: Tx, row: Row, moves: int) -> int:
+    """The revision before which records may go."""
+    if row.journal == 1:
+        return row.rev - moves
+    told = tx.snapshot_of(row.id)
+    return 0 if told is None or row.journal == 0 else told[1] or 0
+
+
+@meaning
+def find_long_journals(scene: Scene, tx: Tx, params: Params) -> Rows:
+    after, limit, moves = (int(each or 0) for each in params[:3])
+    rows = sorted(tx.all(), key=lambda row: row.id)
+    if params[3] is None:
+        looked = [row for row in rows if row.id > after][:limit]
+    else:
+        looked = [row for row in rows if row.id in set(lit.ints(params[3]))]
+    long = [row for row in looked if not row.terminal and row.journal and row.rev > moves]
+    grown = [
+        row for row in long if row.journal > 1 and row.rev - (tx.snapshot_of(row.id) or (0,))[0] >= moves
+    ]
+    hides = [row for row in long if any(rev < _cut(tx, row, moves) for rev in tx.records_of(row.id))]
+
+    def array(found: list[Row]) -> str | None:
+        return "{" + ",".join(str(row.id) for row in found) + "}" if found else None
+
+    last = looked[-1].id if looked else None
+    return [shown(len(looked), last, array(long), array(grown), array(hides))]
+
+
+@meaning
+def snapshot_journal(scene: Scene, tx: Tx, params: Params) -> Rows:
+    row = tx.get(int(params[0] or 0))
+    if row is None or row.terminal or row.journal < OUTCOMES or tx.is_locked(row.id):
+        return []
+    if row.hold == PAUSED or row.request is not None:
+        return []
+    told = tx.snapshot_of(row.id)
+    if row.rev - (told or (0,))[0] < int(params[1] or 0) or (row.manual and row.status == "awaiting_signal"):
+        return []
+    records = tx.records_of(row.id)
+    new = tx.write(row, "snapshot")
+    columns = {name: value for name, value in stored(new).items() if name != "request"}
+    if new.journal < FULL:
+        columns = {name: value for name, value in columns.items() if name not in {"state", "result"}}
+    data: dict[str, Any] = {"retention": True, "row": columns}
+    first = next(iter(records.values()), {}).get("data", {})
+    if new.parent_id is not None and "parent" in first:
+        data["parent"] = first["parent"]
+    if new.status == "awaiting_children":
+        data["needed"] = _needed_children(new, records)
+    note(tx, new, "snapshot", new, level=OUTCOMES, data=data)
+    tx.note_snapshot(row.id, new.rev, None if told is None else told[0])
+    return [shown(new.rev)]
+
+
+def _needed_children(row: Row, records: dict[int, dict[str, Any]]) -> int | None:
+    for record in reversed(records.values()):
+        if record["kind"] == "spawned" and record["visit"] == row.visit - 1:
+            return int(record["data"]["children_pending"])
+        if record["kind"] == "snapshot" and record["visit"] == row.visit and "needed" in record["data"]:
+            return int(record["data"]["needed"])
+    return None
+
+
+@meaning
+def truncate_journal(scene: Scene, tx: Tx, params: Params) -> Rows:
+    number, moves, most = (int(each or 0) for each in params[1:])
+    row, records = tx.get(number), tx.records_of(number)
+    gone: list[int] = []
+    if row is not None and not row.terminal:
+        cut = _cut(tx, row, moves)
+        if row.journal == 1 or records.get(cut, {}).get("kind") == "snapshot":
+            far = cut + 1 if "cuts too far" in scene.broken else cut
+            gone = sorted((rev for rev in records if rev < far), reverse=True)[:most]
+    tx.cut(number, gone)
+    return [shown(len(gone))]

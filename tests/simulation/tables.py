@@ -6,15 +6,19 @@ transaction has written or locked is skipped or waited for (`Blocked`), as the s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from durable_actors._store.holds import HOLDS
+import psycopg
+from durable_actors._store.holds import HOLDS, PAUSED
 from durable_actors.machine import ENDED, step_address
 from durable_actors.retention import Retention
 
 SHORT = Retention(done=1, cancelled=1, failed=1, interval=1)
 """How long simulated engines keep ended rows, as far as no unique key holds them: children, mostly."""
+object.__setattr__(SHORT, "history", 5)  # shorter than users may have it
 WITHOUT_PLACE = frozenset(hold.number for hold in HOLDS if not hold.keeps_place)
 
 
@@ -22,54 +26,12 @@ class Row:
     """One row of gen_durable. Instants are microseconds of the server's clock."""
 
     __slots__ = (
-        "attempt",
-        "await_deadline",
-        "await_step",
-        "awaits",
-        "barrier",
-        "cancel_rest",
-        "cancellation",
-        "children_pending",
-        "children_total",
-        "claim_id",
-        "crashes",
-        "eligible_at",
-        "error_type",
-        "fingerprint",
-        "finished_at",
-        "fsm",
-        "hold",
-        "id",
-        "inbox",
-        "inserted_at",
-        "interruptions",
-        "journal",
-        "last_error",
-        "lease",
-        "locked_by",
-        "manual",
-        "meta",
-        "parent_id",
-        "partition_key",
-        "priority",
-        "queue",
-        "request",
-        "rerun_of",
-        "result",
-        "rev",
-        "round",
-        "scope",
-        "shelved_step",
-        "state",
-        "status",
-        "step",
-        "tags",
-        "token",
-        "traceback",
-        "unique_key",
-        "version",
-        "visit",
-        "wake_on_failure",
+        "attempt", "await_deadline", "await_step", "awaits", "barrier", "cancel_rest", "cancellation",
+        "children_pending", "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint",
+        "finished_at", "fsm", "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error",
+        "lease", "locked_by", "manual", "meta", "parent_id", "partition_key", "priority", "queue", "request",
+        "rerun_of", "result", "rev", "round", "scope", "shelved_step", "state", "status", "step", "tags", "token",
+        "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
@@ -115,8 +77,20 @@ class Row:
     def guard(self) -> bytes | None:
         return self.unique_key if self.unique_key is not None and self.status in self.scope else None
 
+    @property
+    def paused(self) -> bool:
+        """durable.asked_to_pause."""
+        request = None if self.request is None else json.loads(self.request)
+        return isinstance(request, dict) and request.get("kind") == "pause"
+
+    @property
+    def held(self) -> int:
+        """durable.hold_of: its hold when it becomes runnable."""
+        return PAUSED if self.paused else 0
+
     def wake(self, now: int) -> None:
         self.status, self.step, self.eligible_at = "runnable", self.await_step or self.step, now
+        self.hold = self.held
         self.await_step = self.await_deadline = None
 
     def unclaim(self) -> None:
@@ -174,6 +148,14 @@ class Blocked(Exception):
         self.row = row
 
 
+class AlreadyDone(psycopg.errors.UniqueViolation):
+    """A command with this idempotency key was carried out."""
+
+    @property
+    def diag(self) -> Any:
+        return SimpleNamespace(constraint_name="receipts_once")
+
+
 class NotYet(Exception):
     """A statement that waits on the server by itself: run it again after so many seconds."""
 
@@ -190,6 +172,10 @@ class Tables:
         self.letters: dict[int, Letter] = {}
         self.journal: dict[tuple[int, int], dict[str, Any]] = {}
         """Records by instance and rev."""
+        self.receipts: dict[tuple[str, int, str], bytes] = {}
+        """Results of commands, by command, instance and idempotency key; those without a key are not kept."""
+        self.snapshots: dict[int, tuple[int, int | None]] = {}
+        """Per instance the last snapshot that retention wrote, and the one before: "snapshot of run:ID"."""
         self.locks: dict[int, Tx] = {}
         self.cascades: dict[int, Cascade] = {}
         self.cascade_serial = 0
@@ -197,6 +183,8 @@ class Tables:
         """Machine and version → the step that compensates."""
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
+        self.pauses: dict[tuple[str, str], int | None] = {}
+        """Paused queues and machines: until when."""
         self.serial = 0
         self.letter_serial = 0
         self.written: Callable[[Tx, Row], None] = lambda tx, row: None
@@ -227,6 +215,9 @@ class Tx:
         self._deleted: set[int] = set()
         self._locked: set[int] = set()
         self._gone: set[int] = set()
+        self._receipts: dict[tuple[str, int, str], bytes] = {}
+        self._snapshots: dict[int, tuple[int, int | None]] = {}
+        self._cut: set[tuple[int, int]] = set()
         self._cascades: dict[int, Cascade | None] = {}
 
     # -- cascades
@@ -264,6 +255,17 @@ class Tx:
         for number, row in mine.items():
             if number not in self.tables.rows and number not in gone:
                 yield row
+
+    def stopped(self, queue: str) -> set[str]:
+        """The machines that are paused in a queue; "" is the whole queue."""
+        pauses = self.tables.pauses.items()
+        return {
+            fsm for (name, fsm), until in pauses if name == queue and (until is None or until > self.clock)
+        }
+
+    def is_stopped(self, row: Row) -> bool:
+        """Whether its queue or its machine there is paused."""
+        return not self.stopped(row.queue).isdisjoint({"", row.fsm})
 
     def delete(self, row: Row) -> int:
         """Delete a row that nobody else has locked, with its signals and records; returns how many records."""
@@ -313,6 +315,29 @@ class Tx:
         if key not in self.tables.journal:
             self._records.setdefault(key, record)
 
+    def receipt(self, command: str, number: int, key: str | None, result: bytes) -> None:
+        """Write the receipt of a command. The same key again is refused, with all that its statement did."""
+        if key is None:
+            return
+        if (command, number, key) in self.tables.receipts:
+            raise AlreadyDone(key)
+        self._receipts[command, number, key] = result
+
+    def snapshot_of(self, number: int) -> tuple[int, int | None] | None:
+        return self._snapshots.get(number) or self.tables.snapshots.get(number)
+
+    def note_snapshot(self, number: int, rev: int, before: int | None) -> None:
+        self._snapshots[number] = (rev, before)
+
+    def records_of(self, number: int) -> dict[int, dict[str, Any]]:
+        """What is recorded of an instance, by rev, in order."""
+        both = {**self.tables.journal, **self._records}
+        return {key[1]: both[key] for key in sorted(both) if key[0] == number and key not in self._cut}
+
+    def cut(self, number: int, revs: list[int]) -> None:
+        """Delete these records."""
+        self._cut.update((number, rev) for rev in revs)
+
     # -- the inbox
 
     def unread(self, target: int) -> list[Letter]:
@@ -356,6 +381,9 @@ class Tx:
             dict(self.why),
             dict(self._records),
             set(self._gone),
+            dict(self._receipts),
+            dict(self._snapshots),
+            set(self._cut),
             dict(self._cascades),
         )
 
@@ -364,7 +392,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone, self._cascades = mark[7], mark[8]
+        self._gone, self._receipts, self._snapshots, self._cut, self._cascades = mark[7:12]
 
     def commit(self) -> None:
         tables = self.tables
@@ -377,6 +405,10 @@ class Tx:
             if letter.dedup is None:
                 self._deleted.add(number)
         tables.journal.update(self._records)
+        tables.receipts.update(self._receipts)
+        tables.snapshots.update(self._snapshots)
+        for cut in self._cut:
+            tables.journal.pop(cut, None)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
         for number, each in self._cascades.items():
@@ -388,13 +420,15 @@ class Tx:
             tables.letters.pop(number, None)
         for number in self._gone:
             tables.rows.pop(number, None)
+            tables.snapshots.pop(number, None)
             for key in [key for key in tables.journal if key[0] == number]:
                 del tables.journal[key]
         self.rollback()
 
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
-        self._rows, self._letters, self._records, self._gone, self._cascades = {}, {}, {}, set(), {}
+        self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
+        self._snapshots, self._cut, self._cascades = {}, set(), {}
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from durable_actors._engine.committing.transition import cancellation, plan_children, transition
 from durable_actors._store import (
+    boundaries,
     children,
     claim as claims,
     commit,
@@ -29,7 +30,6 @@ from durable_actors._store import (
     insert,
     lease,
     node as nodes,
-    observe,
     retention,
     signal,
     wakeup,
@@ -40,7 +40,19 @@ from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
 from durable_actors.machine._labels import Labels
 from tests.invariants.journal import instance_problems, read_journal
-from tests.simulation.compare import COLUMNS, DUE, plain, plain_instance, recorded, stored, unordered
+from tests.simulation.commands import Commands
+from tests.simulation.compare import (
+    COLUMNS,
+    DUE,
+    last_kind,
+    plain,
+    plain_instance,
+    recorded,
+    retell,
+    stored,
+    unordered,
+)
+from tests.simulation.faithful_pauses import PauseWalks
 from tests.simulation.local import LocalConn
 from tests.simulation.process import World
 from tests.simulation.server import Server
@@ -84,7 +96,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair(Cancels):
+class Pair(PauseWalks, Commands, Cancels):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -211,16 +223,12 @@ class Pair(Cancels):
         ours, theirs = await self.both(claims.pick_instances, owner, begin=begin, **options)
 
         def shown(picked: Any) -> Any:
-            rows = [
-                attrs.evolve(
-                    each,
-                    claim_id="",
-                    lease_until=each.lease_until and "then",
-                    cancellation=each.cancellation and attrs.evolve(each.cancellation, at=None),
-                )
-                for each in picked.claims
-            ]
-            return [attrs.asdict(each) for each in rows], [(each.id, each.what) for each in picked.seen]
+            rows = [attrs.asdict(attrs.evolve(each, claim_id="")) for each in picked.claims]
+            for each in rows:
+                each["recorded"]["lease_until"] = each["recorded"]["lease_until"] and "then"
+                if each["cancellation"]:
+                    each["cancellation"]["at"] = None
+            return rows, [(each.id, each.what) for each in picked.seen]
 
         assert shown(theirs) == shown(ours), self.said[-5:]
         self.claim_ids |= {theirs: ours for ours, theirs in _claim_ids(ours, theirs)}
@@ -328,7 +336,7 @@ class Pair(Cancels):
         """None: it is cancelled."""
         draw = self.random
         then, state = draw.choice("st"), draw.choice((KEEP, STATE))
-        kinds = ("next", "next", "retry", "await", "await", "await", "done", "stop", "cancel")
+        kinds = ("next", "next", "retry", "await", "await", "await", "ask", "done", "stop", "cancel")
         # Else hardly a barrier would open, and hardly an instance would stay on its claim.
         ends = ("done", "stop", "cancel") * 3 if claim.parent_id is not None else ()
         more = ("next",) * 8 if claim.plain else ()
@@ -343,12 +351,16 @@ class Pair(Cancels):
                 names = draw.choice((claim.awaits or ("x",), claim.awaits or ("y",), ("x",), ("x", "y")))
                 step, timeout = draw.choice((then, None)), draw.choice((None, 6000))
                 return lambda consume: da.Await(names, state, then=step, timeout=timeout, consume=consume)
+            case "ask":
+                if draw.random() < 0.3:
+                    return lambda consume: da.Pause(then, state, data=STATE)
+                other, late = draw.choice((then, None)), draw.choice((None, 6000))
+                return lambda consume: da.Approval(then, state, title="ok?", on_reject=other, timeout=late)
             case "done":
                 return lambda consume: da.Done({"r": 1})
-            case "cancel":
-                return None
-            case _:
+            case "stop":
                 return lambda consume: da.Stop("why")
+        return None
 
     async def spawn(self) -> None:
         [held, *_] = self._some()
@@ -413,15 +425,10 @@ class Pair(Cancels):
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         self._far_future()
 
-    async def retry(self) -> None:
-        """An instance that failed runs again."""
-        row = self.random.choice(list(self.server.tables.rows.values()))
-        occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
-        if row.unique_key is None or not occupied:
-            self.finals.pop(row.id, None)
-            # Its earlier attempts of this visit are forgotten: a wake-up of one of them would be an anomaly.
-            self.told = [pair for pair in self.told if pair[0].id != row.id]
-            await self.same(observe.retry_instance, SCHEMA, row.id)
+    async def decide(self) -> None:
+        rows, verb = self.server.tables.rows, self.random.choice(("proceed", "approve", "reject"))
+        number = self.random.choice([each for each in rows if rows[each].manual] or list(rows))
+        await self.same(boundaries.decide_instance, SCHEMA, number, verb, comment="no", data=STATE)
 
     async def strays(self) -> None:
         known = self._some() if self.held else []
@@ -436,12 +443,12 @@ class Pair(Cancels):
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]
 
     async def hold(self) -> None:
-        """A row is paused, throttled or waits for others, or no longer is. No statement does that yet."""
+        """A row is throttled or waits for others, or no longer is. No statement does that yet."""
         rows = [row for row in self.server.tables.rows.values() if row.status == "runnable"]
-        free = [row for row in rows if row.hold not in {holds.HELD, holds.SHELVED}]
+        free = [row for row in rows if row.hold not in {holds.HELD, holds.SHELVED, holds.PAUSED}]
         for row in self.random.sample(free, min(2, len(free))):
             self.touched.add(row.id)
-            row.hold = self.random.choice((holds.OFFERED, holds.THROTTLED, holds.PAUSED, holds.WAITING))
+            row.hold = self.random.choice((holds.OFFERED, holds.THROTTLED, holds.WAITING))
             self.db.execute("update durable.gen_durable set hold = %s where id = %s", [row.hold, row.id])
 
     async def stop(self) -> None:
@@ -482,9 +489,21 @@ class Pair(Cancels):
         for number in before - set(self.server.tables.rows):
             del self.finals[number]
 
+    async def truncate(self) -> None:
+        """Retention: snapshots of live rows, and records that go, some of them."""
+        moves = self.random.choice((1, 3, 5))
+        found = await self.same(retention.find_long_journals, SCHEMA, moves=moves, after=0, limit=100)
+        for number in set(found.grown) - self.touched:
+            await self.same(retention.snapshot_journal, SCHEMA, number, moves=moves)
+        for number in found.ids:
+            await self.same(
+                retention.truncate_journal, SCHEMA, number, moves=moves, most=self.random.choice((1, 9))
+            )
+
     async def maintain(self) -> None:
-        woken, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
-        assert unordered(woken) == unordered(again)
+        expired, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
+        fields = [[*map(unordered, attrs.astuple(each)[:3]), each.cascades] for each in (expired, again)]
+        assert fields[0] == fields[1]
         stuck, _ = await self.same(lease.sweep_keys, SCHEMA, after="", limit=10)
         keys = self.random.choice((["red"], ["blue"], stuck))
         offered, again = await self.both(claims.promote_siblings, SCHEMA, keys)
@@ -495,9 +514,8 @@ class Pair(Cancels):
         assert [plain_instance(each) for each in found.values()] == [*map(plain_instance, models.values())]
         shape, model = await self.both(claims.read_queue, SCHEMA, "default")
         assert (shape.priorities, shape.shelved) == (model.priorities, model.shelved)
-        assert [shape.next_due is None, shape.next_deadline is None] == [
-            model.next_due is None, model.next_deadline is None,
-        ]  # fmt: skip
+        assert (shape.next_due is None) == (model.next_due is None)
+        assert (shape.next_deadline is None) == (model.next_deadline is None)
         await self.same(claims.wait_for_work, SCHEMA, ["default", "other"], every=0.0, patience=0.0)
 
     async def tell(self) -> None:
@@ -513,7 +531,7 @@ class Pair(Cancels):
     async def time(self) -> None:
         """A lease ends, a deadline passes, a future row is due: in both."""
         row = self.random.choice(list(self.server.tables.rows.values()))
-        if self._last(row, DUE) == "spawned" and row.status == "runnable":
+        if last_kind(self.server.tables, row, DUE) == "spawned" and row.status == "runnable":
             return  # such a record cannot tell another time
         query = "update durable.gen_durable set {} where id = %s"
         if row.lease is not None:
@@ -523,7 +541,7 @@ class Pair(Cancels):
         elif row.await_deadline is not None:
             row.await_deadline = self.server.now() - 1
             self.db.execute(query.format("await_deadline = now()"), [row.id])
-            self._retell(row, "deadline", ("parked", "spawned"), column="await_deadline")
+            self._retell(row, "deadline", ("parked", "asked", "spawned"), column="await_deadline")
         elif row.status == "runnable":
             row.eligible_at = row.id
             self.db.execute(
@@ -531,30 +549,8 @@ class Pair(Cancels):
             )
             self._retell(row, "eligible_at", DUE)
 
-    def _last(self, row: Row, kinds: Sequence[str]) -> str | None:
-        """The kind of its last record of these kinds."""
-        records = self.server.tables.journal
-        found = [key for key in records if key[0] == row.id and records[key]["kind"] in kinds]
-        return records[max(found)]["kind"] if found else None
-
     def _retell(self, row: Row, key: str, kinds: Sequence[str], *, column: str = "eligible_at") -> None:
-        """Time was moved by hand: the record that tells this instant tells the new one, in both."""
-        if row.journal < (2 if key == "deadline" else 3):
-            return
-        records = self.server.tables.journal
-        rev = max(
-            rev for number, rev in records if number == row.id and records[number, rev]["kind"] in kinds
-        )
-        record = records[row.id, rev]
-        (record["data"]["row"] if record["kind"] == "started" else record["data"])[key] = "moved"
-        path = [key] if record["kind"] != "started" else ["row", key]
-        self.db.execute("set durable_actors.journal_door = 'open'")
-        self.db.execute(
-            f"update durable.journal j set data = jsonb_set(coalesce(j.data, '{{}}'), %s, to_jsonb(g.{column}))"
-            " from durable.gen_durable g where g.id = j.instance_id and j.instance_id = %s and j.rev = %s",
-            [path, row.id, rev],
-        )
-        self.db.execute("reset durable_actors.journal_door")
+        retell(self.db, self.server.tables, row, key, kinds, column)
 
 
 def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
@@ -563,8 +559,9 @@ def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "cancel": 2, "cascade": 2, "strays": 1, "reap": 1, "stop": 1, "hold": 1,
-    "maintain": 2, "time": 3, "tell": 2, "delete": 1,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "cascade": 2, "decide": 3, "strays": 1,
+    "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
+    "time": 3, "tell": 2, "delete": 1, "pause": 2, "stop_queue": 2, "truncate": 2,
 }  # fmt: skip
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -16,7 +17,7 @@ import trio
 from durable_actors._client import Client
 from durable_actors.machine import isolated_registry
 from tests.simulation.book import Book
-from tests.simulation.plan import Item
+from tests.simulation.plan import Item, Order, Plan
 from tests.simulation.process import Process, current_process
 from tests.simulation.tables import Row
 
@@ -196,6 +197,15 @@ with isolated_registry():
                 after = attrs.evolve(ctx.state, left=ctx.state.left - 1, gone=ctx.state.gone + 1)
                 return da.Await("never", after, then=self.wait, timeout=0.3)
 
+    class Stuck(da.Machine[Walk], name="stuck"):
+        """Its step never ends by itself."""
+
+        @da.step(initial=True)
+        async def wait(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                while True:
+                    await nap(3600.0)
+
     @da.job(name="chore", max_attempts=1000, backoff=lambda attempt: 0.1)
     async def chore(args: Chore, ctx: da.Context[Chore]) -> int:
         with book().step(ctx):
@@ -207,7 +217,7 @@ with isolated_registry():
 
 SCOPE = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled")
 """For ever: an insert that is repeated finds the first one, also when that has ended."""
-MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper)
+MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper, Stuck)
 
 
 def current_kind(kind: str) -> Any:
@@ -228,12 +238,14 @@ def check_results(items: Sequence[Item], rows: Mapping[int, Row], book: Book) ->
     """Every item has ended, and came to what it must."""
     for item in items:
         row = rows[book.names[item.name]]
+        if row.status == "cancelled" and book.was_cancelled(row.id):
+            continue
         if row.status != "done":
             book.fail("result", f"{item.name} is {row.status}: {row.last_error}")
             return
         found = json.loads(row.result)
         found = sorted(found) if isinstance(found, list) else found
-        wanted = expected(item)
+        wanted = expected(item) if item.kind != "family" else book.children_done(row.id, item.size)
         if found != wanted:
             book.fail("result", f"{item.name} came to {found}, not to {wanted}")
 
@@ -261,6 +273,7 @@ async def submit(client: Client, item: Item) -> None:
         "courier": lambda: Round(item.target, list(item.parcels), item.nap),
         "chore": lambda: Chore(item.size, item.nap),
         "sleeper": lambda: Walk(item.size, item.nap),
+        "stuck": lambda: Walk(item.size, item.nap),
     }
     world = book().world
     while item.target and item.target not in book().names:
@@ -302,7 +315,50 @@ async def send(client: Client, item: Item, number: int | None, parcel: int) -> N
         book().world.log("client", "signalled", item.name, parcel)
 
 
-async def run_client(process: Process, client: Client, items: tuple[Item, ...]) -> None:
+def by_target(plan: Plan) -> list[list[Order]]:
+    """The commands on each item: they are given in order."""
+    found: dict[str, list[Order]] = {item.name: [] for item in plan.items}
+    for order in plan.orders:
+        if order.target in found:
+            found[order.target].append(order)
+    return [orders for orders in found.values() if orders]
+
+
+async def command(client: Client, orders: Sequence[Order]) -> None:
+    """Give the commands on one item, each in its time, until it is answered."""
+    began = trio.current_time()
+    for number, order in enumerate(orders):
+        await trio.sleep_until(began + order.at)
+        while order.target not in book().names:
+            await trio.sleep(0.1)
+        target = book().names[order.target]
+        if order.child:
+            children = [row.id for row in book().server.tables.rows.values() if row.parent_id == target]
+            if not children:
+                continue
+            target = book().world.random.choice(children)
+        key = f"{order.target} {number}"
+        for _ in range(1 + order.again):
+            await insist(partial(give, client, order, target, key))
+
+
+async def give(client: Client, order: Order, target: int, key: str) -> None:
+    about: dict[str, Any] = {"by": "operator", "reason": order.command, "idempotency_key": key}
+    answer: object = None
+    try:
+        if order.command == "cancel":
+            answer = await client.cancel(target, force=order.force, **about)
+        else:
+            answer = await client.retry(target, **about)
+    except (da.Conflict, da.NoTarget) as exc:
+        book().world.log("client", order.command, target, key, type(exc).__name__)
+    else:
+        book().answered(order.command, target, key, answer)
+
+
+async def run_client(process: Process, client: Client, plan: Plan) -> None:
     async with trio.open_nursery() as nursery:
-        for item in items:
+        for item in plan.items:
             nursery.start_soon(submit, client, item)
+        for orders in by_target(plan):
+            nursery.start_soon(command, client, orders)

@@ -14,19 +14,22 @@ import attrs
 import psycopg
 from durable_actors._engine.committing.transition import cancellation
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.boundaries import decide_instance
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
 from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Command, plan_command
 from durable_actors._store.dialogues import run_dialogue
-from durable_actors._store.holds import HELD, SHELVED
+from durable_actors._store.holds import HELD, PAUSED, SHELVED
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims, renew_leases, sweep_keys
+from durable_actors._store.move_rules import has_pause
 from durable_actors._store.moves import Move, Row, move_of, moves_by
 from durable_actors._store.node import register_node, stop_node
-from durable_actors._store.observe import cancel_instance, retry_instance
+from durable_actors._store.observe import cancel_instance, hasten_instance, retry_instance
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
-from durable_actors._store.retention import Ages, delete_ended
+from durable_actors._store.rerun import Start, rerunning
+from durable_actors._store.retention import Ages, delete_ended, snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
 from durable_actors._store.wakeup import read_intents, record_wakeup
@@ -55,6 +58,14 @@ class Recorded:
     def move(self) -> Move | None:
         """The move that it is, of those that its statement declares."""
         return move_of(self.old, self.new, None if self.statement is None else moves_by(self.statement))
+
+    @property
+    def breaks_a_pause(self) -> bool:
+        """Whether it leaves a paused row that the pick may take, or holds one as paused that is not."""
+        new = self.new
+        if new is None or (self.old is not None and self.old["hold"] == PAUSED and not has_pause(self.old)):
+            return False
+        return (new["hold"] == PAUSED) != (new["status"] == "runnable" and has_pause(new))
 
     def __str__(self) -> str:
         old, new = self.old or {}, self.new or {}
@@ -99,8 +110,8 @@ class Recorder:
         return [each for each in self.changes() if each.statement is not None]
 
     def faults(self) -> list[str]:
-        """Changes by statements of the store that are none of their moves."""
-        return [str(each) for each in self.by_statements() if each.move is None]
+        """Changes by statements of the store that are none of their moves, or that offer a paused row."""
+        return [str(each) for each in self.by_statements() if each.move is None or each.breaks_a_pause]
 
 
 @attrs.frozen
@@ -280,6 +291,54 @@ async def deadlines(world: World) -> None:
     assert len(await expire_awaits(world.conn, SCHEMA, "default", limit=10)) == 3
 
 
+PAUSE = {"status": "awaiting_signal", "advance": 1, "attempt": 0, "awaits": ()}
+
+
+async def ask(world: World, boundary: bytes, claim: Claim | None = None, **columns: Any) -> int:
+    """An instance that waits for a person."""
+    claim = claim or await world.claim()
+    await commit(world.conn, outcome(claim, boundary=boundary, **PAUSE, **columns))
+    return claim.id
+
+
+@scenario
+async def decisions(world: World) -> None:
+    rejected = b'{"kind": "approval", "then": "t", "on_reject": "u", "data": {"a": null}}'
+    for verb in ("approve", "reject"):
+        number = await ask(world, rejected)
+        assert await decide_instance(world.conn, SCHEMA, number, verb, comment="c", data=[None])
+        world.db.execute("delete from durable.gen_durable")
+    assert await decide_instance(
+        world.conn, SCHEMA, await ask(world, b'{"kind": "pause", "then": "t"}'), "proceed"
+    )
+    [first] = await claims(world.conn)  # the decision stays while the visit does
+    await commit(world.conn, outcome(first, "awaiting_signal", awaits=("go",)))
+    world.db.execute("delete from durable.gen_durable")
+    for key in (None, WIDE):
+        parent = await world.spawn(2)
+        world.db.execute("update durable.gen_durable set partition_key = %s where id = %s", [key, parent.id])
+        for child in await claims(world.conn):
+            await ask(world, b'{"kind": "approval", "then": "t"}', child)
+            assert await decide_instance(world.conn, SCHEMA, child.id, "reject")
+        world.db.execute("delete from durable.gen_durable where status = 'runnable'")
+
+
+@scenario
+async def decisions_that_nobody_made(world: World) -> None:
+    due = "update durable.gen_durable set await_deadline = now() where status = 'awaiting_signal'"
+    for step in ("v", None):
+        await ask(world, b'{"kind": "approval", "then": "t", "title": "ok?"}', await_step=step, timeout=60.0)
+    world.db.execute(due)
+    found = await expire_awaits(world.conn, SCHEMA, "default", limit=10)
+    assert (len(found.woken), len(found.ended)) == (1, 1)
+    world.db.execute("delete from durable.gen_durable")
+    await world.spawn(2)
+    for child in await claims(world.conn):
+        await ask(world, b'{"kind": "approval", "then": "t"}', child, timeout=60.0)
+        world.db.execute(due)
+        assert len((await expire_awaits(world.conn, SCHEMA, "default", limit=10)).ended) == 1
+
+
 @scenario
 async def barriers(world: World) -> None:
     await world.spawn(0)
@@ -313,9 +372,28 @@ async def retries_by_an_operator(world: World) -> None:
 
 
 @scenario
+async def run_again_by_an_operator(world: World) -> None:
+    [number] = insert(world.db)
+    await run_dialogue(world.conn, rerunning(SCHEMA, number, Command(), Start()))
+
+
+@scenario
+async def hastened_by_an_operator(world: World) -> None:
+    later = {"eligible_at": "=now() + interval '1 h'"}
+    ids = [
+        *insert(world.db, **later),
+        *insert(world.db, hold=HELD, partition_key="key", **later),
+        *insert(world.db),
+    ]
+    said = [await hasten_instance(world.conn, SCHEMA, number) for number in ids]
+    assert said == ["hastened", "held", "due"]
+
+
+@scenario
 async def cancelled_by_an_operator(world: World) -> None:
     executing = await world.claim()
     await world.park()
+    await ask(world, b'{"kind": "pause", "then": "t"}')
     await world.spawn(1, timeout=60.0)
     insert(world.db, partition_key="key", attempt=2, last_error="no", error_type="E", traceback="t")
     ids = [row[0] for row in world.db.execute("select id from durable.gen_durable order by id")]
@@ -384,6 +462,7 @@ async def rows_written_as_their_journals_say(world: World) -> None:
     world.db.execute("update durable.gen_durable set state = '1' where id = %s", [runnable])
     await run_dialogue(world.conn, rebuilding(SCHEMA, runnable, plan_command()))
     await run_dialogue(world.conn, accepting(SCHEMA, runnable, plan_command()))
+    assert await snapshot_journal(world.conn, SCHEMA, runnable, moves=1)
     world.db.execute("delete from durable.gen_durable")
     for number in (runnable, executing):
         await run_dialogue(world.conn, rebuilding(SCHEMA, number, plan_command()))

@@ -62,6 +62,16 @@ async def a_runner_ends_awaits_and_rows_that_no_index_holds(world: World) -> Non
 
 
 @scenario
+async def a_runner_asks_a_person(world: World) -> None:
+    insert(world.db)
+    await end(world, await take(world), pause="t", title="look")
+    await with_children(world, 1)
+    await end(world, await take(world), approval="t", timeout=60)
+    world.db.execute("update durable.gen_durable set await_deadline = now() where await_deadline is not null")
+    assert await claim_next(world.conn, SCHEMA, queue="default", steps=["m/s"], owner="x", lease=1.0) is None
+
+
+@scenario
 async def a_runner_reaps_children_that_no_index_holds(world: World) -> None:
     for count in (1, 2):
         await with_children(world, count)

@@ -178,8 +178,8 @@ async def by_cancel(conn: Any, db: psycopg.Connection) -> None:
 
 async def by_timeout(conn: Any, db: psycopg.Connection) -> None:
     db.execute("update durable.gen_durable set await_deadline = now() where await_deadline is not null")
-    [woken] = await expire_awaits(conn, SCHEMA, "default", limit=10)
-    assert woken.cascades == bool(rows(db, "id", f"id = {woken.id} and cancel_rest"))
+    expired = await expire_awaits(conn, SCHEMA, "default", limit=10)
+    assert expired.cascades == bool(rows(db, "id", f"id = {expired.woken[0]} and cancel_rest"))
 
 
 OPENS = {

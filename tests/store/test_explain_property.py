@@ -142,6 +142,20 @@ def fill(conn: psycopg.Connection, table: list[dict[str, Any]], nodes: tuple[Nod
     return ids
 
 
+def make_pauses(random: Random) -> list[tuple[str, str, str | None]]:
+    """Queue, machine and until when: mostly nothing, or something whose time has passed."""
+    some = [("q", ""), ("r", ""), ("q", "m"), ("r", "m"), ("q", "another")]
+    ends = [None, "1 h", "-1 us", "0"]
+    return [(*which, random.choice(ends)) for which in some if random.random() < 0.12]
+
+
+def pause(conn: psycopg.Connection, pauses: list[tuple[str, str, str | None]]) -> None:
+    for each in pauses:
+        conn.execute(
+            "insert into durable.pauses (queue, fsm, until) values (%s, %s, now() + %s::interval)", each
+        )
+
+
 @contextmanager
 def rolled_back(conn: psycopg.Connection) -> Iterator[None]:
     conn.execute("savepoint here")
@@ -220,9 +234,11 @@ def test_ready_is_what_the_pick_takes(explain_db: psycopg.Connection, seed: int,
     conn, rolls = explain_db, Random(seed)
     nodes = tuple(make_node(rolls, f"n:{number}") for number in range(3))[:crew]
     table = [make_row(rolls) for _ in range(size)]
-    note(f"{nodes}\n{table}")
+    pauses = make_pauses(rolls)
+    note(f"{nodes}\n{table}\n{pauses}")
     with living(conn, nodes), rolled_back(conn):
         ids = fill(conn, table, nodes)
+        pause(conn, pauses)
         taken = {
             number
             for node in nodes

@@ -19,6 +19,7 @@ from tests.invariants.journal import journal_problems, read_journal
 from tests.store import (
     moving,
     moving_cancel,  # noqa: F401 - its scenarios
+    moving_pauses,
     moving_runners,  # noqa: F401 - its scenarios
 )
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, outcome, plan
@@ -98,14 +99,22 @@ async def test_every_move_leaves_the_record_that_its_level_asks_for_and_nothing_
         if "claim_id" in KINDS[record.kind].fields:
             claim = change.new["claim_id"] if record.kind == "claimed" else before["claim_id"]
             assert record.claim_id == str(claim)
-            assert record.kind in {"next", "parked", "spawned", "retry", "done", "failed"} or record.node in {
+            assert record.kind in {
+                "next",
+                "parked",
+                "asked",
+                "spawned",
+                "retry",
+                "done",
+                "failed",
+            } or record.node in {
                 "node",
                 "runner:test",
             }
-        if record.to_step is not None and record.kind not in {"parked", "spawned", "started"}:
+        if record.to_step is not None and record.kind not in {"parked", "asked", "spawned", "started"}:
             assert record.to_step == change.new["step"]
         under_claim = (
-            record.kind != "cancelled" or record.claim_id is not None
+            record.kind not in {"cancelled", "paused"} or record.claim_id is not None
         )  # a command takes the row from it
         assert ("folded" in record.data) == (
             level < 3 and under_claim and "folded" in KINDS[record.kind].data.__struct_fields__
@@ -116,9 +125,14 @@ async def test_every_move_leaves_the_record_that_its_level_asks_for_and_nothing_
         assert made == {name for name in KINDS if name not in NOT_YET}
 
 
-REPAIRS = (rows_written_as_their_journals_say, waits_and_barriers_that_a_hand_has_changed)
+REPAIRS = (
+    rows_written_as_their_journals_say,
+    waits_and_barriers_that_a_hand_has_changed,
+    moving_pauses.paused_rows_that_are_repaired,
+    moving_pauses.paused_rows_that_are_rebuilt,
+)
 """Scenarios that change rows by hand, or repair them."""
-NOT_YET = {"paused", "resumed", "approved", "rejected", "proceeded", "snapshot"}
+NOT_YET = {"snapshot"}
 """Kinds of moves that no statement makes yet."""
 
 
@@ -209,7 +223,7 @@ async def test_a_late_outcome_says_so(db: psycopg.Connection, durable_dsn: str):
         first, second = await claims(conn)
         over = "2020-01-01 00:00:00+00"
         for claim in (first, second):
-            claim.lease_until = over
+            claim.recorded.lease_until = over
         await commit(conn, outcome(first))
         after = Transition(second, "awaiting_children", second.step, attempt=0, advance=1)
         spawn = Spawn([plan(journal=3)], "t", None, wake_on_failure=False, timeout=None)

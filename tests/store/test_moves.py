@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from durable_actors._store.moves import ALWAYS, MAX_REV, MOVES, MoveName, move_of
 from durable_actors.machine import ENDED, Status
-from tests.store import moving_cancel, moving_runners  # noqa: F401 - their scenarios
+from tests.store import moving_cancel, moving_pauses, moving_runners  # noqa: F401 - their scenarios
 from tests.store.kit import SCHEMA, claims, connect, insert, outcome, rows
 from tests.store.moving import SCENARIOS, Recorder, World
 from tests.store.stepping import commit
@@ -115,7 +115,7 @@ def test_the_list(db: psycopg.Connection):
     assert [move.name for move in MOVES if not move.statements] == []
     never = columns - ALWAYS - {name for move in MOVES for name in move.columns}
     assert never == {
-        "id", "parent_id", "inserted_at", "fsm", "fsm_version", "queue", "priority", "weight", "rate_limit",
+        "id", "parent_id", "inserted_at", "fsm", "fsm_version", "queue", "priority", "weight", "rate_limit", "rerun_of",
         "unique_key", "unique_scope", "barrier", "child_uid", "child_args", "tags", "meta", "journal", "fingerprint",
     }, "no move changes these"  # fmt: skip
 

@@ -43,14 +43,14 @@ def plan_of(conn: psycopg.Connection, name: str, *arguments: object, generic: bo
 
 
 def test_a_listing_reads_its_window_and_no_more(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 6)
+    plan = plan_of(filled, "list_instances", NEWEST, 500, 20, "failed", *[None] * 7)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_pkey")
     assert plan.buffers < 60
 
 
 def test_a_key_has_its_index(filled: psycopg.Connection):
-    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 7)
+    plan = plan_of(filled, "list_by_key", b"k7", NEWEST, 20, *[None] * 8)
     plan.assert_no_seq_scan()
     plan.assert_uses("gen_durable_key_history")
     assert plan.buffers < 12
@@ -74,6 +74,31 @@ def test_nodes_and_retry_have_their_indexes(filled: psycopg.Connection):
     plan = plan_of(filled, "retry_instance", 100, None, None, "key", "{}")
     plan.assert_no_seq_scan()
     assert plan.buffers < 90
+
+
+@pytest.mark.parametrize(
+    ("key", "parent", "index"),
+    [
+        (None, None, "gen_durable_pkey"),
+        (b"k", None, "gen_durable_key_history"),
+        (None, 1, "gen_durable_parent"),
+    ],
+)
+def test_a_bulk_reads_its_window(
+    filled: psycopg.Connection, key: bytes | None, parent: int | None, index: str
+):
+    given = [["failed"], None, None, None, None, None, None, key, parent, None, None]
+    plan = plan_of(filled, "match_instances", 0, 10**9, 500, 100, *given)
+    plan.assert_no_seq_scan("gen_durable")
+    plan.assert_uses(index)
+    assert plan.buffers < 400
+
+
+def test_the_commands_find_their_row(filled: psycopg.Connection):
+    for name, *further in (("hasten_instance",), ("rerun_instance", "s", "{}", None, False)):
+        plan = plan_of(filled, name, 100, None, None, "key", "{}", *further)
+        plan.assert_no_seq_scan()
+        assert plan.buffers < 120
 
 
 async def test_a_rare_status_is_found_across_windows(filled: psycopg.Connection, durable_dsn: str):
@@ -112,3 +137,15 @@ async def test_of_one_that_is_not_there(durable_dsn: str):
         assert (await read_rates(conn, "durable")).at > 0
     finally:
         conn.close()
+
+
+def test_who_waits_for_a_person_has_an_index(filled: psycopg.Connection):
+    """Beside thirty thousand others; `gen_durable_manual` holds them alone."""
+    filled.execute(
+        "insert into durable.gen_durable (fsm, step, status, awaits, manual)"
+        " select 'm', 's', 'awaiting_signal', '{}', jsonb_build_object('kind', 'approval') from generate_series(1, 5)"
+    )
+    plan = plan_of(filled, "list_waiting", "approval", NEWEST, 20, *[None] * 8)
+    plan.assert_no_seq_scan()
+    plan.assert_uses("gen_durable_manual")
+    assert plan.buffers < 12

@@ -158,7 +158,7 @@ async def test_long_deadlines(db: psycopg.Connection, durable_dsn: str, days: in
     async with connect(durable_dsn) as one:
         [claim] = await claims(one)
         await commit(one, outcome(claim, "awaiting_signal", awaits=("go",), timeout=days * 86_400.0))
-        assert await expire_awaits(one, SCHEMA, "default", limit=10) == []
+        assert len(await expire_awaits(one, SCHEMA, "default", limit=10)) == 0
     left = "await_deadline - now() between make_interval(days => {0} - 1) and make_interval(days => {0})"
     assert rows(db, left.format(days)) == [(True,)]
 

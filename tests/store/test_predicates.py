@@ -13,6 +13,8 @@ from durable_actors._store.sql import statement
 FILES = sorted((Path(durable_actors.__file__).parent / "_store" / "sql").glob("*.sql"))
 USERS = (
     "commit_outcomes",
+    "hasten_instance",
+    "match_instances",
     "observe_instances",
     "pick_instances",
     "pick_instances_by_id",

@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from durable_actors._store.moves import AS_FUNCTIONS
+from durable_actors import sync
+from durable_actors._store.move_parts import AS_FUNCTIONS
 from durable_actors._store.sql import statement
 from tests.store.kit import EXPIRE, insert, rows
 
@@ -260,6 +261,25 @@ def test_with_a_journal_another_outcome_is_a_conflict(db: psycopg.Connection, le
     )
 
 
+@pytest.mark.parametrize("level", [2, 3, 4])
+def test_how_long_a_runner_had_its_claim(db: psycopg.Connection, level: int):
+    """It is known where the claim is recorded: the row does not have its time."""
+    insert(db, journal=level)
+    for end in (
+        lambda mine: fail(db, mine, "no", ", retry_in => '0'"),
+        lambda mine: complete(db, mine, {"done": 1}),
+    ):
+        mine = taken(db)
+        db.execute("set durable_actors.journal_door = 'open'")
+        db.execute("update durable.journal set at = at - interval '7 s' where kind = 'claimed'")
+        db.execute("reset durable_actors.journal_door")
+        heartbeat(db, mine)
+        assert end(mine) == "committed"
+    query = "select kind, round(seconds) from durable.journal where kind in ('retry', 'done') order by rev"
+    told = None if level == 2 else 7
+    assert db.execute(query).fetchall() == [("retry", told), ("done", told)]
+
+
 def test_without_a_journal_a_claim_is_forgotten_when_the_next_one_is_taken(db: psycopg.Connection):
     insert(db)
     mine = taken(db)
@@ -280,7 +300,10 @@ def test_without_a_journal_a_claim_is_forgotten_when_the_next_one_is_taken(db: p
      {"await": None}, {"await": "a", "timeout": -1}, {"await": "a", "then": 5}, {"children": [], "then": None},
      {"children": {}, "then": "t"}, {"children": [1], "then": "t"}, {"children": [{}], "then": "t"},
      {"children": [{"machine": "m", "stat": {}}], "then": "t"}, {"children": [], "then": "t", "join": 0},
-     {"children": [], "then": "t", "join": "some"}],
+     {"children": [], "then": "t", "join": "some"}, {"pause": ""}, {"pause": "t", "timeout": 1},
+     {"pause": "t", "title": 5}, {"approval": "t", "title": ""}, {"approval": "t", "on_reject": ""},
+     {"approval": "t", "on_timeout": "u"},
+     {"approval": "t", "timeout": -1}, {"approval": "t", "data": "x" * 65_536}],
     ids=repr,
 )  # fmt: skip
 def test_an_invalid_outcome_is_refused_and_changes_nothing(db: psycopg.Connection, outcome: object):
@@ -345,6 +368,35 @@ def test_a_step_consumes_the_signals_that_it_was_handed_and_no_others(db: psycop
     assert inbox(db) == ["b"]
     complete(db, taken(db), {"done": 1})
     assert inbox(db) == []
+
+
+def test_a_runner_asks_a_person_and_is_told_the_decision(db: psycopg.Connection):
+    [number] = insert(db)
+    asked = {
+        "approval": "t",
+        "state": [1],
+        "title": "ok?",
+        "data": {"a": None},
+        "on_reject": "u",
+        "timeout": 60,
+    }
+    mine = taken(db)
+    assert mine["decision"] is None
+    assert complete(db, mine, asked) == "committed"
+    assert complete(db, mine, asked) == "already_completed"
+    signal(db, number, "approve")
+    assert claim(db, "m/t") is None, "no signal decides"
+    sync.reject(db, number, by="ada", comment="no", data=[None])
+    mine = taken(db, "m/u")
+    assert {**mine["decision"], "at": ""} == {
+        "kind": "rejected",
+        "by": "ada",
+        "comment": "no",
+        "data": [None],
+        "at": "",
+    }
+    complete(db, mine, {"retry": 0})
+    assert taken(db, "m/u")["decision"] == mine["decision"], "in every run of the visit"
 
 
 def test_signals_accumulate_until_a_pack_is_complete(db: psycopg.Connection):

@@ -10,7 +10,8 @@ import attrs
 import durable_actors
 import psycopg
 import pytest
-from durable_actors._store.moves import AS_FUNCTIONS, MOVES, RUNNERS, moves_by
+from durable_actors._store.move_parts import AS_FUNCTIONS, RUNNERS
+from durable_actors._store.moves import MOVES, moves_by
 from durable_actors._store.sql import in_schema, migrations, statement
 
 PACKAGE = Path(durable_actors.__file__).parent

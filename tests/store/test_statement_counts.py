@@ -171,7 +171,7 @@ async def test_a_step_is_one_pick_and_one_commit(db: psycopg.Connection, durable
         await insert_instances(conn, SCHEMA, [plan(journal=level, fingerprint=definition) for _ in range(10)])
         with counted(durable_dsn, 1):
             found = await claims(conn)
-        assert {claim.fingerprint for claim in found} == {definition}
+        assert {claim.recorded.fingerprint for claim in found} == {definition}
         with counted(durable_dsn, 1 + (level >= 2)):
             await commit_outcomes(conn, SCHEMA, [outcome(claim) for claim in found], accept_late=True)
     [(records,)] = db.execute("select count(*) from durable.journal").fetchall()

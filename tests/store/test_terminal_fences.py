@@ -14,7 +14,9 @@ from durable_actors._store.claim import PickFrom, promote_siblings, read_queue, 
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.moves import MOVES
+from durable_actors._store.pausing import pause_instance, resume_instance
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
+from durable_actors._store.retention import snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
 from durable_actors._store.wakeup import Intent, read_intents, record_wakeup
@@ -111,8 +113,11 @@ TRIES: dict[str, Try] = {
     "free_holds": _sweep,
     "wake_lost_waits": lambda late: wake_lost_waits(late.conn, SCHEMA, after=0),
     "recount_barriers": lambda late: recount_barriers(late.conn, SCHEMA, after=0),
+    "snapshot_journal": lambda late: snapshot_journal(late.conn, SCHEMA, late.claim.id, moves=0),
     "record_wakeup": lambda late: record_wakeup(late.conn, SCHEMA, late.intent),
     "read_intents": _intents,
+    "pause_instance": lambda late: pause_instance(late.conn, SCHEMA, late.claim.id),
+    "resume_instance": lambda late: resume_instance(late.conn, SCHEMA, late.claim.id),
 }
 ELSEWHERE = {
     "insert_plain": "begins a row",
@@ -120,11 +125,14 @@ ELSEWHERE = {
     "join_parents": "the parent: test_children_of_an_ended_parent",
     "recheck_awaits": "rides on the commit that parks",
     "retry_instance": "the way back",
+    "rerun_instance": "begins a row",
+    "hasten_instance": "refused: test_run_now.py",
     "rebuild_instance": "writes what the records say",
     "restore_instance": "writes what the records say",
     "accept_instance": "writes a record of the row as it is, whatever that is",
     "cancel_instance": "refused: test_cancel.py",
     "cancel_children": "passes it by: test_cascades.py",
+    "resolve_boundary": "refused: test_boundaries.py",
     "delete_ended": "deletes what has ended: test_retention.py",
     "delete_done": "deletes what has ended: test_retention.py",
     "claim_next": "a runner's pick: test_runner_functions.py",

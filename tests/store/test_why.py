@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import attrs
 import pytest
+from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Request
 from durable_actors._store.holds import HOLDS, REASONS
 from durable_actors._store.observe import InstanceDetails, NodeView, Observed, Sibling
+from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance
 from durable_actors._store.why import REASONS_IN_ORDER, Explanation, Reason, explain_observed, why
 
@@ -79,7 +82,10 @@ def node(name: str = "n:1", **changes: Any) -> NodeView:
     return NodeView(**{**values, **changes})
 
 
+STOP = QueuePause(queue="q", at=NOW, by="ada", reason="why")
 running = {"status": "executing", "locked_by": "n:1"}
+APPROVAL = Boundary(kind="approval", then="t", title="ok?", since=NOW)
+PAUSE = Boundary(kind="pause", then="t", since=NOW)
 keyed = {"partition_key": "k", "hold": 1}
 
 CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
@@ -116,6 +122,14 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     "overdue": (
         *(instance(status="awaiting_signal"), around(awaits=("a",), deadline_in=-2.0), []),
         "its deadline passed 2.0 s ago",
+    ),
+    "asks": (
+        *(instance(status="awaiting_signal", boundary=APPROVAL), around(deadline_in=90.0), []),
+        "it waits for an approval (ok?) until its deadline in 90 s, then runs step 't'; if it is rejected, it fails",
+    ),
+    "paused by its step": (
+        *(instance(status="awaiting_signal", boundary=PAUSE), around(), []),
+        "its step has paused it: it waits until somebody lets it proceed, then runs step 't'",
     ),
     "children": (
         *(instance(status="awaiting_children"), around(children_pending=2, children_total=5), []),
@@ -167,6 +181,24 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     ),
     "throttled": (instance(hold=3), around(), [node()], "it waits for a limit"),
     "paused": (instance(hold=4), around(eligible_in=50.0, due=False), [], "it is paused"),
+    "its queue is paused": (
+        instance(),
+        around(pauses=(STOP, attrs.evolve(STOP, machine="m"))),
+        [],
+        "it is due, but queue 'q' is paused by ada: why; and no live node serves queue 'q'",
+    ),
+    "paused by a command": (
+        instance(hold=4, request=Request("pause", "ada", "odd")),
+        around(request=Request("pause", "ada", "odd"), requested_ago=3.0),
+        [node()],
+        "it was paused 3.0 s ago by ada: odd",
+    ),
+    "to be paused": (
+        instance(**running, request=Request("pause", "ada")),
+        around(lease_left=30.0, request=Request("pause", "ada"), requested_ago=3.0),
+        [node()],
+        "; pause requested by ada 3.0 s ago: it is paused when its step has ended",
+    ),
     "waits for others": (
         instance(hold=5),
         around(),
@@ -188,6 +220,8 @@ REASON: dict[str, Reason] = {
     "nobody reaps": "lease_expired",
     "awaits": "awaiting_signal",
     "overdue": "awaiting_signal",
+    "asks": "awaiting_approval",
+    "paused by its step": "awaiting_proceed",
     "children": "awaiting_children",
     "due": "ready",
     "scheduled": "scheduled",
@@ -202,6 +236,9 @@ REASON: dict[str, Reason] = {
     "shelved, and somebody has the step": "ready",
     "throttled": "throttled",
     "paused": "paused",
+    "its queue is paused": "queue_paused",
+    "paused by a command": "paused",
+    "to be paused": "executing",
     "waits for others": "awaiting_dependencies",
     "its turn": "ready",
 }
@@ -242,6 +279,9 @@ BOTH: dict[tuple[Reason, Reason], tuple[Instance, InstanceDetails, list[NodeView
     ("done", "awaiting_signal"): (instance(status="done"), around(awaits=("a",)), []),
     ("paused", "scheduled"): (instance(hold=4), around(**LATER), [node()]),
     ("paused", "unserved"): (instance(hold=4), around(), []),
+    ("paused", "queue_paused"): (instance(hold=4), around(pauses=(STOP,)), [node()]),
+    ("scheduled", "queue_paused"): (instance(), around(**LATER, pauses=(STOP,)), [node()]),
+    ("queue_paused", "unserved"): (instance(), around(pauses=(STOP,)), []),
     ("awaiting_dependencies", "unserved"): (instance(hold=5), around(), []),
     ("throttled", "unknown_step"): (instance(hold=3), around(), [STRANGER]),
     ("lease_expired", "owner_lost"): (
@@ -368,6 +408,11 @@ def test_what_one_can_do():
     assert commands(*CASES["held"][:3]) == ["durable-actors why 4"]
     assert commands(*CASES["nobody serves"][:3]) == ["durable-actors serve MODULE --queue q"]
     assert commands(*CASES["due"][:3]) == ["durable-actors queues"]
+    assert commands(*CASES["to be paused"][:3])[0] == "durable-actors resume 9"
+    assert commands(*CASES["its queue is paused"][:3])[:2] == [
+        "durable-actors queue resume q",
+        "durable-actors queue resume q --machine m",
+    ]
 
 
 def test_children_are_explained_so_many_levels_deep():

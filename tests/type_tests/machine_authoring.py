@@ -52,6 +52,8 @@ class Checkout(da.Machine[Order], queue="checkout", version=1):
             da.Await("paid", then=self.ship),
             da.Await("paid", Order(1), then=self.ship, consume=[1]),
             da.Await("paid", {"order": 1}, then="ship"),
+            da.Pause(self.ship, title="look"),
+            da.Approval(self.ship, Order(1), on_reject=self.blocking, timeout=3600, on_timeout="ship"),
             da.ScheduleChildren(self.ship, [Checkout, send, da.Child(send, args=1, priority=-1)], Order(1)),
             da.ScheduleChildren("ship", (Checkout,), join=1, timeout=60),
             da.ScheduleChildren("ship", (Checkout,), deadline=60),  # E
@@ -74,6 +76,10 @@ class Checkout(da.Machine[Order], queue="checkout", version=1):
             return da.Next(self.ship, ctx.state.order)  # E
         if ctx.attempt == 8:
             return da.Await("paid", 3, then=self.ship)  # E
+        if ctx.attempt == 101:
+            return da.Approval(self.ship, 3)  # E
+        if ctx.attempt == 102:
+            return da.Pause(self.ship, 3)  # E
         if ctx.attempt == 9:
             return da.Await("paid", then=self.undecorated)  # E
         if ctx.attempt == 10:
@@ -278,5 +284,8 @@ def exhaustive(outcome: da.Outcome) -> str:
         case da.ScheduleChildren(children=children):
             reveal_type(children)  # R: tuple\[.*Child, \.\.\.\]
             return ""
+        case da.Pause(title=title) | da.Approval(title=title):
+            reveal_type(title)  # R: str \| None
+            return title or ""
         case da.Done() | da.Stop():
             return ""

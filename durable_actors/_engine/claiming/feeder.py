@@ -36,8 +36,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.cascade import write_compensations
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
-from durable_actors._store.rows import PickResult, Promoted
-from durable_actors._store.signal import expire_awaits
+from durable_actors._store.rows import PickResult
+from durable_actors._store.signal import Expired, expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason, PoolClosed
 from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueueSaturated
@@ -73,7 +73,8 @@ class Feeder(Actor[object]):
         self._saturated = False
         self._pick_sent = 0.0
         self._unstarted = False  # the last pick's claims have not been started
-        self._started_beside = False  # they were, and have not had a turn of the scheduler
+        self._started_beside = False  # they were, before the statistics were read
+        self._turn_owed = False  # claims were started, and may not have had their first turn of the scheduler
 
     async def init(self) -> None:
         """Begin with no knowledge of the queue."""
@@ -100,9 +101,8 @@ class Feeder(Actor[object]):
                 sleep = await self._round()
                 until = min(sleep.until, dispatcher.wake_at)
                 if until <= trio.current_time() and not self.mailbox.stopping:
-                    # Started claims take their turn while this task holds no connection. After one checkpoint this
-                    # task may still be the first of its turn. Being cancelled in a receive would cost ten times that.
-                    await trio.lowlevel.checkpoint()
+                    # Being cancelled in a receive would cost ten times that.
+                    await self._let_started_begin()
                     await trio.lowlevel.checkpoint()
                     planner.woke(by="timer")
                     continue
@@ -138,6 +138,7 @@ class Feeder(Actor[object]):
                     case RefreshStats(after_pick=True):
                         await self._refresh_after_pick()
                     case action:
+                        await self._let_started_begin()
                         async with self._node.pool.acquire(self._node.lane("claim")) as conn:
                             await self._act(conn, action)
                         if isinstance(action, Pick):
@@ -150,6 +151,17 @@ class Feeder(Actor[object]):
         if self._unstarted:  # also if only the refresh after the pick has failed
             await self._take_keys_and_start()
         return sleep
+
+    async def _let_started_begin(self) -> None:
+        """Let started claims take their first turn while this task holds no connection.
+
+        A step that blocks the loop for half a lease would else look like a server that does not answer. After one
+        checkpoint, also that of a receive which a message ended, this task may still be the first of its turn.
+        """
+        if self._turn_owed:
+            self._turn_owed = False
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
 
     async def _act(self, conn: PgConn, action: Pick | RefreshStats | Expire | ReleaseOrphans) -> None:
         match action:
@@ -205,13 +217,11 @@ class Feeder(Actor[object]):
         if self._unstarted and not self._planner.stats.last_was_slow and not self._dispatcher.without_key():
             self._dispatcher.start(trio.current_time())
             self._unstarted = False
-            self._started_beside = True
+            self._started_beside = self._turn_owed = True
 
     async def _refresh_after_pick(self) -> None:
-        """Read the statistics after a pick. No connection is held while started claims take their first turn."""
-        if self._started_beside:
-            await trio.lowlevel.checkpoint()
-            await trio.lowlevel.checkpoint()  # after one of them this task may still be the first of its turn
+        """Read the statistics after a pick."""
+        await self._let_started_begin()
         began = trio.current_time()
         async with self._node.pool.acquire(self._node.lane("claim")) as conn:
             # A row may have become due between the pick and this: the pick did not see it.
@@ -234,10 +244,10 @@ class Feeder(Actor[object]):
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed."""
         node = self._node
-        woken = await expire_awaits(conn, node.owner.schema, self._queue, limit=MAX_PICK)
-        self._planner.expired(len(woken), trio.current_time())
-        if woken:
-            waits_ended(node, woken)
+        expired = await expire_awaits(conn, node.owner.schema, self._queue, limit=MAX_PICK)
+        self._planner.expired(len(expired), trio.current_time())
+        if expired:
+            waits_ended(node, expired)
 
     async def _release_orphans(self, conn: PgConn) -> None:
         """After a pick of unknown fate: release what it claimed now rather than when its lease ends."""
@@ -259,7 +269,9 @@ class Feeder(Actor[object]):
             self._dispatcher.give_back_contended(
                 active for active in wanting if active.claim.claim_id not in granted
             )
+        running = self._dispatcher.running
         self._dispatcher.start(trio.current_time())
+        self._turn_owed |= self._dispatcher.running > running
 
     def _report_saturation(self, wanted: int) -> None:
         most = self._limits.concurrency + self._limits.prefetch
@@ -270,13 +282,17 @@ class Feeder(Actor[object]):
         self._saturated = full
 
 
-def waits_ended(node: Node, woken: list[Promoted]) -> None:
-    """The deadlines of these instances have passed, and they are runnable."""
+def waits_ended(node: Node, expired: Expired) -> None:
+    """The deadlines of these instances have passed: they are runnable, or an undecided approval has failed."""
+    for number in expired.ended:
+        node.on_final(number)
+        logger.error("instance %d failed: nobody decided in time", number)
+    node.offer(expired.offered)
     if node.telemetry.active:
-        node.telemetry.emit(AwaitTimedOut(count=len(woken)))
+        node.telemetry.emit(AwaitTimedOut(count=len(expired)))
     if node.wakeups is not None:
-        node.wakeups.add(each.id for each in woken)
-    if any(each.cascades for each in woken):
+        node.wakeups.add(expired.woken)
+    if expired.cascades:
         node.cascade()
 
 

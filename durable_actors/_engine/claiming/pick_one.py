@@ -72,9 +72,9 @@ async def _look(node: Node, queue: str, conn: PgConn) -> QueueShape:
     shape = await read_queue(conn, schema, queue)
     if shape.next_deadline is None or shape.next_deadline > 0:
         return shape
-    woken = await expire_awaits(conn, schema, queue, limit=MAX_PICK)
-    if woken:
-        waits_ended(node, woken)
+    expired = await expire_awaits(conn, schema, queue, limit=MAX_PICK)
+    if expired:
+        waits_ended(node, expired)
     return await read_queue(conn, schema, queue)
 
 

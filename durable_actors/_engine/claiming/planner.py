@@ -11,7 +11,7 @@ RefreshStats      before the first pick; instead of a pick when a timer ended  `
                   less than it wanted, and now and then after a full one
 Expire            the deadline of an awaiting instance has passed              `expired`
 Pick              there is demand                                              `picked`
-Sleep             no demand, or nothing more to find now                       `woke`
+Sleep             no demand, nothing more to find now, or the queue is paused  `woke`
 ================  ===========================================================  ==================
 
 "Statistics" are which priorities and shelved steps the queue has, and when its next row and its next deadline are due
@@ -19,13 +19,17 @@ Sleep             no demand, or nothing more to find now                       `
 can be measured only when nothing else runs on the loop: claims of the pick start before the refresh, and their CPU time
 must not be mistaken for the server's.
 
+A paused queue is not picked from: the statistics say so, and until when. It costs what an empty queue costs. Hints are
+kept and wake nobody. The pause ends for this node when its time has passed, the long poll sees a due row (it sees none
+in a paused queue), a poll reads the statistics, or a command of this process has resumed it.
+
 Made before the feeder, and valid across its restarts: hints for the queue come here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 import attrs
@@ -33,6 +37,7 @@ import attrs
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._store.claim import PickFrom, QueueShape
+from durable_actors._store.pauses import ends_at
 from durable_actors._store.rows import PickResult
 
 MAX_PICK: Final = 1000
@@ -188,6 +193,8 @@ class ClaimPlanner:
         self._limits = limits
         self._wake_feeder = wake_feeder
         self._starts = 0
+        self.on_pauses: Callable[[Mapping[str, float], float], None] = lambda _pauses, _now: None
+        """Told which machines are paused until when ("" is the whole queue), and the time (`Dispatcher.pause`)."""
         self._reset()
 
     def _reset(self) -> None:
@@ -206,6 +213,8 @@ class ClaimPlanner:
         self._deadline = math.inf
         self._expire_pause = LOCKED_PAUSE
         self._expire_not_before = 0.0
+        self._paused_until = -math.inf  # as of the last refresh or control look
+        self._look = False  # read the statistics, whatever the demand
         # The current round.
         self._wanted = 0
         self._began = 0.0
@@ -234,15 +243,38 @@ class ClaimPlanner:
     ) -> None:
         """A row is on offer (`PickCursor.hint`)."""
         self.cursor.hint(instance_id, priority, new_unkeyed=new_unkeyed, by_signal=by_signal)
-        self._wake_feeder()
+        if not self.paused:
+            self._wake_feeder()
 
     def expect_deadline(self) -> None:
         """An instance was parked with a deadline: read when the next one is before sleeping again."""
         self.stats.request()
+        self._look = self._look or self.paused
         self._wake_feeder()
+
+    def pauses_changed(self) -> None:
+        """A command of this process has paused or resumed the queue, or a machine in it: look at once."""
+        self._look = True
+        self._wake_feeder()
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is picked: the queue was paused when this was last read, and its time has not passed."""
+        return self._paused_until > -math.inf
+
+    def learn_pauses(self, pauses: Mapping[str, float], now: float) -> None:
+        """What is paused, and for how many seconds (`QueueShape.pauses`)."""
+        was, ends = self.paused, ends_at(pauses, now)
+        self._paused_until = ends.get("", -math.inf)
+        self.on_pauses(ends, now)
+        if was and not self.paused:
+            self.cursor.rewind()
+            self._wake_feeder()
 
     def seen_due(self, priority: int) -> None:
         """The long poll has seen a due row: pick from the head, without a refresh before that."""
+        if self.paused:
+            self._end_pause()
         self.cursor.rewind()
         self.cursor.hint(priority=priority)
         self._wake_feeder()
@@ -251,6 +283,8 @@ class ClaimPlanner:
 
     def begin(self, now: float, *, wanted: int, one_by_id: bool, known: frozenset[str]) -> None:
         """A round begins. `wanted`: rows in demand. `one_by_id`: one may be claimed by its id. `known`: known steps."""
+        if self._paused_until <= now and self.paused:
+            self._end_pause()
         self._began = now
         self._wanted = min(wanted, MAX_PICK)
         self._one_by_id = one_by_id
@@ -258,26 +292,36 @@ class ClaimPlanner:
         self._expired = self._refreshed = self._by_id = self._refresh_wanted = False
         self._picked = None
 
-    def next(self, now: float, *, watched: bool = False) -> Action:  # noqa: PLR0911 - a table
+    def next(self, now: float, *, watched: bool = False) -> Action:
         """What to do now. `watched`: the long poll watches the queue."""
+        if self._look:
+            return REFRESH_BEFORE_PICK
         if not self._wanted:
             return Sleep(math.inf)
         if self._picked is None:
-            if self._may_have_orphans:
-                return RELEASE_ORPHANS
-            if self._first_pick:  # without it, priority 0 would be picked before more urgent rows
-                return REFRESH_BEFORE_PICK
-            if self._deadline <= self._began and not self._expired:
-                return EXPIRE
-            # No hint, and the last pick found nothing: the statistics cost a third of a pick.
-            if self._timer_wake and not self._refreshed and not self.cursor.expects_rows:
-                return REFRESH_BEFORE_PICK
-            if not (self._refreshed and self.queue_empty):
-                return Pick(self._wanted)
+            action = self._before_sleep(now, watched=watched)
+            if action is not None:
+                return action
             self._picked = NOTHING_PICKED
         if self._refresh_wanted:
             return REFRESH_AFTER_PICK
         return self._sleep(now, self._picked, watched=watched)
+
+    def _before_sleep(self, now: float, *, watched: bool) -> Action | None:
+        """What to do in a round that has not picked yet; None: there is nothing to pick."""
+        if self._may_have_orphans:
+            return RELEASE_ORPHANS
+        if self._first_pick:  # without it, priority 0 would be picked before more urgent rows
+            return REFRESH_BEFORE_PICK
+        if self._deadline <= self._began and not self._expired:
+            return EXPIRE
+        if self.paused:
+            looks = self._timer_wake and not self._refreshed
+            return REFRESH_BEFORE_PICK if looks else self._rest(now, watched=watched)
+        # No hint, and the last pick found nothing: the statistics cost a third of a pick.
+        if self._timer_wake and not self._refreshed and not self.cursor.expects_rows:
+            return REFRESH_BEFORE_PICK
+        return None if self._refreshed and self.queue_empty else Pick(self._wanted)
 
     def _sleep(self, now: float, picked: PickResult, *, watched: bool) -> Sleep:
         if picked.claims:
@@ -297,11 +341,29 @@ class ClaimPlanner:
         until = min(until, self._deadline, math.inf if later is None else now + later)
         return Sleep(until, has_room=True)
 
+    def _rest(self, now: float, *, watched: bool) -> Sleep:
+        """The queue is paused: sleep until the next poll, as in an empty queue, or until the pause is over."""
+        self._found_work = self._pick_again = False
+        until = self._poll_timer.polled(now, found_work=False)
+        if watched:
+            until = max(until, now + WATCHED_SLEEP)
+        return Sleep(min(until, self._paused_until, self._deadline), has_room=True)
+
+    def _end_pause(self) -> None:
+        """The queue is not paused any more, as far as this node knows. What is paused beside it is read next."""
+        self._paused_until = -math.inf
+        self.queue_empty = False
+        self.stats.request()
+        self.on_pauses({}, self._began)
+
     def woke(self, *, by: Literal["timer", "message"]) -> None:
         """The feeder has slept. A freed slot is not evidence of work if the last refresh found the queue empty."""
-        self._timer_wake = (
-            not self._found_work if by == "timer" else self.queue_empty and not self.cursor.hinted
-        )
+        if self.paused:
+            self._timer_wake = by == "timer"
+        else:
+            self._timer_wake = (
+                not self._found_work if by == "timer" else self.queue_empty and not self.cursor.hinted
+            )
 
     def failed(self, *, unknown_fate: bool) -> None:
         """An action failed; `unknown_fate`: and may have had its effect."""
@@ -349,6 +411,7 @@ class ClaimPlanner:
 
     def refresh_begins(self) -> None:
         """The statistics are being read."""
+        self._look = False
         self._stats_began = self.stats.begin()
 
     def _next_pick_of(self, next_due: float | None, now: float) -> float:
@@ -365,6 +428,7 @@ class ClaimPlanner:
 
     def refreshed(self, shape: QueueShape, now: float) -> None:
         """The statistics were read."""
+        self.learn_pauses(shape.pauses, now)
         self.queue_empty = not shape.priorities and self._known.isdisjoint(shape.shelved)
         self._due_at = self._next_pick_of(shape.next_due, now)
         # Not counted from now: refreshes that come more often would put the deadline off for ever.

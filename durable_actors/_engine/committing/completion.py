@@ -18,7 +18,7 @@ from durable_actors._engine.committing.verdicts import Overruled, Refused, Verdi
 from durable_actors._engine.node import Node, logger
 from durable_actors._store.children import Spawn
 from durable_actors._store.read import Ending
-from durable_actors._store.rows import Claim, Committed, Raised, Transition
+from durable_actors._store.rows import Claim, Committed, Raised
 from durable_actors.machine import ENDED, Status, error_type, reason_text, shown_error, traceback_text
 from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
 
@@ -59,7 +59,7 @@ class Completion:
         owner = self._owners[active.claim.queue]
         try:
             if isinstance(verdict, Committed):  # first: nearly always
-                self.report(pending, verdict, now)
+                self._committed(pending, verdict, now)
             elif isinstance(verdict, Refused) and not pending.final:
                 if self._try_otherwise(pending, verdict, now):
                     return
@@ -73,7 +73,7 @@ class Completion:
         except Exception:  # noqa: BLE001 - a user's log handler, or a bug of ours
             with contextlib.suppress(Exception):
                 logger.exception("instance %d: the follow-up of its outcome failed", active.claim.id)
-        if isinstance(verdict, Committed) and verdict.status == "executing" and verdict.state is not None:
+        if isinstance(verdict, Committed) and verdict.state is not None and verdict.status == "executing":
             # The next step sees what is stored: jsonb returns other bytes than it was given.
             active.claim.enter(pending.transition.step, verdict.visit, verdict.state, inbox=verdict.inbox)
             owner.continue_on_claim(active, now)
@@ -92,8 +92,6 @@ class Completion:
         """Emit events, wake feeders, write the log."""
         if isinstance(verdict, Committed):
             self._committed(pending, verdict, now)
-            if pending.transition.last_error is not None or pending.error is not None:
-                log_failure(self._node, pending, verdict.status)
         else:
             self._not_committed(pending.active.claim, verdict)
 
@@ -103,7 +101,10 @@ class Completion:
         if status == "executing":  # it runs ahead
             pass
         elif status in ENDED:
-            self._ended(pending.transition, status)
+            if pending.transition.deletes:  # its row may be gone
+                node.on_final(claim.id, Ending(claim.id, status, pending.transition.result, None))
+            else:
+                node.on_final(claim.id)
         elif status == "runnable":
             if not pending.transition.delay:
                 node.notify(claim.queue, instance_id=claim.id)
@@ -113,16 +114,18 @@ class Completion:
             node.expect_deadline(claim.queue)
         if spawn is not None:
             self.spawned(claim, spawn, verdict.children)
+        if node.telemetry.active or pending.transition.last_error is not None or pending.error is not None:
+            self._tell(pending, status, now)
+
+    def _tell(self, pending: PendingCommit, status: Status, now: float) -> None:
+        """Tell whoever listens of a committed outcome, and of the failure behind it."""
+        node, claim = self._node, pending.active.claim
         if node.telemetry.active:
-            node.telemetry.emit(StepCommitted(**facts(claim), status=verdict.status))
+            node.telemetry.emit(StepCommitted(**facts(claim), status=status))
             if now > claim.trusted_until:
                 node.telemetry.emit(OutcomeLate(**facts(claim)))
-
-    def _ended(self, after: Transition, status: Status) -> None:
-        if after.deletes:  # its row may be gone
-            self._node.on_final(after.claim.id, Ending(after.claim.id, status, after.result, None))
-        else:
-            self._node.on_final(after.claim.id)
+        if pending.transition.last_error is not None or pending.error is not None:
+            log_failure(node, pending, status)
 
     def spawned(self, claim: Claim, spawn: Spawn, children: Sequence[int] = ()) -> None:
         """Children may have been inserted, and their parent parked. The hints are harmless if they were not.

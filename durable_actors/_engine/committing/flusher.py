@@ -27,7 +27,7 @@ touches no row of an outcome that is not `Done`        reads the row, which show
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import attrs
 import psycopg
@@ -225,7 +225,7 @@ class Flusher(Actor[object]):
             )
         if flushed.offered:
             node.offer(flushed.offered)
-        return {**flushed.committed}
+        return cast("dict[int, Verdict]", flushed.committed)
 
     async def _resolve(self, batch: list[PendingCommit], verdicts: dict[int, Verdict]) -> None:
         """Read the rows that a commit did not touch, and judge by them.

@@ -7,10 +7,11 @@ from typing import assert_never
 
 from durable_actors._store.children import Spawn
 from durable_actors._store.rows import Claim, Raised, Transition
-from durable_actors.errors import DurableError
+from durable_actors.errors import DurableError, StateError
 from durable_actors.machine import (
     KEEP,
     OUTCOMES,
+    Approval,
     Await,
     Done,
     InsertPlan,
@@ -18,6 +19,7 @@ from durable_actors.machine import (
     MachineSpec,
     Next,
     Outcome,
+    Pause,
     Retry,
     ScheduleChildren,
     Signal,
@@ -32,11 +34,13 @@ from durable_actors.machine import (
 )
 
 _NULL = b"null"
+MAX_BOUNDARY = 65_536
+"""Bytes of JSON of a manual boundary: lists show it, and every read of its row reads it."""
 MAX_ATTEMPT = 2**31 - 1
 """The column is an int: a step that retries without end must not overflow it, or its commits would be refused."""
 
 
-def transition(
+def transition(  # noqa: PLR0911 - one per case
     claim: Claim,
     spec: MachineSpec,
     outcome: Outcome,
@@ -71,6 +75,8 @@ def transition(
             )
         case Await():
             return _park(claim, spec, outcome, handed=handed, unseen=unseen, error=error)
+        case Pause() | Approval():
+            return _ask(claim, spec, outcome, handed=handed, error=error)
         case ScheduleChildren():
             return Transition(
                 claim,
@@ -83,17 +89,17 @@ def transition(
                 consumed=_consumed(handed, ()),
             )
         case Stop():
-            cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
-            return Transition(
-                claim,
-                _failed(claim),
-                claim.step,
-                attempt=claim.attempt,
-                last_error=reason_text(outcome.reason),
-                raised=None if cause is None else _raised(cause),
-            )
+            return _fail(claim, outcome, error)
         case _:
             assert_never(outcome)
+
+
+def _end(claim: Claim, spec: MachineSpec, outcome: Done) -> Transition:
+    if claim.cancellation is not None:  # it compensated
+        return cancellation(claim, claim.cancellation.reason)
+    result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
+    gone = spec.keep == 0 and claim.parent_id is None  # its parent reads the row of a child
+    return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result, deletes=gone)
 
 
 def _failed(claim: Claim) -> Status:
@@ -101,12 +107,16 @@ def _failed(claim: Claim) -> Status:
     return "failed" if claim.cancellation is None else "cancelled"
 
 
-def _end(claim: Claim, spec: MachineSpec, outcome: Done) -> Transition:
-    if claim.cancellation is not None:
-        return cancellation(claim, claim.cancellation.reason)
-    result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
-    gone = spec.keep == 0 and claim.parent_id is None  # its parent reads the row of a child
-    return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result, deletes=gone)
+def _fail(claim: Claim, outcome: Stop, error: BaseException | None) -> Transition:
+    cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
+    return Transition(
+        claim,
+        _failed(claim),
+        claim.step,
+        attempt=claim.attempt,
+        last_error=reason_text(outcome.reason),
+        raised=None if cause is None else _raised(cause),
+    )
 
 
 def _enter(
@@ -161,6 +171,48 @@ def _park(
         # beyond the page, so unseen signals may wake it. If it consumes none, the next run would see the same page, so
         # unseen signals must not wake it. Ids in `consume` that were not handed do not matter here.
         kept=tuple(kept) if len(kept) < len(handed) else (*kept, *unseen),
+    )
+
+
+def _ask(
+    claim: Claim,
+    spec: MachineSpec,
+    outcome: Pause | Approval,
+    *,
+    handed: Sequence[Signal],
+    error: BaseException | None,
+) -> Transition:
+    """A manual boundary: parked as by `Await`, with nothing that a signal could match."""
+    kind = "pause" if isinstance(outcome, Pause) else "approval"
+    told: dict[str, object] = {
+        "kind": kind,
+        "then": outcome.then,
+        "title": outcome.title,
+        "data": outcome.data,
+    }
+    if isinstance(outcome, Approval):
+        told |= {"on_reject": outcome.on_reject, "on_timeout": outcome.on_timeout}
+    late = told.get("on_timeout") or told.get("on_reject")
+    told = {name: value for name, value in told.items() if value is not None}
+    what = f"{spec}, step {claim.step!r}: the data of the {kind}"
+    boundary = encode_json(told, what=what)
+    if len(boundary) > MAX_BOUNDARY:
+        raise StateError(f"{what} has {len(boundary)} bytes of JSON, the limit is {MAX_BOUNDARY}")
+    return Transition(
+        claim,
+        "awaiting_signal",
+        claim.step,
+        attempt=0 if error is None else claim.attempt,  # as an Await of `handle`
+        advance=1,
+        state=_state(spec, outcome.state, outcome.then),
+        last_error=None if error is None else reason_text(error),
+        raised=None if error is None else _raised(error),
+        awaits=(),
+        # What any wake but a decision would enter: `then` is in the boundary, which only a decision reads.
+        await_step=None if late is None else str(late),
+        timeout=outcome.timeout if isinstance(outcome, Approval) else None,
+        boundary=boundary,
+        consumed=_consumed(handed, ()),
     )
 
 

@@ -1,15 +1,17 @@
-"""Control: learns what commands ask of this node, for the instances that it runs.
+"""Control: learns what commands ask of this node, for the instances that it runs, and which of its queues are paused.
 
 Owns       nothing: requests are in their rows, and go to `ActiveClaims`, which outlives it.
 Receives   nothing; a message makes it check at once whether a look is due.
-Sends      requests to their claims (`ActiveClaims.request`).
-Reads      read_requests.sql on the heartbeat lane: once a second, while a step of this node has been running for one.
+Sends      requests to their claims (`ActiveClaims.request`), pauses to the planners.
+Reads      read_requests.sql and read_pauses.sql on the heartbeat lane: once a second, while a step of this node has
+           been running for one.
 If it dies it is restarted, and looks again.
 Never      writes, waits for a lock, or looks for the sake of short steps: a node at rest and a node whose steps all end
            within a second send no statement.
 
 So a node learns of a request within about a second, whether all its slots are busy or not. A step that ends sooner is
-not worth a look: its commit meets the request in the row.
+not worth a look: its commit meets the request in the row. It learns of a paused queue as soon: claims that wait for a
+slot are released before the slots are free. With short steps, the refresh after the next pick tells it.
 
 The heartbeat lane always has a connection of its own, also with the smallest pool, and no call of a user is ever on it:
 its statements are short, and none waits for a lock for more than 100 ms. A look is one page of an index, so a renewal
@@ -25,7 +27,7 @@ import trio
 
 from durable_actors._engine.node import Node
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
-from durable_actors._store.claim import read_requests
+from durable_actors._store.claim import read_queue_pauses, read_requests
 from durable_actors.otp import Actor
 
 LONG_STEP: Final = 1.0
@@ -79,5 +81,9 @@ class Control(Actor[object]):
         node = self._node
         async with node.pool.acquire(node.lane("heartbeat")) as conn:
             found = await read_requests(conn, node.owner.schema, node.owner.name)
+            pauses = await read_queue_pauses(conn, node.owner.schema, [*node.queues])
+        now = trio.current_time()
+        for queue, paused in pauses.items():
+            node.queues[queue].learn_pauses(paused, now)
         for claim_id, request in found.items():
             node.claims.request(claim_id, request)

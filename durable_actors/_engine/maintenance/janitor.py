@@ -1,10 +1,11 @@
-"""Janitor: deletes instances that ended long enough ago, with their signals, history and checkpoints.
+"""Janitor: deletes instances that ended long enough ago, with their signals, history and checkpoints; and records.
 
 Owns       where its walks along the ids are; after a restart they begin anew, at the first row.
 Receives   nothing; a message makes it begin a round at once.
 Sends      nothing.
-Writes     delete_ended.sql, write_keeps.sql; on the client lane.
-Reads      read_keeps.sql.
+Writes     delete_ended.sql, write_keeps.sql; by its `Truncation` snapshot_journal.sql and truncate_journal.sql; on the
+           client lane.
+Reads      read_keeps.sql, find_long_journals.sql.
 If it dies it is restarted, and every other node has one, too: no leader, ordered SKIP LOCKED, small batches.
 Never      waits for a row, uses the connection of picks or commits, or works for more than a third of the time.
 
@@ -27,6 +28,7 @@ import psycopg
 import trio
 
 from durable_actors._engine.lanes import answer_patience
+from durable_actors._engine.maintenance.truncation import Truncation
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._store.retention import Ages, Swept, delete_ended, read_keeps, write_keeps
@@ -100,6 +102,8 @@ class Janitor(Actor[object]):
         self._told: int | None = None
         self._complained = False
         self._deleted = Swept(0, None, None, 0, 0, 0, 0)
+        moves = None if self._retention is None else self._retention.history
+        self._truncation = None if moves is None else Truncation(node, moves)
 
     async def run(self) -> None:
         """Say what the machines here want; then a round in every interval."""
@@ -135,19 +139,21 @@ class Janitor(Actor[object]):
         self._told = generation
 
     async def _round(self, retention: Retention) -> None:
-        """All fronts as far as they go, then a part of the lap."""
+        """All fronts as far as they go, then a part of the lap, and of the walk along long journals."""
         node, ages = self._node, ages_of(retention)
+        rows = min(LAP_RATE * retention.interval, LAP_MOST)
         async with node.pool.acquire(node.lane("client")) as conn:
             keeps = await read_keeps(conn, node.owner.schema)
         wanted = fronts_of(ages, keeps)
-        if not wanted:
-            return
         self._fronts = {age: self._fronts.get(age) or Walk(age + max(age * LAG, LEAST_LAG)) for age in wanted}
         for front in self._fronts.values():
             await self._walk(front, ages, rows=math.inf)
-        self._lap.old = wanted[0]
-        if not await self._walk(self._lap, ages, rows=min(LAP_RATE * retention.interval, LAP_MOST)):
-            self._lap.position = 0
+        if wanted:
+            self._lap.old = wanted[0]
+            if not await self._walk(self._lap, ages, rows=rows):
+                self._lap.position = 0
+        if self._truncation is not None:
+            await self._truncation.round(rows)
 
     async def _walk(self, walk: Walk, ages: Ages, *, rows: float) -> bool:
         """Walk until nothing is old, or for so many rows. Returns whether there may be more."""
@@ -210,6 +216,8 @@ class Janitor(Actor[object]):
 
     def _report(self) -> None:
         """Tell what was deleted since the last report."""
+        if self._truncation is not None:
+            self._truncation.report()
         gone, self._deleted = self._deleted, Swept(0, None, None, 0, 0, 0, 0)
         if not gone.deleted:
             return

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
 
 from trio_util import AsyncBool
 
@@ -24,6 +24,7 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.limits import QueueLimits, demand, max_inflight
 from durable_actors._engine.running.prefetch import AdaptivePrefetch
+from durable_actors._engine.running.task_pool import TaskPool
 from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim
 from durable_actors.otp import PoolClosed, PoolFull, PoolTask
@@ -48,10 +49,9 @@ class TaskSlice:
     def __init__(
         self, dispatcher: Dispatcher, active: ActiveClaim, since: float, *, suspended: bool = False
     ) -> None:
-        self.dispatcher = dispatcher
+        self.dispatcher, self.since = dispatcher, since
         self.active = active
         """The claim whose step runs now, or ran last."""
-        self.since = since
         self.suspended = suspended
         """The task has waited for something: it ends after this step."""
         self.task: PoolTask | None = None
@@ -63,24 +63,6 @@ class TaskSlice:
 
 RunSlice = Callable[[TaskSlice, PendingCommit | None], Awaitable[object]]
 """The body of a step task (`StepTasks.run`). The second argument is an outcome that Postgres refused."""
-
-
-class TaskPool(Protocol):
-    """The part of `otp.Pool` that is needed here."""
-
-    @property
-    def free(self) -> int:
-        """Tasks that can be started now."""
-        ...
-
-    @property
-    def can_follow(self) -> bool:
-        """Whether a task started now runs on in the worker of the task that is just ending."""
-        ...
-
-    def start_nowait(self, fn: RunSlice, *args: Any, key: TaskSlice, deadline: float) -> PoolTask:
-        """Start a task, or raise `PoolClosed` or `PoolFull`."""
-        ...
 
 
 class Dispatcher:
@@ -118,6 +100,7 @@ class Dispatcher:
         self._may_have_keys = False  # some claims of the buffer may have a partition key
         self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
         self._closed = False
+        self._pauses: Mapping[str, float] = {}  # paused machines, until when; "": all
         self._feeder_woken = False  # the feeder will ask for the demand: no need to wake it again
         self.has_excess = False
         """Some claims of the buffer were prefetched, and have had no slot yet."""
@@ -150,14 +133,17 @@ class Dispatcher:
         return counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
 
     def _has_free_slot(self) -> bool:
-        running = self.running
+        counts = self._counts
+        running = (
+            counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
+        )  # `running`, in place
         return (
             running < self._limits.concurrency
-            and running + self._counts[COMMITTING] < self._max_inflight + self.prefetch.rows
+            and running + counts[COMMITTING] < self._max_inflight + self.prefetch.rows
         )
 
     def _all_suspended(self, eager: int) -> bool:
-        """Whether as many steps wait for something as may run; `eager` of the running ones have not waited yet."""
+        """Whether as many steps wait as may run; `eager` of the running ones have not waited yet."""
         return self.running - eager >= self._limits.concurrency
 
     def _excess(self) -> int:
@@ -249,11 +235,23 @@ class Dispatcher:
             self._on_contended(active.claim)
 
     def give_back_between_steps(self, active: ActiveClaim) -> None:
-        """A command asks to cancel it before its next step: release it. One whose key is being taken: after that."""
+        """A command asks for it before its next step: release it. One whose key is being taken: after that."""
         if active.claim.partition_key is None or self._keys.owns(active.claim):
             (self._buffer if active.state is BUFFERED else self._ready).remove(active)
             self._give_back(active)
             self._wake()
+
+    def pause(self, pauses: Mapping[str, float], now: float) -> None:
+        """Nothing of these machines begins until then; "" is the whole queue. Release what has not begun."""
+        self._pauses = pauses
+        if pauses:
+            for active in [*self._ready, *self._buffer]:
+                if self._is_paused(active.claim, now):
+                    self.give_back_between_steps(active)
+
+    def _is_paused(self, claim: Claim, now: float) -> bool:
+        """Whether its queue or its machine is paused."""
+        return max(self._pauses.get("", -math.inf), self._pauses.get(claim.fsm, -math.inf)) > now
 
     def _note_if_all_ran(self, now: float) -> None:
         if not self._buffer and not self._eager:  # a step that waited was noted already
@@ -280,12 +278,8 @@ class Dispatcher:
             self._start_task(task_slice, None)
         except BaseException:
             active.steps -= 1  # the pool is down: a claim that is dropped here would be renewed for ever
-            if active.steps:
-                self._move(active, READY)
-                self._ready.appendleft(active)
-            else:
-                self._move(active, BUFFERED)
-                self._buffer.appendleft(active)
+            self._move(active, READY if active.steps else BUFFERED)
+            (self._ready if active.steps else self._buffer).appendleft(active)
             raise
         self._eager += 1
         return True
@@ -311,7 +305,7 @@ class Dispatcher:
                 runs = _may_run(active, now)
             else:
                 return None
-            if runs:
+            if runs and not (self._pauses and self._is_paused(active.claim, now)):
                 if now - active.inbox_known_at > INBOX_FRESH:
                     active.claim.inbox = True  # a signal may have come since: read the inbox
                 active.steps += 1
@@ -387,6 +381,8 @@ class Dispatcher:
             return False
         if active.steps >= RUN_AHEAD_STEPS or now >= active.run_ahead_until:
             return False
+        if self._pauses and self._is_paused(active.claim, now):
+            return False
         return not self._buffer or self._buffer[0].claim.priority >= active.claim.priority
 
     def hand_over(self, task_slice: TaskSlice, *, keep_slot: bool) -> None:
@@ -398,7 +394,8 @@ class Dispatcher:
             self._note_slot_is_kept(not task_slice.suspended)
         elif active.state is not COMMITTING:
             self._move(active, COMMITTING)
-            self._wake()
+            if not self._feeder_woken:
+                self._wake()
 
     def commit_in_task(self, active: ActiveClaim, now: float) -> None:
         """The step's task commits the outcome itself, and waits for that. Another claim may run meanwhile."""
@@ -480,7 +477,8 @@ class Dispatcher:
         """A claim is over. Not before its task or thread has ended: until then, it keeps its key."""
         if active.state is not ABANDONED:
             self._drop(active)
-            self._wake()
+            if not self._feeder_woken:
+                self._wake()
 
     def _give_back(self, active: ActiveClaim, *, hold: int = OFFERED) -> None:
         """Release a claim whose step has not begun; attempts unchanged."""

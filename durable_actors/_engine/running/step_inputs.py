@@ -1,8 +1,9 @@
-"""What a step gets beside its state: its inbox, the signals it awaited, the children of its barrier.
+"""What a step gets beside its state: its inbox, the signals it awaited, a decision, the children of its barrier.
 
 These are read when the step starts, not when its row is claimed: the claim may have been in the buffer for a while. An
-instance that was never signalled, awaited nothing and began at once needs no statement. If it had to wait for a slot,
-its inbox is read (`Dispatcher` sets the flag); one statement reads the inboxes of many instances.
+instance that was never signalled, awaited neither a signal nor a decision (then its `awaits` is empty, not None) and
+began at once needs no statement. If it had to wait for a slot, its inbox is read (`Dispatcher` sets the flag); one
+statement reads the inboxes and decisions of many instances.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from durable_actors._engine.running.batched import Batched
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.children import count_children, read_children
 from durable_actors._store.rows import Claim
-from durable_actors._store.signal import PAGE_SIZE, read_awaited, read_inboxes, read_matching
-from durable_actors.machine import MOST_CHILDREN, ChildView, Signal, Status
+from durable_actors._store.signal import PAGE_SIZE, Inbox, read_awaited, read_inboxes, read_matching
+from durable_actors.machine import MOST_CHILDREN, ChildView, Decision, Signal, Status
 
 
 @attrs.frozen
@@ -29,6 +30,8 @@ class StepInputs:
     awaited: tuple[Signal, ...] = ()
     more_signals: bool = False
     """The inbox has more than `PAGE_SIZE`."""
+    decision: Decision | None = None
+    """What a person decided at the boundary that led to the step."""
     children: tuple[ChildView, ...] | None = ()
     """None: there are too many to read, so they are counted."""
     children_counts: Mapping[Status, int] | None = None
@@ -58,11 +61,9 @@ class InputLoader:
         self._lane = lane
         self._schema = schema
         self._patience = patience
-        self._inboxes: Batched[int, list[Signal]] = Batched(
-            partial(self._fetch, lane), split_on=psycopg.Error
-        )
+        self._inboxes: Batched[int, Inbox] = Batched(partial(self._fetch, lane), split_on=psycopg.Error)
         # A slow pick may occupy the claim lane: an instance that awaited nothing must not wait for it.
-        self._beside: Batched[int, list[Signal]] = Batched(
+        self._beside: Batched[int, Inbox] = Batched(
             partial(self._fetch, beside or lane), split_on=psycopg.Error
         )
 
@@ -71,14 +72,16 @@ class InputLoader:
         signals: tuple[Signal, ...] = ()
         awaited: tuple[Signal, ...] = ()
         unseen: tuple[int, ...] = ()
+        decision: Decision | None = None
         more = False
         # The inbox flag is as old as the claim, and a signal may have come since. An instance that awaited one must not
         # conclude that it timed out.
         if claim.inbox or claim.awaits is not None:
             found = await (self._beside if claim.awaits is None else self._inboxes).get(claim.id)
+            decision = found.decision
             more = len(found) > PAGE_SIZE
             signals = tuple(found[:PAGE_SIZE])
-        if claim.awaits is not None:
+        if claim.awaits:
             names = claim.awaits
             awaited = tuple(signal for signal in signals if signal.name in names)
             if more:  # awaited signals may be beyond the first page
@@ -92,7 +95,7 @@ class InputLoader:
             children, counts = None, await self._count(claim)
         elif claim.children_total:
             children = await self._children(claim)
-        return StepInputs(signals, awaited, more, children, counts, unseen)
+        return StepInputs(signals, awaited, more, decision, children, counts, unseen)
 
     async def _children(self, claim: Claim) -> tuple[ChildView, ...]:
         """All children, page by page; the connection is returned between two pages."""
@@ -111,7 +114,7 @@ class InputLoader:
         async with self._pool.acquire(self._lane) as conn:
             return await count_children(conn, self._schema, claim.id, claim.visit)
 
-    async def _fetch(self, lane: str, ids: list[int]) -> Mapping[int, list[Signal]]:
+    async def _fetch(self, lane: str, ids: list[int]) -> Mapping[int, Inbox]:
         # The client lane has no time limit of its own, and the lease is renewed as long as the step waits.
         within = None if lane == self._lane else self._patience
         async with self._pool.acquire(lane, within=within) as conn:

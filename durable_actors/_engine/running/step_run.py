@@ -242,6 +242,7 @@ class StepRun:
             "visit": claim.visit,
             "signals": inputs.signals,
             "awaited": inputs.awaited,
+            "decision": inputs.decision,
             "more_signals": inputs.more_signals,
             "_children": inputs.children,
             "_children_counts": inputs.children_counts,

@@ -191,6 +191,7 @@ begin
         update durable.gen_durable g
            set inbox = true,
                status = case when w.hit then 'runnable' else g.status end,
+               hold = case when w.hit then durable.hold_of(g.request) else g.hold end,
                eligible_at = case when w.hit then durable.now() else g.eligible_at end,
                step = case when w.hit then coalesce(g.await_step, g.step) else g.step end,
                await_step = case when w.hit then null else g.await_step end,

@@ -44,7 +44,7 @@ begin
         return null;
     end if;
     update durable.gen_durable g
-       set status = 'runnable', children_pending = greatest(g.children_pending - 1, 0), eligible_at = durable.now(),
+       set status = 'runnable', hold = durable.hold_of(g.request), children_pending = greatest(g.children_pending - 1, 0), eligible_at = durable.now(),
            step = coalesce(g.await_step, g.step), await_step = null, await_deadline = null,
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
      where g.id = p.id

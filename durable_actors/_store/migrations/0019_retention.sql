@@ -47,6 +47,40 @@ create trigger gen_durable_truncated after truncate on durable.gen_durable
 create function durable.forget(ids bigint[]) returns bigint language plpgsql volatile as $$
 begin
     delete from durable.checkpoints c
-     where c.thread = any (array(select x.head || 'run:' || u.id from unnest(ids) u(id), (values (''), ('head of ')) x(head)));
+     where c.thread = any (array(
+        select x.head || 'run:' || u.id from unnest(ids) u(id), (values (''), ('head of '), ('snapshot of ')) x(head)));
     return durable.forget_journal(ids);
+end $$;
+
+-- The revision before which the records of a live instance may go; null: none. `told`: the projection of its "snapshot of run:ID".
+create function durable.journal_cut(level smallint, rev bigint, moves bigint, told jsonb) returns bigint language sql immutable as $$
+select case when level = 1 then rev - moves
+            when level between 2 and 4 and told::text ~ '^[0-9]{1,18}$' then told::text::bigint end
+$$;
+
+-- Delete records of a live instance that lie far enough back, the newest of them first, so that at any time a snapshot follows what is missing.
+-- Nothing is needed from before a snapshot. `checkpoints` has the last snapshot that retention wrote ("snapshot of run:ID") and, as its
+-- projection, the one before: what lies before that one goes. A journal of failed attempts alone (level 1) is no history that could be
+-- folded, and needs no snapshot.
+-- Returns how many; null: somebody else is at it. Two at a time could delete from one history at two places, of which one is taken back.
+create function durable.truncate_journal(space text, instance bigint, moves bigint, most int) returns bigint language plpgsql volatile as $$
+declare
+    cut bigint;
+    gone bigint;
+begin
+    if not pg_try_advisory_xact_lock(hashtextextended(space || chr(3) || instance, 0)) then return null; end if;
+    select u.cut into cut  -- a new statement: a fresh snapshot, taken after the lock
+      from (select g.id, g.journal, durable.journal_cut(g.journal, g.rev, moves, c.projection) as cut
+              from durable.gen_durable g
+              left join durable.checkpoints c on c.thread = 'snapshot of run:' || g.id
+             where g.id = instance and g.finished_at is null) u
+     where u.journal = 1
+        or exists (select 1 from durable.journal j where j.instance_id = u.id and j.rev = u.cut and j.kind = 'snapshot');
+    perform set_config('durable_actors.journal_door', 'open', true);
+    delete from durable.journal j
+     where j.instance_id = instance and j.rev = any (array(
+        select o.rev from durable.journal o where o.instance_id = instance and o.rev < cut order by o.rev desc limit most));
+    get diagnostics gone = row_count;
+    perform set_config('durable_actors.journal_door', '', true);
+    return gone;
 end $$;

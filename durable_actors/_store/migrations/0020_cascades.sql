@@ -75,7 +75,7 @@ begin
        set status = 'runnable', hold = 0, step = to_step, attempt = 0, crashes = 0, round = 0, visit = least(g.visit, 9223372036854775806) + 1, eligible_at = durable.now(),
            last_error = null, error_type = null, traceback = null, awaits = null, await_step = null, await_deadline = null, children_total = 0,
            children_pending = 0, wake_on_failure = false, locked_by = null, lease_expires_at = null, claim_id = null,
-           claim_token_hash = null, request = null,
+           claim_token_hash = null, request = null, manual = null,
            cancellation = jsonb_strip_nulls(jsonb_build_object('by', why ->> 'by', 'reason', why ->> 'reason', 'at', coalesce(why -> 'at', to_jsonb(durable.now())))),
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
      where g.id = instance

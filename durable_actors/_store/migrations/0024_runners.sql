@@ -17,6 +17,8 @@ with extra as materialized (
        and not exists (select 1 from unnest($6::smallint[], $7::timestamptz[], $8::bigint[]) b(priority, at, id)
                         where g.priority = b.priority and (g.eligible_at, g.id) > (b.at, b.id))
        for no key update skip locked
+), stopped as materialized (
+    select array_agg(p.fsm) as machines from durable.pauses p where p.queue = $1::text and durable.lasts(p.until)
 ), shelf as materialized (
     select c.* from unnest($11::text[]) m(at_step)
      cross join lateral (
@@ -28,8 +30,11 @@ with extra as materialized (
            and coalesce(g.shelved_step, '') = split_part(m.at_step, chr(31), 3)
            and durable.due(g.eligible_at)
          order by g.priority, g.eligible_at, g.id limit $2::int for no key update skip locked) c
+     where (select s.machines is null from stopped s) or split_part(m.at_step, chr(31), 1) <> all ((select s.machines from stopped s)::text[])
 ), win as materialized (
-    select w.id, w.priority, w.eligible_at, w.k, w.at_step in (select unnest($5::text[])) as known from (
+    select w.id, w.priority, w.eligible_at, w.k, w.at_step in (select unnest($5::text[]))
+           and ((select s.machines is null from stopped s)
+                or split_part(w.at_step, chr(31), 1) <> all ((select s.machines from stopped s)::text[])) as known from (
         select * from extra
         union all
         select * from shelf
@@ -45,6 +50,7 @@ with extra as materialized (
                  order by g.eligible_at, g.id limit $2::int for no key update skip locked) c
              limit $2::int) head
         order by priority, eligible_at, id limit $2::int) w
+     where (select s.machines is null or '' <> all (s.machines) from stopped s)
 ), judged as materialized (
     select j.* from (
         select array_agg(k order by k, priority, eligible_at, id) filter (where known) ks,
@@ -160,7 +166,8 @@ with locks as materialized (  -- read only if some owner is said to be dead
 ), taken as (
 update durable.gen_durable g
    set status = (case when d.asked then 'cancelled' when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = case when d.asked or d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
+       hold = case when d.fault is null then durable.hold_of(g.request) else 0 end,
+       attempt = case when d.asked or d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
        crashes = case when d.asked or d.stopped then g.crashes else least(g.crashes, 2147483646) + 1 end,
        interruptions = case when d.stopped and not d.asked then least(g.interruptions, 2147483646) + 1 else g.interruptions end,
        rev = least(g.rev, 9223372036854775806) + 1,
@@ -197,25 +204,50 @@ $$;
 
 create function durable.expire_awaits(text, int)
 returns void language sql volatile as $$
+with parents as materialized (
+    select p.id from durable.gen_durable p
+     where p.id = any (array(
+              select y.parent_id from durable.gen_durable y
+               where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= durable.now()
+                 and y.manual is not null and y.barrier is not null and y.await_step is null
+               order by y.await_deadline limit $2::int))
+       and p.status::text = 'awaiting_children' and (p.await_deadline is null or p.await_deadline > durable.now())
+     order by p.id for no key update skip locked
+)
 update durable.gen_durable g
-   set status = (case when d.wide is null then 'runnable' else 'failed' end)::durable.durable_status,
-       finished_at = case when d.wide is not null then durable.now() end,
-       last_error = case when d.wide is null then g.last_error
-                         else format('its partition key has %s bytes, at most 2000 are allowed', d.wide) end,
-       error_type = case when d.wide is null then g.error_type end, traceback = case when d.wide is null then g.traceback end,
-       eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
+   set status = (case when d.fault is null then 'runnable' else 'failed' end)::durable.durable_status,
+       hold = case when d.fault is null then durable.hold_of(g.request) else 0 end,
+       finished_at = case when d.fault is not null then durable.now() end,
+       last_error = coalesce(d.fault, g.last_error),
+       error_type = case when d.fault is null then g.error_type end, traceback = case when d.fault is null then g.traceback end,
+       manual = case when not d.asks then g.manual
+                     when d.fault is null then g.manual || jsonb_build_object('decision', jsonb_build_object('kind', 'timed_out', 'at', durable.now())) end,
+       eligible_at = case when d.to_step is null then g.eligible_at else durable.now() end, step = coalesce(d.to_step, g.step), await_step = null,
        await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
-  from (select y.id, y.step, y.status, case when octet_length(y.partition_key) > 2000 then octet_length(y.partition_key) end as wide
+  from (select y.id, y.step, y.status, w.asks, w.wide, w.to_step,
+               case when w.wide then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
+                    when w.to_step is null then 'nobody decided in time' || coalesce(': ' || (y.manual ->> 'title'), '') end as fault
           from durable.gen_durable y
+         cross join lateral (select coalesce(octet_length(y.partition_key) > 2000, false) as wide, a.asks,
+                                    case when a.asks then y.await_step else coalesce(y.await_step, y.step) end as to_step
+                               from (select durable.waits_for(y.status, y.manual) not in ('signal', 'children') as asks) a) w
          where y.queue = $1::text and y.status in ('awaiting_signal', 'awaiting_children') and y.await_deadline <= durable.now()
-         order by y.await_deadline limit $2::int for no key update skip locked) d
+           and (not w.asks or w.to_step is not null or y.barrier is null or y.parent_id = any (array(select p.id from parents p))
+                or not exists (select 1 from durable.gen_durable p
+                                where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
+         order by y.await_deadline limit $2::int for no key update of y skip locked) d
  where g.id = d.id
-returning g.id, case when g.journal >= case when d.wide is null then 3 else 1 end then durable.note(
-              g.id, g.rev, case when d.wide is null then 'expired' else 'unfit' end, d.step, g.step, g.visit, g.attempt, g.round,
-              failure => case when d.wide is not null then jsonb_build_object('text', g.last_error) end,
-              further => case when d.wide is not null then jsonb_build_object('eligible_at', g.eligible_at) else jsonb_build_object(
-                  'waited_for', case d.status when 'awaiting_signal' then 'signal' else 'children' end) end) end,
-          case when g.cancel_rest and d.status = 'awaiting_children' and g.status = 'runnable' then durable.cascade(g.id, g.visit, null) end
+returning g.id, g.status, case when d.asks and not d.wide and g.status = 'failed' then g.parent_id end,
+          case when d.asks and not d.wide and g.status = 'failed' then durable.count_ended(g.parent_id, g.barrier) end,
+          case when g.cancel_rest and d.status = 'awaiting_children' and g.status = 'runnable' then durable.cascade(g.id, g.visit, null) end,
+          case when g.journal >= case when d.fault is not null then 1 when d.asks then 2 else 3 end then durable.note(
+              g.id, g.rev, case when d.wide then 'unfit' when d.asks then 'timed_out' else 'expired' end, d.step,
+              case when not d.asks or d.wide or d.fault is null then g.step end, g.visit, g.attempt, g.round,
+              failure => case when d.fault is not null then jsonb_build_object('text', g.last_error) end,
+              further => case when d.wide then jsonb_build_object('eligible_at', g.eligible_at)
+                              when d.asks and d.fault is not null then jsonb_build_object('failed', true)
+                              when d.asks then jsonb_build_object('decision', g.manual -> 'decision')
+                              else jsonb_build_object('waited_for', case d.status when 'awaiting_signal' then 'signal' else 'children' end) end) end
 $$;
 
 create function durable.renew_leases(bigint[], uuid[], float8)
@@ -229,10 +261,11 @@ update durable.gen_durable g
 returning g.claim_id, g.lease_expires_at
 $$;
 
-create function durable.commit_parks(bigint[], uuid[], bigint[], text[], text[], text[], text[], int[], int[], float8[], text[], boolean[], text[], text[], boolean[], text[], float8[], text[], text[], boolean)
+create function durable.commit_parks(bigint[], uuid[], bigint[], text[], text[], text[], text[], int[], int[], float8[], text[], boolean[], text[], text[], boolean[], text[], float8[], text[], text[], boolean, text[])
 returns void language sql volatile as $$
 update durable.gen_durable g
    set status = o.status::durable.durable_status,
+       hold = case when o.status = 'runnable' then durable.hold_of(g.request) else 0 end,
        step = o.step,
        state = coalesce(o.state::jsonb, g.state),
        result = o.result::jsonb,
@@ -251,6 +284,7 @@ update durable.gen_durable g
        finished_at = case when o.status in ('done', 'failed', 'cancelled') then durable.now() end,
        awaits = case when o.keeps or o.status in ('failed', 'cancelled') then g.awaits else o.awaits::text[] end,
        await_step = o.await_step,
+       manual = case when o.manual is not null then o.manual::jsonb when o.advance = 0 and o.status <> 'done' then g.manual end,
        await_deadline = case when o.timeout is not null then durable.now() + make_interval(secs => o.timeout) end,
        children_total = case when o.advance > 0 then 0 else g.children_total end,  -- the barrier is the visit's
        children_pending = 0,
@@ -258,9 +292,9 @@ update durable.gen_durable g
        updated_at = durable.now()
   from unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::int[], $9::int[],
               $10::float8[], $11::text[], $12::boolean[], $13::text[], $14::text[], $15::boolean[], $16::text[], $17::float8[],
-              $18::text[], $19::text[])
+              $18::text[], $19::text[], $21::text[])
        o(id, claim, visit, status, step, state, result, attempt, advance, delay, last_error, rekey, new_key, awaits, keeps,
-         await_step, timeout, error_type, traceback)
+         await_step, timeout, error_type, traceback, manual)
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
    and ($20::boolean or g.lease_expires_at > clock_timestamp())
    and (g.request is null or o.status in ('done', 'cancelled') or not durable.asked_to_cancel(g.request))
@@ -272,11 +306,12 @@ create function durable.park_parent(bigint, text, text, int, int, boolean, float
 returns void language sql volatile as $$
 update durable.gen_durable g
    set status = (case when $5::int > 0 then 'awaiting_children' else 'runnable' end)::durable.durable_status,
+       hold = case when $5::int > 0 then 0 else durable.hold_of(g.request) end,
        step = case when $5::int > 0 then g.step else $2::text end,
        await_step = case when $5::int > 0 then $2::text end,
        await_deadline = case when $5::int > 0 and $7::float8 is not null then durable.now() + make_interval(secs => $7::float8) end,
        state = coalesce($3::text::jsonb, g.state),
-       attempt = 0, crashes = 0, round = 0, visit = g.visit + 1, rev = least(g.rev, 9223372036854775806) + 1, eligible_at = durable.now(), last_error = null, error_type = null, traceback = null, awaits = null,
+       attempt = 0, crashes = 0, round = 0, visit = g.visit + 1, rev = least(g.rev, 9223372036854775806) + 1, eligible_at = durable.now(), last_error = null, error_type = null, traceback = null, awaits = null, manual = null,
        children_total = $4::int, children_pending = $5::int, wake_on_failure = $6::boolean and $5::int > 0,
        cancel_rest = case when $15::boolean and $5::int > 0 then true when g.cancel_rest is not null then false end,
        locked_by = null, lease_expires_at = null, updated_at = durable.now()
@@ -339,7 +374,7 @@ create function durable.journal_outcomes(bigint[], uuid[], text[], text[], bigin
 returns void language sql volatile as $$
 insert into durable.journal (instance_id, rev, visit, seconds, claim_id, attempt, kind, step, to_step, node, error, data)
 select g.id, g.rev, u.visit, u.seconds, g.claim_id, u.attempt, u.kind, u.step,
-       case when u.kind = 'next' then g.step when u.kind = 'parked' then g.await_step end,
+       case when u.kind = 'next' then g.step when u.kind = 'parked' then g.await_step when u.kind = 'asked' then g.manual ->> 'then' end,
        $8::text,
        case when g.last_error is not null
             then jsonb_strip_nulls(jsonb_build_object('type', g.error_type, 'text', g.last_error, 'traceback', g.traceback))
@@ -360,6 +395,7 @@ select g.id, g.rev, u.visit, u.seconds, g.claim_id, u.attempt, u.kind, u.step,
                      'awaits', case when u.kind = 'parked' then to_jsonb(g.awaits) end,
                      'deadline', g.await_deadline,
                      'to_attempt', case when u.kind = 'failed' and g.attempt <> u.attempt then g.attempt end))
+                 || case when u.kind = 'asked' then jsonb_build_object('boundary', g.manual) else '{}' end
                  || case when u.rekeyed then jsonb_build_object('columns', jsonb_build_object('partition_key', g.partition_key)) else '{}' end
                  || case when g.journal < 4 then '{}'
                          when g.finished_at is null then jsonb_build_object('state', g.state)
@@ -398,8 +434,8 @@ $$;
 create function durable.recheck_awaits(bigint[], bigint[])
 returns void language sql volatile as $$
 update durable.gen_durable g
-   set status = 'runnable', eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
-       await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
+   set status = 'runnable', hold = durable.hold_of(g.request), eligible_at = durable.now(), step = coalesce(g.await_step, g.step),
+       await_step = null, await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
  from (select y.id, y.step from durable.gen_durable y where y.id = any ($1::bigint[])) w
  where g.id = w.id and g.id = any ($1::bigint[]) and g.xmin = pg_current_xact_id()::xid and g.status = 'awaiting_signal'
    and exists (
@@ -427,6 +463,9 @@ with ended as materialized (
        set children_pending = greatest(p.children_pending - e.n, 0),
            status = case when not (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then p.status
                          when octet_length(p.partition_key) > 2000 then 'failed' else 'runnable' end,
+           hold = case when p.request is not null and octet_length(p.partition_key) > 2000 is not true
+                            and (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then durable.hold_of(p.request)
+                       else p.hold end,
            finished_at = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))
                               then durable.now() end,
            last_error = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))
@@ -469,6 +508,8 @@ update durable.gen_durable g set hold = 0, rev = least(g.rev, 922337203685477580
      cross join lateral (
         select y.id from durable.gen_durable y
          where y.partition_key = u.key and y.status = 'runnable' and y.hold = 1
+           and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+           and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
          order by y.priority, y.eligible_at, y.id limit 1 for no key update skip locked) h))
 returning g.id, g.queue, g.priority, g.eligible_at,
           case when g.journal >= 3 then durable.note(g.id, g.rev, 'offered', g.step, null, g.visit, g.attempt, g.round) end
@@ -496,6 +537,8 @@ select k.key,
        and coalesce((select y.hold from durable.gen_durable y
                       where y.partition_key = k.key and y.status = 'runnable' and durable.due(y.eligible_at) and y.hold <> 2
                         and durable.keeps_place(y.hold)
+                        and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                        and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                       order by y.priority, y.eligible_at, y.id limit 1) = 1, false)
   from (select key from k limit $2::int) k where k.key is not null
 $$;
@@ -548,26 +591,47 @@ begin
     return (outcome ->> field)::float8;
 end $$;
 
--- What an outcome is: one of six. Raises for anything else.
+-- What an outcome is: one of eight. Raises for anything else.
 create function durable.outcome_kind(outcome jsonb) returns text language plpgsql immutable as $$
 declare
     kind text;
     odd text;
 begin
     if jsonb_typeof(outcome) is distinct from 'object'
-       or (select count(*) from jsonb_object_keys(outcome) k where k in ('next', 'retry', 'await', 'children', 'done', 'stop')) <> 1 then
-        raise exception 'an outcome is an object with one of next, retry, await, children, done, stop: %', left(coalesce(outcome::text, 'null'), 200)
+       or (select count(*) from jsonb_object_keys(outcome) k where k in ('next', 'retry', 'await', 'children', 'pause', 'approval', 'done', 'stop')) <> 1 then
+        raise exception 'an outcome is an object with one of next, retry, await, children, pause, approval, done, stop: %', left(coalesce(outcome::text, 'null'), 200)
             using errcode = 'RD004';
     end if;
-    select k into kind from jsonb_object_keys(outcome) k where k in ('next', 'retry', 'await', 'children', 'done', 'stop');
+    select k into kind from jsonb_object_keys(outcome) k where k in ('next', 'retry', 'await', 'children', 'pause', 'approval', 'done', 'stop');
     select k into odd from jsonb_object_keys(outcome) k
      where k <> all (case kind when 'next' then '{next,state,partition_key,consume}' when 'retry' then '{retry,state}'
                                when 'await' then '{await,then,state,timeout,consume}' when 'children' then '{children,then,state,join,timeout,rest}'
+                               when 'pause' then '{pause,state,title,data}' when 'approval' then '{approval,state,on_reject,title,data,timeout,on_timeout}'
                                when 'done' then '{done}' else '{stop}' end::text[]) limit 1;
     if odd is not null then
         raise exception 'an outcome "%" has no field "%"', kind, odd using errcode = 'RD004';
     end if;
     return kind;
+end $$;
+
+-- The boundary of a pause or an approval, as the column "manual" has it.
+create function durable.outcome_boundary(outcome jsonb, what text) returns jsonb language plpgsql immutable as $$
+declare
+    told jsonb := jsonb_build_object('kind', what, 'then', outcome ->> what) || coalesce((
+        select jsonb_object_agg(k, outcome -> k) from unnest('{title,data,on_reject,on_timeout}'::text[]) k where outcome -> k <> 'null'), '{}');
+begin
+    if jsonb_typeof(coalesce(told -> 'title', '""')) <> 'string' or length(told ->> 'title') not between 1 and 2000 then
+        raise exception '"title" must be a text of 1 to 2000 characters' using errcode = 'RD004';
+    end if;
+    perform case when told ? 'on_reject' then durable.outcome_name(outcome, 'on_reject') end,
+            case when told ? 'on_timeout' then durable.outcome_name(outcome, 'on_timeout') end;
+    if told ? 'on_timeout' and durable.outcome_seconds(outcome, 'timeout') is null then
+        raise exception '"on_timeout" needs "timeout"' using errcode = 'RD004';
+    end if;
+    if octet_length(told::text) > 65536 then
+        raise exception 'a boundary has at most 65536 bytes of JSON, this one has %', octet_length(told::text) using errcode = 'RD004';
+    end if;
+    return told;
 end $$;
 
 -- Whether this runner still owns its claim. Locks the row and returns it; without locked_by if the claim's outcome is committed
@@ -592,7 +656,7 @@ begin
     if not mine and (r.claim_id is not distinct from claim or not exists (
         select 1 from durable.journal j
          where j.instance_id = instance and j.rev > r.rev - 1000 and j.claim_id = claim
-           and j.kind in ('next', 'retry', 'parked', 'spawned', 'done', 'failed', 'cancelled'))) then
+           and j.kind in ('next', 'retry', 'parked', 'asked', 'spawned', 'done', 'failed', 'cancelled'))) then
         raise exception 'instance %: this claim is not current; nothing was written', instance
             using errcode = 'RD001', detail = format('The instance is %s.', r.status),
                   hint = 'Its lease has expired and the claim was taken back, or id, claim_id and token do not belong together.';
@@ -601,11 +665,19 @@ begin
     return r;
 end $$;
 
+-- Seconds since the row was claimed, by the record of that: the row does not have the time.
+create function durable.claim_age(r durable.gen_durable) returns float8 language sql stable as $$
+    select greatest(extract(epoch from durable.now() - j.at), 0)::float8
+      from durable.journal j
+     where j.instance_id = r.id and j.rev > r.rev - 1000 and j.claim_id = r.claim_id and j.kind = 'claimed'
+     order by j.rev desc limit 1
+$$;
+
 -- The commit of an outcome, but for children: what an engine's flusher sends, in its order.
 create function durable.commit_claim(
     r durable.gen_durable, late boolean, kind text, to_status text, to_step text, new_state text, new_result text, to_attempt int,
     advance int, delay float8, error jsonb, rekey boolean, new_key text, names text[], keeps boolean, then_step text, timeout float8,
-    consumed bigint[], kept bigint[]
+    consumed bigint[], kept bigint[], boundary jsonb default null
 ) returns void language plpgsql volatile as $$
 begin
     if r.cancellation is not null and to_status in ('done', 'failed') then  -- it compensated: however that ends, it was cancelled
@@ -617,17 +689,18 @@ begin
     perform durable.commit_parks(
         array[r.id], array[r.claim_id], array[r.visit], array[to_status], array[to_step], array[new_state], array[new_result],
         array[to_attempt], array[advance], array[delay], array[error ->> 'text'], array[rekey], array[new_key], array[names::text],
-        array[keeps], array[then_step], array[timeout], array[error ->> 'type'], array[error ->> 'traceback'], late);
+        array[keeps], array[then_step], array[timeout], array[error ->> 'type'], array[error ->> 'traceback'], late, array[boundary::text]);
     perform durable.check_written(r.id);
     if r.journal >= 2 or (r.journal = 1 and kind in ('retry', 'failed')) then
         perform durable.journal_outcomes(
-            array[r.id], array[r.claim_id], array[kind], array[r.step], array[r.visit], array[r.attempt], '{}', r.locked_by,
+            array[r.id], array[r.claim_id], array[kind], array[r.step], array[r.visit], array[r.attempt],
+            case when r.journal < 3 then '{}' else array[durable.claim_age(r)] end, r.locked_by,
             array[r.round], array[case when r.journal >= 3 then r.lease_expires_at end], array[rekey], '{}', '{}');
     end if;
     if consumed <> '{}' then
         perform durable.consume_signals(array_fill(r.id, array[cardinality(consumed)]), consumed);
     end if;
-    if to_status = 'awaiting_signal' then
+    if to_status = 'awaiting_signal' and boundary is null then
         perform durable.recheck_awaits(array[r.id], kept);
     end if;
     if r.parent_id is not null and to_status in ('done', 'failed', 'cancelled') then
@@ -733,7 +806,7 @@ select coalesce((
            or conflicts.result <> coalesce(j.data -> 'result', r.result, conflicts.result)
       from durable.journal j
      where j.instance_id = r.id and j.rev > r.rev - 1000 and j.claim_id = claim
-       and j.kind in ('next', 'retry', 'parked', 'spawned', 'done', 'failed', 'cancelled')
+       and j.kind in ('next', 'retry', 'parked', 'asked', 'spawned', 'done', 'failed', 'cancelled')
      order by j.rev desc limit 1), false)
 $$;
 
@@ -744,10 +817,12 @@ set jit = off set plan_cache_mode = force_generic_plan set enable_seqscan = off 
 #variable_conflict use_column
 declare
     what text := durable.outcome_kind(outcome);
-    kind text := case what when 'await' then 'parked' when 'children' then 'spawned' when 'stop' then 'failed' else what end;
-    to_step text := case what when 'next' then durable.outcome_name(outcome, 'next')
-                              when 'children' then durable.outcome_name(outcome, 'then')
-                              when 'await' then case when outcome ? 'then' and outcome -> 'then' <> 'null' then durable.outcome_name(outcome, 'then') end end;
+    kind text := case what when 'await' then 'parked' when 'children' then 'spawned' when 'stop' then 'failed' when 'pause' then 'asked'
+                           when 'approval' then 'asked' else what end;
+    to_step text := case when what in ('next', 'pause', 'approval') then durable.outcome_name(outcome, what)
+                         when what = 'children' then durable.outcome_name(outcome, 'then')
+                         when what = 'await' then case when outcome ? 'then' and outcome -> 'then' <> 'null' then durable.outcome_name(outcome, 'then') end end;
+    boundary jsonb := case when what in ('pause', 'approval') then durable.outcome_boundary(outcome, what) end;
     names text[];
     reason jsonb;
     key text := outcome ->> 'partition_key';
@@ -809,6 +884,10 @@ begin
             durable.outcome_seconds(outcome, 'timeout'), named,
             -- If all that was handed is kept, the next run would be handed the same: what lies beyond must not wake it.
             case when cardinality(kept) < cardinality(handed) then kept else kept || unseen end);
+    when 'pause', 'approval' then
+        perform durable.commit_claim(
+            r, late, kind, 'awaiting_signal', r.step, (outcome -> 'state')::text, null, 0, 1, 0, null, false, null, '{}', false,
+            coalesce(boundary ->> 'on_timeout', boundary ->> 'on_reject'), durable.outcome_seconds(outcome, 'timeout'), named, '{}', boundary);
     when 'done' then
         perform durable.commit_claim(
             r, late, kind, 'done', r.step, null, (outcome -> 'done')::text, r.attempt, 0, 0, null, false, null, null, false, null, null, '{}', '{}');
@@ -904,7 +983,7 @@ end $$;
 create function durable.claim_next(queue text, steps text[], owner text, lease interval default '5 minutes')
 returns table (id bigint, claim_id uuid, token text, lease_until timestamptz, machine text, version int, step text, state jsonb,
                attempt int, visit bigint, idempotency_key text, partition_key text, parent_id bigint, awaited jsonb, signals jsonb,
-               more_signals boolean, children jsonb, children_counts jsonb, cancellation jsonb)
+               more_signals boolean, children jsonb, children_counts jsonb, decision jsonb, cancellation jsonb)
 language plpgsql volatile
 set jit = off set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set synchronous_commit = on as $$
@@ -942,6 +1021,11 @@ begin
         perform durable.check_written(ended[1]), durable.join_parents(ended);
     end if;
     perform durable.expire_awaits(claim_next.queue, 100);
+    -- The pick decides it, in its own snapshot. This saves the search for rows that it would not take.
+    known := array(select k from unnest(known) k where not exists (
+        select 1 from durable.pauses p
+         where p.queue = claim_next.queue and p.fsm in ('', split_part(k, chr(31), 1)) and durable.lasts(p.until)));
+    if known = '{}' then return; end if;
     loop
         with recursive p(priority) as (
             (select g.priority from durable.gen_durable g
@@ -1022,7 +1106,7 @@ end $$;
 create function durable.claimed_row(instance bigint, secret text)
 returns table (id bigint, claim_id uuid, token text, lease_until timestamptz, machine text, version int, step text, state jsonb,
                attempt int, visit bigint, idempotency_key text, partition_key text, parent_id bigint, awaited jsonb, signals jsonb,
-               more_signals boolean, children jsonb, children_counts jsonb, cancellation jsonb)
+               more_signals boolean, children jsonb, children_counts jsonb, decision jsonb, cancellation jsonb)
 language sql volatile as $$
 with mine as materialized (
     select g.* from durable.gen_durable g where g.id = instance
@@ -1048,7 +1132,7 @@ select m.id, m.claim_id,
        (select count(*) > 1000 from inbox),
        case when (select count(*) from brood) > 10000 then null else coalesce((select jsonb_agg(b.told order by b.id) from brood b), '[]') end,
        coalesce((select jsonb_object_agg(n.status, n.count) from (select b.status, count(*) from brood b group by b.status) n), '{}'),
-       m.cancellation
+       m.manual -> 'decision', m.cancellation
   from mine m
 $$;
 

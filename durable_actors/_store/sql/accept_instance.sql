@@ -6,7 +6,7 @@
 -- locks    its row
 -- index    gen_durable_pkey, journal_pkey, receipts_once
 -- keeps    everything but `rev`, which is greater than that of every record from here on. A claim stays what it is: its fence is not `rev`.
---          Bytes are in hexadecimal digits, whatever `bytea_output` the caller has. A request is no part of the history.
+--          Bytes are in hexadecimal digits, whatever `bytea_output` the caller has. A pause is part of the history, a request to cancel is not.
 with accepted as (
     update durable.gen_durable g
        set rev = least(greatest(g.rev, (select j.rev from durable.journal j where j.instance_id = $1::bigint order by j.rev desc limit 1)),
@@ -17,7 +17,7 @@ with accepted as (
        and isfinite(coalesce(g.finished_at, g.inserted_at)) and isfinite(coalesce(g.lease_expires_at, g.inserted_at))
     returning g.id, durable.note(
         g.id, g.rev, 'snapshot', g.step, null, g.visit, g.attempt, 0, commander => $2::text, further => jsonb_build_object(
-            'row', to_jsonb(g) - 'request' - case when g.journal < 4 then array['state', 'result'] else '{}' end
+            'row', to_jsonb(g) - case when durable.asked_to_pause(g.request) then '' else 'request' end - case when g.journal < 4 then array['state', 'result'] else '{}' end
                    || jsonb_build_object('unique_key', chr(92) || 'x' || encode(g.unique_key, 'hex'),
                                          'unique_guard', null,
                                          'child_args', chr(92) || 'x' || encode(g.child_args, 'hex'),

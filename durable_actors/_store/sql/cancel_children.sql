@@ -58,6 +58,7 @@ with work as materialized (
        set status = 'cancelled', finished_at = durable.now(), hold = 0, last_error = c.request ->> 'reason', error_type = null, traceback = null,
            locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, await_step = null, await_deadline = null,
            children_pending = 0, wake_on_failure = false, request = c.request,
+           manual = case when g.manual -> 'decision' is not null then g.manual end,
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from chosen c
      where g.id = c.id and not c.runs and c.undo is null

@@ -3,7 +3,7 @@
 --          $6 force boolean: do not ask, take the claim away; do not compensate any longer · $7 children boolean: cancel them, too
 -- returns  the receipt's result: "cancelled", or "requested" if a step runs or it compensates; nothing if it has ended, or compensates already
 --          and this is not by force. Then the partition key of one that gave up its place, whose siblings the caller promotes; its parent
---          and that one's queue if this has opened the parent's barrier; whether it is offered, at the step that compensates
+--          and that one's queue if this has opened the parent's barrier; its own queue if it is offered, at the step that compensates
 -- moves    cancelled · compensating · unfit · child_ended · joined · requested
 -- locks    its row, then its parent's: the order of every commit
 -- index    gen_durable_pkey, compensations_pkey, receipts_once
@@ -34,6 +34,7 @@ with target as materialized (
            error_type = null, traceback = null,
            locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, await_step = null, await_deadline = null,
            children_pending = 0, wake_on_failure = false, request = t.request,
+           manual = case when g.manual -> 'decision' is not null then g.manual end,  -- an open boundary ends, a decision stays for a retry
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from target t
      where g.id = t.id and not t.runs and t.undo is null
@@ -55,4 +56,4 @@ select 'cancel', 'instance', d.id::text, $2::text, $3::text, $4::text, $5::jsonb
         select n.id, 'requested' from entered n where n.queue is not null) d
 returning r.result, coalesce((select e.partition_key from ended e), (select n.partition_key from entered n)),
           (select case when e.opened is not null then e.parent_id end from ended e), (select e.opened from ended e),
-          exists (select 1 from entered n)
+          (select n.queue from entered n)

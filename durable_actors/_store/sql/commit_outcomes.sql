@@ -19,7 +19,8 @@
 --          the index of executing rows. Completion keeps claim_id, so that a repeated commit can be recognised.
 --          Under a request to cancel only an end in "done" or "cancelled" is committed. Any other one is as stale; read_claims tells why.
 update durable.gen_durable g
-   set status = case when o.stays then 'executing' else o.status end,
+   set status = case when o.stays and not durable.asked_to_pause(g.request) then 'executing' else o.status end,
+       hold = case when o.status = 'runnable' then durable.hold_of(g.request) else 0 end,
        step = o.step,
        state = coalesce(o.state::jsonb, g.state),
        result = o.result::jsonb,
@@ -29,14 +30,14 @@ update durable.gen_durable g
        crashes = case when o.advance > 0 then 0 else g.crashes end,
        round = case when o.advance > 0 then 0 else least(g.round, 2147483646) + 1 end,
        -- Untouched when running ahead: no indexed column changes, the update is HOT (241 instead of 355 bytes of WAL).
-       eligible_at = case when o.stays then g.eligible_at when o.delay = 0 then durable.now()
+       eligible_at = case when o.stays and not durable.asked_to_pause(g.request) then g.eligible_at when o.delay = 0 then durable.now()
                           else durable.now() + make_interval(secs => o.delay) end,
        last_error = o.last_error,
        error_type = null,  -- what follows an exception is written by commit_parks
        traceback = null,
        partition_key = case when o.rekey then o.new_key else g.partition_key end,
-       locked_by = case when o.stays then g.locked_by end,
-       lease_expires_at = case when o.stays then g.lease_expires_at end,
+       locked_by = case when o.stays and not durable.asked_to_pause(g.request) then g.locked_by end,
+       lease_expires_at = case when o.stays and not durable.asked_to_pause(g.request) then g.lease_expires_at end,
        finished_at = case when o.status in ('done', 'failed', 'cancelled') then durable.now() end,
        updated_at = durable.now()
   from (select u.id, u.claim, coalesce(u.visit, ($3::bigint[])[1]) as visit, coalesce(u.status, ($5::durable.durable_status[])[1]) as status,
@@ -54,5 +55,5 @@ update durable.gen_durable g
  where g.id = o.id and g.claim_id = o.claim and g.visit = o.visit and g.locked_by is not null
    and ($16::boolean or g.lease_expires_at > clock_timestamp())
    and (g.request is null or o.status in ('done', 'cancelled') or not durable.asked_to_cancel(g.request))
-returning g.id, g.visit, g.status, case when o.stays then g.state end, g.inbox,
+returning g.id, g.visit, g.status, case when g.locked_by is not null then g.state end, g.inbox,
           case when g.inbox and o.status = 'done' then durable.drop_inbox(g.id) end

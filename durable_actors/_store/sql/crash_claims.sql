@@ -34,7 +34,8 @@ with mine as materialized (
 ), given_back as (
 update durable.gen_durable g
    set status = (case when m.asked then 'cancelled' when m.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = case when m.fault is null and not m.asked then least(g.attempt, 2147483646) + 1 else g.attempt end,
+       hold = case when m.fault is null then durable.hold_of(g.request) else 0 end,
+       attempt = case when m.fault is null and not m.asked then least(g.attempt, 2147483646) + 1 else g.attempt end,
        crashes = case when m.asked then g.crashes else least(g.crashes, 2147483646) + 1 end,
        rev = least(g.rev, 9223372036854775806) + 1,
        eligible_at = case when m.asked then g.eligible_at else durable.now() + make_interval(

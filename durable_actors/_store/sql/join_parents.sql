@@ -27,6 +27,9 @@ with ended as materialized (
        set children_pending = greatest(p.children_pending - e.n, 0),
            status = case when not (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then p.status
                          when octet_length(p.partition_key) > 2000 then 'failed' else 'runnable' end,
+           hold = case when p.request is not null and octet_length(p.partition_key) > 2000 is not true
+                            and (p.children_pending <= e.n or (p.wake_on_failure and e.failed)) then durable.hold_of(p.request)
+                       else p.hold end,
            finished_at = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))
                               then durable.now() end,
            last_error = case when octet_length(p.partition_key) > 2000 and (p.children_pending <= e.n or (p.wake_on_failure and e.failed))

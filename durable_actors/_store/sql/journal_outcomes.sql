@@ -13,7 +13,7 @@
 -- cost     a rider: nothing is sent when no instance of the group is journaled
 insert into durable.journal (instance_id, rev, visit, seconds, claim_id, attempt, kind, step, to_step, node, error, data)
 select g.id, g.rev, u.visit, u.seconds, g.claim_id, u.attempt, u.kind, u.step,
-       case when u.kind = 'next' then g.step when u.kind = 'parked' then g.await_step end,
+       case when u.kind = 'next' then g.step when u.kind = 'parked' then g.await_step when u.kind = 'asked' then g.manual ->> 'then' end,
        $8::text,
        case when g.last_error is not null
             then jsonb_strip_nulls(jsonb_build_object('type', g.error_type, 'text', g.last_error, 'traceback', g.traceback))
@@ -34,6 +34,7 @@ select g.id, g.rev, u.visit, u.seconds, g.claim_id, u.attempt, u.kind, u.step,
                      'awaits', case when u.kind = 'parked' then to_jsonb(g.awaits) end,
                      'deadline', g.await_deadline,
                      'to_attempt', case when u.kind = 'failed' and g.attempt <> u.attempt then g.attempt end))
+                 || case when u.kind = 'asked' then jsonb_build_object('boundary', g.manual) else '{}' end
                  || case when u.rekeyed then jsonb_build_object('columns', jsonb_build_object('partition_key', g.partition_key)) else '{}' end
                  || case when g.journal < 4 then '{}'
                          when g.finished_at is null then jsonb_build_object('state', g.state)

@@ -4,14 +4,14 @@
 -- returns  read.Instance (as read_instances) and observe.InstanceDetails: seconds until it is eligible, until its lease ends, until its
 --          deadline · awaits text[] · await_step · children pending, total · {name: unread signals} of the first 10,000 ·
 --          {status: children} of all barriers · id and owner of the running sibling of its key · the due siblings of its key that go first:
---          of each step the first one, among the first 10,000 · request jsonb · the present time · rev · offered, due (the pick's own
+--          of each step the first one, among the first 10,000 · the present time · rev · offered, due (the pick's own
 --          predicates) · shelved_step · await_deadline · journal · of one that is parked: awaited signals that came after it parked, and how
 --          many children its barrier has, and has alive · ids of the first three children that it waits for · the last five receipts ·
---          the definition that it was started with · another one that ran a step, among its last 20 records · whether children
---          of it are being cancelled
+--          the definition that it was started with · another one that ran a step, among its last 20 records ·
+--          the pauses of its queue and of its machine there · whether children of it are being cancelled
 -- locks    none
 -- index    gen_durable_pkey, signals_unread, signals_inbox, gen_durable_parent, gen_durable_key_executing, gen_durable_key, receipts_target,
---          journal_pkey, cascades_parent
+--          journal_pkey, pauses_pkey, cascades_parent
 -- cost     linear in the inbox and the siblings (both bounded), and in the children
 with recursive wanted(id, level) as (
     select u.id, 0 from unnest($1::bigint[]) u(id)
@@ -29,7 +29,9 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        g.partition_key, g.unique_key, g.parent_id, g.locked_by, g.eligible_at, g.lease_expires_at,
        g.inserted_at, g.updated_at, g.finished_at, g.hold,
        g.interruptions, case when $2::bool then g.error_type end, case when $2::bool then g.traceback end, g.tags,
-       case when $2::bool then g.meta end, case when $2::bool or jsonb_typeof(g.cancellation) <> 'object' then g.cancellation else g.cancellation - 'reason' end,
+       case when $2::bool then g.meta end,
+       case when $2::bool then g.manual else durable.shown_manual(g.manual) end, g.await_deadline, g.request, g.rerun_of,
+       case when $2::bool or jsonb_typeof(g.cancellation) <> 'object' then g.cancellation else g.cancellation - 'reason' end,
        (extract(epoch from g.eligible_at) - extract(epoch from durable.now()))::float8,
        (extract(epoch from g.lease_expires_at) - extract(epoch from pg_catalog.now()))::float8,
        (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,
@@ -48,10 +50,12 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
                select y.id, y.priority, y.eligible_at, y.fsm, y.fsm_version, y.step, y.hold from durable.gen_durable y
                 where y.partition_key = g.partition_key and y.status = 'runnable' and durable.due(y.eligible_at)
                   and durable.keeps_place(y.hold) and (y.priority, y.eligible_at, y.id) < (g.priority, g.eligible_at, g.id)
+                  and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                  and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                 order by y.priority, y.eligible_at, y.id limit 10000) s
             order by s.fsm, s.fsm_version, s.step, s.priority, s.eligible_at, s.id) e
          where g.status = 'runnable'),
-       g.request, durable.now(), g.rev, durable.offered(g.status, g.hold), durable.due(g.eligible_at), g.shelved_step, g.await_deadline, g.journal,
+       durable.now(), g.rev, durable.offered(g.status, g.hold), durable.due(g.eligible_at), g.shelved_step, g.await_deadline, g.journal,
        case when g.status in ('awaiting_signal', 'awaiting_children') then jsonb_build_object(
            'lost', (select coalesce(jsonb_agg(distinct s.name), '[]') from durable.signals s
                      where g.status = 'awaiting_signal' and s.target_id = g.id and s.name = any (g.awaits) and s.consumed_at is null
@@ -70,6 +74,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        (select e.data ->> 'definition' from (
            select j.rev, j.data from durable.journal j where g.fingerprint is not null and j.instance_id = g.id order by j.rev desc limit 20) e
          where e.data ? 'definition' order by e.rev desc limit 1),
+       (select jsonb_agg(jsonb_build_array(p.fsm, p.until, p.at, p.by, p.reason) order by p.fsm)
+          from durable.pauses p where p.queue = g.queue and p.fsm in ('', g.fsm) and durable.lasts(p.until)),
        exists (select 1 from durable.cascades c where c.parent_id = g.id)
   from durable.gen_durable g
   left join lateral (

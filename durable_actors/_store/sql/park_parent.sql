@@ -10,11 +10,12 @@
 -- keeps    I11. No child was inserted, or none is needed: the step is entered at once.
 update durable.gen_durable g
    set status = (case when $5::int > 0 then 'awaiting_children' else 'runnable' end)::durable.durable_status,
+       hold = case when $5::int > 0 then 0 else durable.hold_of(g.request) end,
        step = case when $5::int > 0 then g.step else $2::text end,
        await_step = case when $5::int > 0 then $2::text end,
        await_deadline = case when $5::int > 0 and $7::float8 is not null then durable.now() + make_interval(secs => $7::float8) end,
        state = coalesce($3::text::jsonb, g.state),
-       attempt = 0, crashes = 0, round = 0, visit = g.visit + 1, rev = least(g.rev, 9223372036854775806) + 1, eligible_at = durable.now(), last_error = null, error_type = null, traceback = null, awaits = null,
+       attempt = 0, crashes = 0, round = 0, visit = g.visit + 1, rev = least(g.rev, 9223372036854775806) + 1, eligible_at = durable.now(), last_error = null, error_type = null, traceback = null, awaits = null, manual = null,
        children_total = $4::int, children_pending = $5::int, wake_on_failure = $6::boolean and $5::int > 0,
        cancel_rest = case when $15::boolean and $5::int > 0 then true when g.cancel_rest is not null then false end,
        locked_by = null, lease_expires_at = null, updated_at = durable.now()

@@ -12,7 +12,7 @@ with child as materialized (
            s.data -> 'parent' ->> 'step' as step, s.data -> 'parent' ->> 'key' as key
       from durable.gen_durable g
       left join durable.gen_durable p on p.id = g.parent_id
-      left join durable.journal s on s.instance_id = g.id and s.rev = 1
+      left join lateral (select j.data from durable.journal j where j.instance_id = g.id order by j.rev limit 1) s on true
      where g.id = any ($1::bigint[]) and g.parent_id is not null
 )
 select 'child', c.id::text, c.parent_id, c.barrier, c.machine, c.step, c.key from child c

@@ -2,7 +2,7 @@
 -- params   $1 id bigint · $2 levels below the instance int · $3 children of each int · $4 descendants int · $5 ancestors int
 -- returns  per instance, in no order: id, parent, level below the first ancestor, fsm, version, step, status, queue, attempt, owner, hold,
 --          seconds until it is eligible, seconds until its deadline, awaits, children pending, children total, the error (its first 500
---          characters), inserted_at, finished_at, {status: children}
+--          characters), inserted_at, finished_at, {status: children}, rerun_of
 -- locks    none
 -- index    gen_durable_pkey, gen_durable_parent
 -- cost     linear in the instances that are returned and all their children. Of the children of one those that have not ended come first,
@@ -36,6 +36,6 @@ select g.id, g.parent_id, f.level, g.fsm, g.fsm_version, g.step, g.status, g.que
        (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,
        g.awaits, g.children_pending, g.children_total, left(g.last_error, 500), g.inserted_at, g.finished_at,
        (select jsonb_object_agg(c.status, c.children) from (
-           select y.status::text, count(*) as children from durable.gen_durable y where y.parent_id = g.id group by y.status) c)
+           select y.status::text, count(*) as children from durable.gen_durable y where y.parent_id = g.id group by y.status) c), g.rerun_of
   from family f
   join durable.gen_durable g on g.id = f.id

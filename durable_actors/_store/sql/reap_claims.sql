@@ -75,7 +75,8 @@ with locks as materialized (  -- read only if some owner is said to be dead
 ), taken as (
 update durable.gen_durable g
    set status = (case when d.asked then 'cancelled' when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
-       hold = 0, attempt = case when d.asked or d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
+       hold = case when d.fault is null then durable.hold_of(g.request) else 0 end,
+       attempt = case when d.asked or d.stopped or d.fault is not null then g.attempt else least(g.attempt, 2147483646) + 1 end,
        crashes = case when d.asked or d.stopped then g.crashes else least(g.crashes, 2147483646) + 1 end,
        interruptions = case when d.stopped and not d.asked then least(g.interruptions, 2147483646) + 1 else g.interruptions end,
        rev = least(g.rev, 9223372036854775806) + 1,

@@ -9,8 +9,8 @@
 --          does not wake it again, so re-awaiting does not spin.
 -- cost     "not in" is a hashed subplan: linear, where an anti-join without hash joins would be quadratic
 update durable.gen_durable g
-   set status = 'runnable', eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
-       await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
+   set status = 'runnable', hold = durable.hold_of(g.request), eligible_at = durable.now(), step = coalesce(g.await_step, g.step),
+       await_step = null, await_deadline = null, rev = least(g.rev, 9223372036854775806) + 1
  from (select y.id, y.step from durable.gen_durable y where y.id = any ($1::bigint[])) w
  where g.id = w.id and g.id = any ($1::bigint[]) and g.xmin = pg_current_xact_id()::xid and g.status = 'awaiting_signal'
    and exists (

@@ -2,8 +2,8 @@
 -- params   $1 id bigint[] · $2 claim uuid[] · $3 attempts to add int (0: never ran, or a drain ended it · 1: was cancelled) ·
 --          $4 hold smallint (1: its key is busy elsewhere; it keeps its place and is offered again later · 2: this node's code
 --          lost its step; shelved) · $5 interruptions to add int (1: a drain ended its run)
--- returns  id, queue, partition_key, status of the released ones: runnable, or cancelled if that was requested; whether its children are to
---          be cancelled
+-- returns  id, queue, partition_key, status of the released ones: runnable (held if it is paused), or cancelled if that was requested; whether
+--          its children are to be cancelled
 -- moves    cancelled · compensating · released
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order; for a row that ends also its parent, whose barrier join_parents counts next. Never
 --          waits: one that is locked, or whose parent is, is not released, and the flusher tries it again
@@ -26,8 +26,8 @@ with mine as materialized (
 ), given_back as (
 update durable.gen_durable g
    set status = (case when m.ends then 'cancelled' else 'runnable' end)::durable.durable_status,
-       hold = case when m.ends then 0 else $4::smallint end,
-       shelved_step = case when $4::smallint = 2 and not m.ends then g.step else g.shelved_step end,
+       hold = case when m.ends then 0 when durable.asked_to_pause(g.request) then 4 else $4::smallint end,
+       shelved_step = case when $4::smallint = 2 and not m.ends and not durable.asked_to_pause(g.request) then g.step else g.shelved_step end,
        attempt = case when m.ends then g.attempt else least(g.attempt, 2147483647 - $3::int) + $3::int end,
        interruptions = case when m.ends then g.interruptions else least(g.interruptions, 2147483647 - $5::int) + $5::int end,
        finished_at = case when m.ends then durable.now() end,

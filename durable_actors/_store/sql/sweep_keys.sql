@@ -25,5 +25,7 @@ select k.key,
        and coalesce((select y.hold from durable.gen_durable y
                       where y.partition_key = k.key and y.status = 'runnable' and durable.due(y.eligible_at) and y.hold <> 2
                         and durable.keeps_place(y.hold)
+                        and (y.queue, '') not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
+                        and (y.queue, y.fsm) not in (select p.queue, p.fsm from durable.pauses p where durable.lasts(p.until))
                       order by y.priority, y.eligible_at, y.id limit 1) = 1, false)
   from (select key from k limit $2::int) k where k.key is not null

@@ -1,6 +1,7 @@
 -- wake_lost_waits: wake instances that wait for a signal which is in their inbox. None is lost by the engine; SQL by hand may lose one.
--- params   $1 after this id bigint · $2 how many rows to look at int · of the receipts: $3 by text · $4 reason text
--- returns  first the last id that was looked at, or null at the end; then the ids of the woken ones
+-- params   $1 after this id bigint · $2 how many rows to look at int · of the receipts: $3 by text · $4 reason text ·
+--          $5 wake them, or only look boolean
+-- returns  first the last id that was looked at, or null at the end; then the ids of the lost ones
 -- moves    woken
 -- locks    FOR NO KEY UPDATE SKIP LOCKED: a row that is locked is moving
 -- index    gen_durable_pkey, signals_inbox
@@ -17,10 +18,10 @@ with page as materialized (
      order by g.id for no key update of g skip locked
 ), woken as (
     update durable.gen_durable g
-       set status = 'runnable', eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
+       set status = 'runnable', hold = durable.hold_of(g.request), eligible_at = durable.now(), step = coalesce(g.await_step, g.step), await_step = null,
            await_deadline = null, inbox = true, rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from lost w
-     where g.id = w.id
+     where g.id = w.id and $5::boolean
     returning g.id, case when g.journal >= 3 then durable.note(g.id, g.rev, 'woken', w.step, g.step, g.visit, g.attempt, g.round) end
 ), told as (
     insert into durable.receipts (command, scope, target, by, reason, result)
@@ -28,4 +29,4 @@ with page as materialized (
 )
 select case when count(*) = $2::int then max(p.id) end from page p
 union all
-select w.id from woken w
+select l.id from lost l

@@ -57,8 +57,18 @@ class Nemesis:
     """Further options of every worker (tests.chaos.worker)."""
     seconds: float | None = None
     """How long faults are injected, when it must not be the runner's default."""
+    retention: float | None = None
+    """Seconds for which workers keep what has ended; None: for longer than any run takes."""
+    afterwards: Attack | None = None
+    """Runs when faults and senders have ended, until all work has: what the attack itself must put right."""
     forgives: frozenset[str] = frozenset()
     """Invariants that cannot hold here; say why at the place where it is set."""
+
+    @property
+    def options_of_workers(self) -> tuple[str, ...]:
+        """All options of every worker."""
+        kept = () if self.retention is None else ("--retention", f"{self.retention:g}")
+        return (*self.worker_options, *kept)
 
     @property
     def about(self) -> str:
@@ -80,6 +90,8 @@ def nemesis(
     workers: int = 3,
     worker_options: tuple[str, ...] = (),
     seconds: float | None = None,
+    retention: float | None = None,
+    afterwards: Attack | None = None,
     forgives: frozenset[str] = frozenset(),
 ) -> Callable[[Attack], Attack]:
     """Register an attack under this name; the fields of `Nemesis` say what the options mean."""
@@ -98,6 +110,8 @@ def nemesis(
             workers=workers,
             worker_options=worker_options,
             seconds=seconds,
+            retention=retention,
+            afterwards=afterwards,
             forgives=forgives,
         )
         return attack

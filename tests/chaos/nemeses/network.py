@@ -22,6 +22,8 @@ STATEMENTS: Final = (
     b"COMMIT",
 )
 """Whose answer, or whose question, is lost. A statement's name is in every message that runs it."""
+COMMANDS: Final = (b"cancel_instance", b"retry_instance")
+"""The same, where somebody gives commands."""
 MOMENT: Final = 1.0
 """Seconds in which a statement that is waited for should have been sent."""
 
@@ -95,10 +97,19 @@ async def reset(world: World) -> None:
 @nemesis("lost-messages", proxy=True, outages=True)
 async def lost_messages(world: World) -> None:
     """The answer to a commit (pick, insert, signal, …) never arrives, though it is done; or the question is lost."""
+    await _lose(world, STATEMENTS)
+
+
+async def lost_commands(world: World) -> None:
+    """The same, and half of the time to commands: theirs is repeated with its key."""
+    await _lose(world, (*STATEMENTS, *COMMANDS * 5))
+
+
+async def _lose(world: World, statements: tuple[bytes, ...]) -> None:
     proxy = proxy_of(world)
     endings: tuple[Ending, ...] = ("close", "reset")
     while not world.over:
-        statement, how = world.rng.choice(STATEMENTS), world.rng.choice(endings)
+        statement, how = world.rng.choice(statements), world.rng.choice(endings)
         world.log.sessions_lost("a message is lost")
         reply = world.rng.random() < 0.75
         if reply:

@@ -118,6 +118,7 @@ NODE: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "keyed steps": large.ENGINE["keyed steps"],
     "no reaper": large.ENGINE["no reaper"],
+    "no control": large.ENGINE["no control"],
     "dead at once": large.ENGINE["dead at once"],
     "restart proves": ("locks that a restart has freed prove death", _patch(reaper, "judge_owners", _restart_proves)),
     "unknown failed": (
@@ -165,6 +166,8 @@ FOCUS = {
     "moved": _back_again,
     "consume": large.FOCUS["consume"],
     "keyed steps": large.FOCUS["keyed steps"],
+    "no control": large.FOCUS["no control"],
+    **{name: large._commanded for name, plan in large.FOCUS.items() if plan is large._commanded},
 }
 """Rules that few schedules lean on: plans that do."""
 
@@ -178,7 +181,8 @@ class Breakage:
 
     def plan(self, seed: int) -> Plan:
         """A schedule in which it can show."""
-        return FOCUS.get(self.name, lambda plan: plan)(make_plan(seed))
+        plan = make_plan(seed)
+        return FOCUS[self.name](attrs.evolve(plan, orders=())) if self.name in FOCUS else plan
 
     @contextmanager
     def applied(self, plan: Plan) -> Iterator[frozenset[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 from tests.simulation.driver import Rates
-from tests.simulation.plan import Fault, Item, Kind, Plan, Strike, with_levels
+from tests.simulation.plan import Fault, Item, Kind, Plan, Strike, with_levels, with_orders
 
 KINDS: tuple[Kind, ...] = (
     "chain", "chain", "chain", "collector", "collector", "packer", "packer", "family", "chore", "sleeper",
@@ -108,7 +108,7 @@ def make_plan(seed: int) -> Plan:
         prefetch=draw.choice((0, 0, 1)), rates=Rates(**rates | {"delay": rates["delay"] * min(lease, 2.0)}),
         items=_items(draw, shape, lasts, lease), strikes=strikes,
     )  # fmt: skip
-    return with_levels(plan)
+    return with_orders(with_levels(plan), 0.3)
 
 
 def _items(draw: Random, shape: Shape, lasts: float, lease: float) -> tuple[Item, ...]:

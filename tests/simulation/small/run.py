@@ -6,10 +6,13 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import trio
 import trio._core._run as trio_run
+from durable_actors._store.commands import Command, plan_command
+from durable_actors._store.dialogues import RETRY, CarriedOut, cancelling, carrying_out, run_dialogue
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.signal import plan_signal, send_signals
 from durable_actors.errors import NoTarget
@@ -94,6 +97,17 @@ class SmallClient:
         if sent.outcome == "no_target":
             raise NoTarget(name)
 
+    async def cancel(self, target: int, *, force: bool, **about: Any) -> object:
+        return await self._carry_out(partial(cancelling, force=force), target, plan_command(**about))
+
+    async def retry(self, target: int, **about: Any) -> object:
+        return await self._carry_out(partial(carrying_out, RETRY), target, plan_command(**about))
+
+    async def _carry_out(self, dialogue: Callable[..., Any], target: int, command: Command) -> object:
+        async with self.lines.acquire("client") as conn:
+            done: CarriedOut = await run_dialogue(conn, dialogue(SCHEMA, target, command))  # type: ignore[arg-type]
+        return done.result
+
 
 class Land:
     """A plan on its way."""
@@ -120,8 +134,8 @@ class Land:
         self.book.changed(tx, old, new)
         if old is None:
             self._open += 1
-        if new.terminal and (old is None or not old.terminal):
-            self._open -= 1
+        was = old is not None and old.terminal
+        self._open += was - new.terminal
         self._look()
 
     def _look(self) -> None:
@@ -202,6 +216,8 @@ class Land:
         async with trio.open_nursery() as nursery:
             for item in self.plan.items:
                 nursery.start_soon(workload.submit, lines, item)
+            for orders in workload.by_target(self.plan):
+                nursery.start_soon(workload.command, lines, orders)
         self._sent = True
         self._look()
 

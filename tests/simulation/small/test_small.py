@@ -36,6 +36,7 @@ def test_known_schedules_keep_every_invariant_and_meet_every_protocol_and_every_
         seen |= check(seed).counts.keys()
     faults = {f"fault {fault}" for shape in SHAPES.values() for fault in shape.faults}
     moves = {"claim", "commit", "renew", "release", "reap", "signal", "expire", "hold", "promote", "join"}
+    moves |= {"cancel", "ask", "retry", "cancel cancelled", "cancel requested", "retry done"}
     assert seen >= faults | moves
 
 

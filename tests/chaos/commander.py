@@ -1,0 +1,222 @@
+"""A commander process: what operators do, at random, to instances that are there, while everything else goes on.
+
+    python -m tests.chaos.commander --dsn ... --direct ... --seed 7 --seconds 5 --number 0 --effects FILE
+
+Every attempt is written to an effect log before it is sent, and every answer when it has come
+(`tests.invariants.commands` says how they are judged). A command is repeated with its idempotency key until it is
+answered; some are sent twice at the same time, some again after their answer: each is carried out once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, LiteralString
+
+import attrs
+import durable_actors as da
+import psycopg
+import trio
+from durable_actors._client import Client
+from tests.chaos import machines
+from tests.chaos.workload import ALWAYS, default_level
+from tests.invariants.commands import ANSWERED, ASKED
+from tests.invariants.effect_log import EffectLog
+
+CALL: Final = 3.0
+"""Seconds for one attempt; then nobody knows, and it is repeated."""
+AGAIN: Final = 0.1
+"""Seconds between attempts."""
+PAUSE: Final = (0.02, 0.25)
+"""Seconds between two commands, least and most."""
+INSIST: Final = 20.0
+"""Seconds after the end of the faults for the last command to be answered."""
+CANDIDATES: Final[LiteralString] = """
+(select distinct on (status) id, status::text from durable.gen_durable order by status, random())
+union all
+(select id, status::text from durable.gen_durable where barrier is not null and finished_at is null
+  order by random() limit 2)
+"""
+"""One instance of each status that there is (most have ended, and commands on those are refused), and two children."""
+STARVED: Final[LiteralString] = """
+select g.id from durable.gen_durable g
+ where g.finished_at is null
+   and (g.fsm = 'chaos.Hang' or g.fsm in ('chaos.Tally', 'chaos.Pack') and exists (
+            select 1 from durable.receipts r where r.scope = 'instance' and r.target in (
+                select c.id::text from durable.gen_durable c
+                 where c.id = g.id
+                    or c.unique_key = replace(convert_from(g.unique_key, 'utf8'), 'receiver:', 'courier:')::bytea)))
+"""
+"""Who waits for what a command has prevented: signals that were refused while it was cancelled, or whose sender was."""
+
+logger = logging.getLogger("chaos.commander")
+
+
+@attrs.frozen(kw_only=True)
+class Command:
+    """One command on one instance."""
+
+    name: str
+    target: int
+    key: str
+    options: dict[str, Any] = attrs.field(factory=dict[str, Any])
+
+    async def send(self, client: Client) -> object:
+        """Give it; returns the answer."""
+        call: Callable[..., Awaitable[object]] = getattr(client, self.name)
+        return await call(
+            self.target, by="chaos", reason=f"chaos {self.key}", idempotency_key=self.key, **self.options
+        )
+
+
+def choose(rng: random.Random, status: str) -> tuple[str, dict[str, Any]]:
+    """A command for an instance that was seen in this status, mostly one that fits."""
+    fits = rng.random() < 0.85
+    if (status in {"failed", "cancelled"}) == fits:
+        return "retry", {}
+    return "cancel", {"force": rng.random() < 0.3}
+
+
+class Orders:
+    """Sends commands, and notes them."""
+
+    def __init__(self, client: Client, log: EffectLog) -> None:
+        self._client = client
+        self._log = log
+
+    async def give(self, command: Command) -> object:
+        """Send it until it is answered; None: it was refused."""
+        while True:
+            about = {"id": command.target, "command": command.name, "key": command.key}
+            self._log.note(ASKED, **about, **command.options)
+            try:
+                with trio.fail_after(CALL):
+                    answer = await command.send(self._client)
+            except (da.Conflict, da.NoTarget, da.Duplicate) as exc:
+                self._log.note(ANSWERED, **about, refused=type(exc).__name__)
+                return None
+            except (da.StoreUnavailable, trio.TooSlowError, psycopg.Error) as exc:
+                logger.info("%s: %s; again", command, exc)
+            else:
+                self._log.note(ANSWERED, **about, answer=answer)
+                return answer
+            await trio.sleep(AGAIN)
+
+    async def give_twice(self, command: Command) -> None:
+        """Two callers with one key, at the same time."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.give, command)
+            nursery.start_soon(self.give, command)
+
+
+class Commander:
+    """One process's share of the commands."""
+
+    def __init__(self, options: argparse.Namespace, client: Client, log: EffectLog) -> None:
+        self._options = options
+        self._client = client
+        self._orders = Orders(client, log)
+        self._rng = random.Random(f"commander {options.seed} {options.number}")
+        self._keys = (f"{options.number}:{n}" for n in itertools.count())
+
+    async def run(self) -> None:
+        """Give commands until the time is over; the last ones are answered, too."""
+        end = trio.current_time() + self._options.seconds
+        with trio.move_on_at(end + INSIST) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hang, end)
+                while trio.current_time() < end:
+                    await trio.sleep(self._rng.uniform(*PAUSE))
+                    await self._once()
+        if scope.cancelled_caught:
+            raise SystemExit("a command was not answered")
+
+    async def _once(self) -> None:
+        found = await trio.to_thread.run_sync(look, self._options.direct, CANDIDATES)
+        if not found:
+            return
+        number, status = self._rng.choice(found)
+        name, options = choose(self._rng, status)
+        command = Command(name=name, target=number, key=next(self._keys), options=options)
+        how = self._rng.random()
+        if how < 0.15:
+            await self._orders.give_twice(command)
+        else:
+            await self._orders.give(command)
+        if how > 0.9:
+            await self._orders.give(command)
+
+    async def _hang(self, end: float) -> None:
+        """Instances that only a command ends: each is given one, here or on whichever node it runs by then."""
+        for n in itertools.count():
+            await trio.sleep(self._rng.uniform(0.1, 1.0))
+            if trio.current_time() > end:
+                return
+            number = await self._insist(
+                partial(
+                    self._client.insert,
+                    machines.Hang,
+                    state={},
+                    unique_key=f"hang:{self._options.number}:{n}",
+                    unique_scope=ALWAYS,
+                    on_duplicate="return",
+                    journal=default_level(self._options.seed),
+                )
+            )
+            await trio.sleep(self._rng.uniform(0.0, 1.5))
+            await self._orders.give(Command(name="cancel", target=number, key=next(self._keys)))
+
+    async def _insist(self, call: Callable[[], Awaitable[int]]) -> int:
+        while True:
+            try:
+                with trio.fail_after(CALL):
+                    return await call()
+            except (da.StoreUnavailable, trio.TooSlowError, psycopg.Error) as exc:
+                logger.warning("insert: %s; again", exc)
+            await trio.sleep(AGAIN)
+
+
+def look(dsn: str, query: LiteralString) -> list[tuple[Any, ...]]:
+    """What there is now, by the direct way; nothing if there is no way."""
+    try:
+        with psycopg.connect(dsn, autocommit=True, application_name="chaos", connect_timeout=2) as conn:
+            return conn.execute(query).fetchall()
+    except psycopg.Error:
+        return []
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Connect, and command."""
+    log = EffectLog(options.effects)
+    async with AsyncExitStack() as stack:
+        client = None
+        while client is None:
+            try:
+                client = await stack.enter_async_context(da.open_client(options.dsn))
+            except (da.StoreUnavailable, psycopg.Error):
+                await trio.sleep(AGAIN)
+        await Commander(options, client, log).run()
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dsn", required=True)
+    parser.add_argument("--direct", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--effects", type=Path, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    trio.run(serve, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`durable-actors proceed`, `approve`, `reject`, and what the other commands show of who waits for a person."""
+
+from __future__ import annotations
+
+from psycopg.types.json import Jsonb
+from tests.cli.conftest import Shell
+
+
+def asking(shell: Shell, kind: str = "approval", **columns: object) -> int:
+    """An instance that waits for a person."""
+    boundary = {"kind": kind, "then": "pay", "title": "Refund?", "data": {"cents": 5}}
+    return shell.add(status="awaiting_signal", awaits=[], manual=Jsonb(boundary), **columns)
+
+
+def test_who_waits_is_listed_and_decided(shell: Shell):
+    first, keyed, paused = asking(shell), asking(shell, unique_key=b"order:1"), asking(shell, "pause")
+    shell.add(status="awaiting_signal", awaits=["go"])
+    listed = shell.ok("list", "--waiting", "approval")
+    assert "waits for a person (approval)" in listed
+    assert "Refund?" in listed
+    assert [each["id"] for each in shell.json("list", "--waiting", "approval")["instances"]] == [keyed, first]
+    assert [each["id"] for each in shell.json("list", "--waiting", "pause")["instances"]] == [paused]
+    assert len(shell.json("list", "--waiting", "signal")["instances"]) == 1
+    shown = shell.ok("show", first)
+    for line in (
+        "asks       Refund?",
+        'data       {"cents": 5}',
+        "why        it waits for an approval (Refund?)",
+    ):
+        assert line in shown
+    assert f"durable-actors approve {first}" in shell.ok("why", first)
+    said = shell.ok("approve", first, "order:1", "--by", "ada", "--comment", "fine", "--data", '{"a": null}')
+    assert said == f"{first} approved\n{keyed} approved\n"
+    assert shell.ok("proceed", paused) == f"{paused} proceeds\n"
+    assert shell.row(first, "status, step, manual -> 'decision' ->> 'by', manual #> '{decision,data}'") == (
+        "runnable", "pay", "ada", {"a": None},
+    )  # fmt: skip
+    assert "it was approved by ada" in shell.ok("show", first)
+    [*_, newest] = shell.json("audit", "--command", "approve")["receipts"]
+    assert (newest["by"], newest["data"]) == ("ada", {"comment": "fine"})
+
+
+def test_what_is_refused_is_said_and_the_rest_is_done(shell: Shell):
+    waits, done = asking(shell), shell.add(status="done")
+    result = shell.run("reject", waits, done, 999, "--by", "ada", "--comment", "no")
+    assert (result.exit_code, result.stdout) == (1, f"{waits} rejected\n")
+    first, second = result.stderr.splitlines()
+    why = "only one that waits for an approval can be rejected"
+    assert first == f"durable-actors: not rejected: instance {done} is done, and {why}"
+    assert second == "durable-actors: not rejected: there is no instance 999"
+    again = shell.run("approve", waits, "--json")
+    assert again.exit_code == 1
+    assert "is failed (rejected by ada: no)" in again.stderr
+    assert shell.row(waits, "status, last_error") == ("failed", "rejected by ada: no")
+    assert "--data" in shell.refused("approve", waits, "--data", "{", code=2)
+
+
+def test_the_same_key_again_is_harmless(shell: Shell):
+    number = asking(shell)
+    for _ in range(2):
+        assert shell.ok("approve", number, "--idempotency-key", "k") == f"{number} approved\n"
+    assert len(shell.json("audit", "--command", "approve")["receipts"]) == 1

@@ -1,0 +1,121 @@
+"""`retry`, `cancel`, `run-now` by filters, and `rerun`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from durable_actors.cli import many
+from psycopg.types.json import Jsonb
+from tests.cli.conftest import Shell
+
+TOLD = {"id", "command", "state", "count", "done", "skipped", "failed", "failures", "answers", "instance_id"}
+
+
+def test_retry_by_filter(shell: Shell):
+    a = shell.add(status="failed", last_error="no such host")
+    b = shell.add(status="failed", last_error="no such host", fsm="other")
+    c = shell.add(status="failed", last_error="else")
+    shell.add(last_error="no such host")  # runs
+    filters = ["--status", "failed", "--machine", "shop:Checkout", "--error", "such host"]
+    assert shell.ok("retry", *filters, "--dry-run") == "retry would change 1 instance\n"
+    assert shell.row(a, "status") == ("failed",)
+    assert shell.ok("retry", *filters, "--by", "ada", "--reason", "dns") == "retry of 1 instance: 1 done\n"
+    assert shell.ok("retry", *filters) == "no instance matches the filters\n"
+    assert shell.row(a, "status") == ("runnable",)
+    told = shell.json("retry", "--older-than", "0")
+    assert set(told) == TOLD
+    assert (told["count"], told["done"], told["state"]) == (2, 2, "finished")
+    assert {shell.row(each, "status") for each in (b, c)} == {("runnable",)}
+    newest, _, of_all, *_ = shell.json("audit")["receipts"][::-1]
+    assert (of_all["scope"], newest["scope"]) == ("bulk", "bulk")
+    shown = shell.ok("audit")
+    assert "all error=such host, machine=shop:Checkout, status=failed" in shown
+    assert "1 of 1 done" in shown
+
+
+def test_needs_targets_or_filters(shell: Shell):
+    for verb in ("retry", "cancel", "run-now"):
+        for arguments in ([], ["1", "--queue", "q"]):
+            assert "filters such as --status failed" in shell.refused(verb, *arguments, code=2)
+        assert "--background goes with filters" in shell.refused(verb, "1", "--background", code=2)
+    assert "Invalid value" in shell.refused("retry", "--status", "done", code=2)
+
+
+def test_cancel_and_run_now_by_filter(shell: Shell):
+    later = shell.add(queue="q", eligible_at="tomorrow", tags=["t"])
+    runs = shell.add(queue="q", status="executing")
+    failed = shell.add(queue="q", status="failed", unique_key=b"k")
+    shell.add(unique_key=b"k")
+    assert shell.ok("run-now", later, "--dry-run") == f"{later} would run now\n"
+    assert shell.ok("run-now", "--tag", "t") == "run-now of 1 instance: 1 hastened\n"
+    assert shell.ok("run-now", later) == f"{later} was due already\n"
+    assert "only a runnable one can be run now" in shell.refused("run-now", runs)
+    said = shell.run("cancel", "--queue", "q", "--yes")
+    assert said.stdout == "cancel of 2 instances: 1 cancelled, 1 requested\n"
+    refused = shell.run("retry", "--queue", "q")
+    assert refused.exit_code == 1
+    assert refused.stdout == "retry of 1 instance: 0 done, 1 failed\n"
+    assert refused.stderr == f"durable-actors: instance {failed}: another instance occupies its unique key\n"
+
+
+def test_more_than_a_hundred_are_confirmed(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    shell.conn.execute(
+        "insert into durable.gen_durable (fsm, step, state) select 'm', 's', '{}' from generate_series(1, 101)"
+    )
+    assert "would change 101 instances: say --yes" in shell.refused("cancel", "--machine", "m", code=2)
+    monkeypatch.setattr(many, "TELL_EVERY", 0)
+    asked: list[Any] = []
+
+    def confirm(text: str, **options: Any) -> None:
+        asked.append((text, options))
+
+    monkeypatch.setattr(many.click, "confirm", confirm)
+    monkeypatch.setattr(many, "_confirm", lambda name, count, *, yes: confirm(f"{name} {count}", yes=yes))
+    result = shell.run("cancel", "--machine", "m")
+    assert (result.exit_code, asked) == (0, [("cancel 101", {"yes": False})])
+    assert "durable-actors: 100 of 101\n" in result.stderr
+    assert shell.ok("cancel", "--machine", "m", "--yes") == "no instance matches the filters\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "count", "yes"), [(True, 101, False), (True, 100, False), (False, 101, True)]
+)
+def test_who_is_asked(monkeypatch: pytest.MonkeyPatch, terminal: bool, count: int, yes: bool):
+    asked: list[str] = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(many.click, "confirm", lambda text, **_: asked.append(text))
+    many._confirm("run_now", count, yes=yes)
+    assert asked == (["run-now 101 instances?"] if terminal and count > 100 else [])
+
+
+def test_in_the_background(shell: Shell):
+    shell.add(status="failed")
+    told = shell.json("retry", "--status", "failed", "--background")
+    assert (told["state"], told["count"], told["done"]) == ("running", 1, 0)
+    assert shell.row(told["instance_id"], "fsm, queue, status") == ("durable:bulk", "durable.ops", "runnable")
+    assert "1 matched; no end is recorded" in shell.ok("audit")
+    said = shell.ok("retry", "--everything", "--background")
+    assert said.startswith("retry of 1 instance runs in the background, as instance ")
+    shell.ok("cancel", told["instance_id"])
+
+
+def test_rerun(shell: Shell):
+    old = shell.add(state=Jsonb({"n": 1}), unique_key=b"order:1")
+    new = int(shell.ok("rerun", "order:1", "--by", "ada"))
+    assert shell.row(new, "fsm, step, state, unique_key, rerun_of") == (
+        "shop:Checkout",
+        "charge",
+        {"n": 1},
+        None,
+        old,
+    )
+    assert f"rerun of   {old}" in shell.ok("show", new)
+    assert f"(rerun of {old})" in shell.ok("tree", new)
+    given = shell.json("rerun", old, "--step", "ship", "--state", "[1]")["id"]
+    assert shell.row(given, "step, state") == ("ship", [1])
+    assert "has no record of revision 1" in shell.refused("rerun", old, "--at-rev", "1")
+    assert "there is no instance 999" in shell.refused("rerun", "999")
+    assert "--state" in shell.refused("rerun", old, "--state", "{", code=2)
+    assert {each["command"] for each in shell.json("audit", old)["receipts"]} == {"rerun"}
