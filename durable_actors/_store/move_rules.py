@@ -69,6 +69,12 @@ def is_cancelled(old: Row, new: Row) -> bool:
     return same_claim(old, new) or (new["claim_id"] is None and new["attempt"] == old["attempt"])
 
 
+def is_compensating(old: Row, new: Row) -> bool:
+    """Nothing else sets the cancellation."""
+    set_now = old["cancellation"] is None and new["cancellation"] is not None
+    return set_now and bool(new["visit"] == old["visit"] + 1)
+
+
 def is_crashed(old: Row, new: Row) -> bool:
     """`crash_claims` knows which exception was raised, and says so."""
     if new["status"] == "failed":

@@ -137,9 +137,13 @@ def on_targets(
     given: Given,
     start: Callable[[int], Dialogue[CarriedOut]],
     *,
+    then: Callable[[], Dialogue[object]] | None = None,
     feature: Feature | None = None,
 ) -> list[Answer]:
-    """Carry a command out on each TARGET, or look whether it could be. Warn of nodes that ignore `feature`."""
+    """Carry a command out on each TARGET, or look whether it could be.
+
+    `then`: what follows if one was. `feature`: warn of nodes that ignore it.
+    """
 
     async def run() -> list[Answer]:
         async with open_store(given.dsn, given.schema) as conn:
@@ -147,6 +151,8 @@ def on_targets(
             if given.dry_run:
                 return [await _look(conn, given.schema, name, each) for each in addresses]
             found = [await _carry_out(conn, given.schema, each, start) for each in addresses]
+            if then is not None and any(each.reason is None for each in found):
+                await run_dialogue(conn, then())
             if feature is not None and any(each.result is not None for each in found):
                 await _warn(conn, given.schema, feature)
             elif any(each.result == "requested" for each in found):

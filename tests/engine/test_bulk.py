@@ -11,8 +11,8 @@ import trio
 from durable_actors import _bulk
 from durable_actors._bulk_machine import BulkMachine
 from durable_actors._engine.setup import plan_queues
-from durable_actors._store.observe import retry_instance
 from durable_actors.testing import Bench
+from tests.support.commands import retry_instance
 
 FAILED = "status, finished_at, last_error) select 'm', 's', '{}', 'failed', now(), 'boom ' || n %% 5 from"
 ROWS = f"insert into durable.gen_durable (fsm, step, state, {FAILED} generate_series(1, %s) n returning id"
@@ -178,7 +178,8 @@ async def test_pause_and_resume_by_filter(durable: Bench):
     """Also those that wait; one that is paused already, or is not, is not meant."""
     look(
         durable,
-        "insert into durable.gen_durable (fsm, step, state, queue, status, finished_at, awaits, tags) select 'm', 's', '{}', 'q',"
+        "insert into durable.gen_durable (fsm, step, state, queue, status, finished_at, awaits, tags)"
+        " select 'm', 's', '{}', 'q',"
         " (array['runnable', 'awaiting_signal', 'done'])[n % 3 + 1]::durable.durable_status,"
         " case when n % 3 = 2 then now() end, '{x}', array['t' || n % 2]"
         " from generate_series(1, 12) n returning 1",

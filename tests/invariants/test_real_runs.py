@@ -10,7 +10,6 @@ import psycopg
 import pytest
 import trio
 from durable_actors._store.moves import MOVES, OUTCOMES
-from durable_actors._store.observe import retry_instance
 from durable_actors.machine import FULL, isolated_registry
 from tests.engine.kit import QUICK, make_node, pick
 from tests.invariants.audit import install_audit
@@ -20,6 +19,7 @@ from tests.invariants.history import History
 from tests.invariants.journal import JournalWatch, recording
 from tests.invariants.shop import define
 from tests.kit import PATIENCE
+from tests.support.commands import retry_instance
 
 LEASE = 3.0
 SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 0.05, "pool_size": 4}

@@ -7,15 +7,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.observe import (
-    NEWEST,
-    Filter,
-    list_instances,
-    observe_instance,
-    read_rates,
-    retry_instance,
-)
+from durable_actors._store.observe import NEWEST, Filter, list_instances, observe_instance, read_rates
 from durable_actors._store.sql import statement
+from tests.support.commands import retry_instance
 from tests.support.sql import explain
 
 ROWS = 30_000
