@@ -299,11 +299,9 @@ def _details(instance: Instance, row: Row) -> InstanceDetails:
         parked,
         missing,
         receipts,
-        fingerprint,
-        definition,
-        pauses,
-        cascade,
+        *last,
     ) = row
+    fingerprint, definition, pauses, cascade = last
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
     request = instance.request
     present, since = decode_instant(now), None if request is None else request.at
