@@ -139,7 +139,7 @@ async def pick(node: Node, limit: int = 100, queue: str = "default") -> list[Cla
 
 def claim(key: str | None, number: int = 1, **columns: Any) -> Claim:
     """A claim without a row: the keeper needs only its key and its id."""
-    values: dict[str, Any] = {field.name: 0 for field in attrs.fields(Claim)}
+    values: dict[str, Any] = {field.name: 0 for field in attrs.fields(Claim)} | {"cancellation": None}
     values |= {"id": number, "claim_id": f"{key}/{number}", "partition_key": key, "queue": "default"}
     return Claim(**(values | {"fsm": "m", "step": "s", "trusted_until": 1e9} | columns))
 
