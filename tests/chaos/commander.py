@@ -27,8 +27,8 @@ from durable_actors._client import Client
 from durable_actors._store.pauses import pause_target
 from tests.chaos import machines
 from tests.chaos.workload import ALWAYS, default_level
-from tests.invariants.notes import ANSWERED, ASKED
 from tests.invariants.effect_log import EffectLog
+from tests.invariants.notes import ANSWERED, ASKED
 
 CALL: Final = 3.0
 """Seconds for one attempt; then nobody knows, and it is repeated."""

@@ -399,7 +399,9 @@ async def test_a_notifier_is_told_what_a_runner_makes_runnable(durable_dsn: str)
     async with da.open_client(durable_dsn, notifier=notify) as client:
         number = await client.insert(Two)
         for count, outcome in enumerate((da.Next("end"), None, da.Done()), 1):
-            await until(lambda count=count: len(told) == count)  # before the claim: then nothing waits to be told
+            await until(
+                lambda count=count: len(told) == count
+            )  # before the claim: then nothing waits to be told
             claim = await client.claim_next("far", machines=[Two])
             assert claim is not None
             if outcome is None:

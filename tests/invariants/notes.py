@@ -1,4 +1,4 @@
-"""What those who give commands in a run write to an effect log: each attempt before it is sent, and what they were told.
+"""What those who give commands write to an effect log: each attempt before it is sent, and what they were told.
 
 An attempt without an answer may have been carried out, or not.
 """

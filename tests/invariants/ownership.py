@@ -141,7 +141,7 @@ def _agrees(outcome: Effect, run: StepRun, change: InstanceChange) -> bool:
 
 
 def _to_enter(row: InstanceState) -> str | None:
-    """The step that it enters next: of a boundary the one for which a person lets it; its await_step is the deadline's."""
+    """The step that it enters next; the await_step of a boundary is that of its deadline."""
     if row.status not in {"awaiting_signal", "awaiting_children"}:
         return row.step
     return row.await_step if row.manual is None else row.manual.get("then")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -86,7 +87,7 @@ def certain_pauses(history: History) -> list[QueuePause]:
             ends = [each.began for each in receipts[index + 1 :]]
             if result["until"] is not None:
                 ends.append(datetime.fromisoformat(result["until"]).timestamp())
-            since, until = history.at(answer) + history.doubt, min(ends, default=history.ended)
+            since, until = history.at(answer) + history.doubt, min(ends, default=math.inf)
             if since < until:
                 found.append(QueuePause(receipt, answer, result["queue"], result["machine"], since, until))
     return found

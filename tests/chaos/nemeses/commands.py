@@ -12,8 +12,8 @@ from psycopg.conninfo import make_conninfo
 from tests.chaos.commander import ASKING, INSIST, STARVED, Command, Orders, decision, look
 from tests.chaos.nemeses import Attack, database, nemesis, network, process, strangers
 from tests.chaos.world import World
-from tests.invariants.notes import ANSWERED
 from tests.invariants.effect_log import read_effects
+from tests.invariants.notes import ANSWERED
 
 COMMANDERS: Final = 2
 LOOK: Final = 0.2
