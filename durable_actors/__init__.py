@@ -19,6 +19,7 @@ from durable_actors._postgres.embedded.server import embedded_dsn
 from durable_actors._postgres.trio.connection import TrioConnection
 from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Receipt
+from durable_actors._store.explanation import Blocker, Explanation, NextAction
 from durable_actors._store.journal import PostgresJournal
 from durable_actors._store.migrate import migrate
 from durable_actors._store.observe import Filter
@@ -27,7 +28,6 @@ from durable_actors._store.read import Instance, ParentRun
 from durable_actors._store.recover import RecoveryReport
 from durable_actors._store.runner import Claimed
 from durable_actors._store.tree import Tree, TreeNode
-from durable_actors._store.why import Blocker, Explanation, NextAction
 from durable_actors._version import __version__
 from durable_actors.client import (
     anomalies,
@@ -85,6 +85,7 @@ from durable_actors.machine import (
     Approval,
     Await,
     Cancel,
+    Cancellation,
     Child,
     ChildView,
     Context,
@@ -117,6 +118,7 @@ __all__ = [
     "Boundary",
     "Bulk",
     "Cancel",
+    "Cancellation",
     "Child",
     "ChildView",
     "Claimed",

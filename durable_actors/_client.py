@@ -28,6 +28,7 @@ from durable_actors._store.dialogues import (
     undelivered,
     value_of,
 )
+from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import execute_async
 from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows
 from durable_actors._store.observe import NEWEST, Filter, list_instances
@@ -43,7 +44,6 @@ from durable_actors._store.signal import (
 )
 from durable_actors._store.sql import statement
 from durable_actors._store.tree import Tree
-from durable_actors._store.why import Explanation
 from durable_actors._trio_run import at_home
 from durable_actors.errors import ConfigError, DurableError, NoTarget
 from durable_actors.machine import (

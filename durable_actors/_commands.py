@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, Unpack, cast, overload
+from typing import Any, Final, Literal, Unpack, cast, overload
+
+import psycopg
 
 from durable_actors._bulk import Bulk, BulkCalls, BulkSaid, one_target, single
 from durable_actors._history import TrioConn
-from durable_actors._option_checks import count, flag, shown
+from durable_actors._option_checks import choice, count, flag, shown
+from durable_actors._store.cascade import cascading
 from durable_actors._store.commands import Command, Receipt, Said, plan_command
 from durable_actors._store.dialogues import (
     RETRY,
@@ -25,8 +29,11 @@ from durable_actors._store.rebuild import Rebuilt, rebuilding
 from durable_actors._store.recover import RecoveryReport
 from durable_actors._store.rerun import Start, rerunning
 from durable_actors._trio_run import at_home
-from durable_actors.errors import ConfigError
+from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.machine import KEEP, StepRef
+
+COURTESY: Final = 20
+"""Statements by which a call cancels children, where no engine runs in this process."""
 
 
 class CommandCalls(BulkCalls):
@@ -76,30 +83,58 @@ class CommandCalls(BulkCalls):
         self,
         target: int | str | bytes,
         *,
+        children: Literal["leave", "cancel"] = "leave",
         force: bool = False,
         conn: TrioConn | None = None,
         **said: Unpack[Said],
     ) -> Literal["cancelled", "requested"]: ...
     @overload
-    async def cancel(self, *, where: Filter, force: bool = False, **said: Unpack[BulkSaid]) -> Bulk: ...
+    async def cancel(
+        self,
+        *,
+        where: Filter,
+        children: Literal["leave", "cancel"] = "leave",
+        force: bool = False,
+        **said: Unpack[BulkSaid],
+    ) -> Bulk: ...
     async def cancel(
         self,
         target: int | str | bytes | None = None,
         *,
         where: Filter | None = None,
+        children: Literal["leave", "cancel"] = "leave",
         force: bool = False,
         conn: TrioConn | None = None,
         **said: Unpack[BulkSaid],
     ) -> Literal["cancelled", "requested"] | Bulk:
         """Cancel an instance that has not ended, or many; see `durable_actors.cancel`."""
         flag("force", force)
+        choice("children", children, "leave", "cancel")
+        how = {"force": force, "children": children == "cancel"}
         if (one := one_target("cancel", target, where, conn, said)) is None:
-            return await self._bulk("cancel", where, said, options={"force": force})
+            bulk = await self._bulk("cancel", where, said, options=how)
+            if how["children"] and self.cascade is None:
+                await self._begin_cascade()
+            return bulk
         command = plan_command(**single(said))
-        done = await self._dialogue(partial(cancelling, self._schema, one, command, force=force), conn)
+        done = await self._dialogue(partial(cancelling, self._schema, one, command, **how), conn)
         if done.found is not None:
             self._after_commit(conn, partial(self._after_cancel, done))
+        if done.cascades and conn is None and self.cascade is None:
+            await self._begin_cascade()
         return cast("Literal['cancelled', 'requested']", done.result)
+
+    async def _begin_cascade(self) -> None:
+        """Begin to cancel children, as there is no engine here. What is left, or fails here, engines elsewhere do.
+
+        The command itself is committed: an error, or a cancellation of the caller, changes nothing of that.
+        """
+        with contextlib.suppress(StoreUnavailable, psycopg.Error):
+            done = await self._dialogue(partial(cascading, self._schema, rounds=COURTESY), None)
+            for number in done.ended:
+                self._ended(number)
+            for each in done.offered:
+                self._hint(each.queue, each.id)
 
     async def rerun(
         self,

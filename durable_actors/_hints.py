@@ -54,6 +54,8 @@ class HintCalls(RunnerCalls):
         """Called after a commit that created work. An engine sets it to `Node.notify`, to start the work at once."""
         self.wakeups: Wakeups | None = None
         """What the notifier is to be told of this client's calls; None: there is no notifier."""
+        self.cascade: Callable[[], object] | None = None
+        """Called after a commit that decided to cancel children. None: no engine runs here that would do it."""
 
     def _after_commit(self, conn: TrioConn | None, notify: Callable[[], None]) -> None:
         """Notify the feeders after the commit. Only a `TrioConnection` reports that; else polling finds the rows."""
@@ -79,6 +81,9 @@ class HintCalls(RunnerCalls):
 
     def _after_cancel(self, done: CarriedOut) -> None:
         """Hint at its end to whoever waits for it, and at what it has held up to the feeders."""
-        self._ended(done.id)
+        if done.result == "cancelled":
+            self._ended(done.id)
         for each in done.offered:
             self._hint(each.queue, each.id)
+        if done.cascades and self.cascade is not None:
+            self.cascade()

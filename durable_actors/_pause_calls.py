@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast, overload
 
+from durable_actors._bulk import Bulk, BulkSaid, one_target, single
 from durable_actors._commands import CommandCalls
 from durable_actors._history import TrioConn
 from durable_actors._postgres.pool.pool import ConnectionPool
-from durable_actors._store.commands import plan_command
+from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.dialogues import CarriedOut
+from durable_actors._store.observe import Filter
 from durable_actors._store.pauses import QueuePause, read_pauses
 from durable_actors._store.pausing import RESUME, Until, pausing, pausing_queue, plan_queue, resuming_queue
 from durable_actors._trio_run import at_home
@@ -29,19 +31,24 @@ class PauseCalls(CommandCalls):
         self.pauses_changed: Callable[[str], None] = _nobody_listens
         """Called after a commit that paused or resumed a queue. An engine sets it to `Node.pauses_changed`."""
 
+    @overload
+    async def pause(
+        self, target: int | str | bytes, *, conn: TrioConn | None = None, **said: Unpack[Said]
+    ) -> Literal["paused", "requested"]: ...
+    @overload
+    async def pause(self, *, where: Filter, **said: Unpack[BulkSaid]) -> Bulk: ...
     async def pause(
         self,
-        target: int | str | bytes,
+        target: int | str | bytes | None = None,
         *,
-        by: str | None = None,
-        reason: str | None = None,
-        idempotency_key: str | None = None,
-        meta: Mapping[str, Any] | None = None,
+        where: Filter | None = None,
         conn: TrioConn | None = None,
-    ) -> Literal["paused", "requested"]:
-        """Let nothing pick an instance until it is resumed; see `durable_actors.pause`."""
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-        done = await self._dialogue(partial(pausing, self._schema, target, command), conn)
+        **said: Unpack[BulkSaid],
+    ) -> Literal["paused", "requested"] | Bulk:
+        """Let nothing pick an instance until it is resumed, or many; see `durable_actors.pause`."""
+        if (one := one_target("pause", target, where, conn, said)) is None:
+            return await self._bulk("pause", where, said)
+        done = await self._dialogue(partial(pausing, self._schema, one, plan_command(**single(said))), conn)
         if done.offered:
             self._after_commit(conn, partial(self._hint_offered, done))
         return cast("Literal['paused', 'requested']", done.result)
@@ -50,19 +57,24 @@ class PauseCalls(CommandCalls):
         for each in done.offered:
             self._hint(each.queue, each.id)
 
+    @overload
+    async def resume(
+        self, target: int | str | bytes, *, conn: TrioConn | None = None, **said: Unpack[Said]
+    ) -> int: ...
+    @overload
+    async def resume(self, *, where: Filter, **said: Unpack[BulkSaid]) -> Bulk: ...
     async def resume(
         self,
-        target: int | str | bytes,
+        target: int | str | bytes | None = None,
         *,
-        by: str | None = None,
-        reason: str | None = None,
-        idempotency_key: str | None = None,
-        meta: Mapping[str, Any] | None = None,
+        where: Filter | None = None,
         conn: TrioConn | None = None,
-    ) -> int:
-        """End the pause of an instance; see `durable_actors.resume`."""
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-        return (await self._command(RESUME, target, command, conn)).id
+        **said: Unpack[BulkSaid],
+    ) -> int | Bulk:
+        """End the pause of an instance, or of many; see `durable_actors.resume`."""
+        if (one := one_target("resume", target, where, conn, said)) is None:
+            return await self._bulk("resume", where, said)
+        return (await self._command(RESUME, one, plan_command(**single(said)), conn)).id
 
     async def pause_queue(
         self,

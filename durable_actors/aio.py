@@ -18,7 +18,7 @@ from typing import Any, Literal, Unpack, cast, overload
 import psycopg
 
 from durable_actors._client import insert_on, signal_on
-from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._option_checks import Duration, check_schema_name, choice, flag
 from durable_actors._store.boundaries import decision_params
 from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.connection_kinds import check_aio
@@ -37,6 +37,7 @@ from durable_actors._store.dialogues import (
     undelivered,
     value_of,
 )
+from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import polling_async, run_dialogue_async
 from durable_actors._store.insert import Insertion, plan_rows
 from durable_actors._store.pausing import RESUME, pausing
@@ -44,7 +45,6 @@ from durable_actors._store.read import Instance
 from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal
 from durable_actors._store.tree import Tree
-from durable_actors._store.why import Explanation
 from durable_actors.machine import KEEP, InsertOptions, MachineRef, OnDuplicate, RowOptions, StepRef
 
 __all__ = [
@@ -196,6 +196,7 @@ async def cancel(
     conn: psycopg.AsyncConnection[Any],
     target: int | str | bytes,
     *,
+    children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
     by: str | None = None,
     reason: str | None = None,
@@ -205,14 +206,18 @@ async def cancel(
 ) -> Literal["cancelled", "requested"]:
     """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
 
-    `durable_actors.cancel` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    `durable_actors.cancel` says what follows. With `children="cancel"` an engine cancels the children, a second or two
+    after your commit. It leaves a receipt, in your transaction or savepoint. Until your
     transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
     it has ended. These errors do not abort your transaction.
     """
     check_aio(conn)
     flag("force", force)
+    choice("children", children, "leave", "cancel")
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = cancelling(check_schema_name(schema), target, command, force=force)
+    dialogue = cancelling(
+        check_schema_name(schema), target, command, force=force, children=children == "cancel"
+    )
     done = await run_dialogue_async(conn, dialogue, schema=schema)
     return cast("Literal['cancelled', 'requested']", done.result)
 

@@ -22,11 +22,11 @@ from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store.commands import Receipt
+from durable_actors._store.explanation import Explanation
 from durable_actors._store.migrate import require_schema
 from durable_actors._store.observe import Filter
 from durable_actors._store.read import Instance
 from durable_actors._store.tree import Tree
-from durable_actors._store.why import Explanation
 from durable_actors._trio_run import require_trio
 from durable_actors.config import Config, Notifier
 from durable_actors.errors import ConfigError, DurableError

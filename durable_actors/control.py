@@ -16,6 +16,7 @@ from durable_actors.machine import KEEP, StepRef
 async def cancel(
     target: int | str | bytes,
     *,
+    children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
     engine: object = None,
     conn: TrioConn | None = None,
@@ -23,7 +24,12 @@ async def cancel(
 ) -> Literal["cancelled", "requested"]: ...
 @overload
 async def cancel(
-    *, where: Filter, force: bool = False, engine: object = None, **said: Unpack[BulkSaid]
+    *,
+    where: Filter,
+    children: Literal["leave", "cancel"] = "leave",
+    force: bool = False,
+    engine: object = None,
+    **said: Unpack[BulkSaid],
 ) -> Bulk: ...
 async def cancel(target: Any = None, *, engine: object = None, **options: Any) -> Any:
     """Cancel an instance (by id or unique key) that has not ended. Returns "cancelled", or "requested" if a step runs.
@@ -34,8 +40,13 @@ async def cancel(target: Any = None, *, engine: object = None, **options: Any) -
     cancelled, and children that it would schedule are not inserted. `force=True` does not ask: the instance is
     cancelled at once, and the step that still runs can commit nothing.
 
+    An instance of a machine with `@step(on_cancel=True)` enters that step instead of ending ("requested"), with `force`
+    at once. When it ends, the instance is cancelled. To cancel it while it compensates is a `Conflict`;
+    `force=True` ends it then.
+
     A cancelled instance has ended: `result` raises `InstanceCancelled`, its parent's barrier counts it as failed, its
-    partition key is free. It keeps its inbox, and `retry` runs it again. Its children go on. Raises `NoTarget` if it
+    partition key is free. It keeps its inbox, and `retry` runs it again. Its children go on; with `children="cancel"`
+    they are cancelled, too, and theirs: soon after, in batches, by this call or by any engine. Raises `NoTarget` if it
     does not exist, and `Conflict` if it has ended. To ask again is no error: "requested".
 
     It is a command, like `retry`: it leaves a `Receipt` with `by`, `reason` and `meta`, and with an `idempotency_key`

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, cast
@@ -28,6 +28,7 @@ from durable_actors._postgres.embedded.server import keep_up
 from durable_actors._postgres.pool.pool import ConnectionPool, ConnectionStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
+from durable_actors._store.cascade import write_compensations
 from durable_actors._store.migrate import migrate, require_schema, schema_version
 from durable_actors._store.node import read_live_nodes, register_node, stop_node
 from durable_actors._store.releases import older_nodes
@@ -295,6 +296,11 @@ def _connect(engine: Engine, node: Node, client: Client) -> None:
     client.use()
 
 
+def _cascade_of(node: Node, parts: Parts) -> Callable[[], object] | None:
+    """Who is told that children are to be cancelled; None on a client-only node, whose calls do it themselves."""
+    return None if parts.pool is None else node.cascade
+
+
 async def _run_tree(
     engine: Engine,
     node: Node,
@@ -310,6 +316,7 @@ async def _run_tree(
     if signals:
         extra.append(TaskChild("signals", partial(_handle_signals, engine), handshake=True))
     parts = engine._parts = build_tree(node, queues, *extra)  # noqa: SLF001 - same module
+    engine.client.cascade = _cascade_of(node, parts)
     hidden = builtin_queues() - (node.config.queues or {}).keys()  # they are served anyway
     served = tuple(name for name in queues if name not in hidden)
 
@@ -360,6 +367,10 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
             await register_node(
                 conn, owner.schema, incarnation=owner.name, node=node.config.node, about=node.about
             )
+            # Before it runs a step: whoever cancels an instance from then on must know.
+            told = node.catalog.generation
+            await write_compensations(conn, owner.schema, node.catalog.specs)
+            node.told = told
             for line in older_nodes(await read_live_nodes(conn, owner.schema)):
                 logger.warning("%s", line)
     except psycopg.errors.LockNotAvailable as exc:

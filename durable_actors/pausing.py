@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, overload
 
+from durable_actors._bulk import Bulk, BulkSaid
 from durable_actors._history import TrioConn
+from durable_actors._store.commands import Said
+from durable_actors._store.observe import Filter
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.pausing import Until
 from durable_actors.client import find_client
 from durable_actors.machine import MachineRef
 
 
+@overload
 async def pause(
-    target: int | str | bytes,
-    *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-    engine: object = None,
-    conn: TrioConn | None = None,
-) -> Literal["paused", "requested"]:
+    target: int | str | bytes, *, engine: object = None, conn: TrioConn | None = None, **said: Unpack[Said]
+) -> Literal["paused", "requested"]: ...
+@overload
+async def pause(*, where: Filter, engine: object = None, **said: Unpack[BulkSaid]) -> Bulk: ...
+async def pause(target: Any = None, *, engine: object = None, **options: Any) -> Any:
     """Let nothing run an instance (by id or unique key) until `resume`. Returns "paused"; "requested" if a step runs.
 
     A step that runs finishes, and its outcome is committed; the instance is paused from then on, and does not run
@@ -30,30 +30,25 @@ async def pause(
 
     Raises `NoTarget` if it does not exist, and `Conflict` if it has ended, is paused already, or is to be cancelled. A
     paused instance can be cancelled. It is a command, like `retry`: it leaves a `Receipt`, and with an
-    `idempotency_key` it is safe to call again. With `conn` (a Trio connection) it is part of your transaction.
+    `idempotency_key` it is safe to call again. With `conn` (a Trio connection) it is part of your transaction. With
+    `where` instead of a target it pauses all that match the filter, and returns a `Bulk`; see `retry`.
     """
-    return await find_client(engine).pause(
-        target, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn
-    )
+    return await find_client(engine).pause(target, **options)
 
 
+@overload
 async def resume(
-    target: int | str | bytes,
-    *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-    engine: object = None,
-    conn: TrioConn | None = None,
-) -> int:
+    target: int | str | bytes, *, engine: object = None, conn: TrioConn | None = None, **said: Unpack[Said]
+) -> int: ...
+@overload
+async def resume(*, where: Filter, engine: object = None, **said: Unpack[BulkSaid]) -> Bulk: ...
+async def resume(target: Any = None, *, engine: object = None, **options: Any) -> Any:
     """End the pause of an instance (by id or unique key); return its id. What is due runs, what waits keeps waiting.
 
-    Raises `NoTarget` if it does not exist, and `Conflict` if it is not paused. A command, like `pause`.
+    Raises `NoTarget` if it does not exist, and `Conflict` if it is not paused. A command, like `pause`, and takes
+    `where` like it: all paused instances that match.
     """
-    return await find_client(engine).resume(
-        target, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn
-    )
+    return await find_client(engine).resume(target, **options)
 
 
 async def pause_queue(
@@ -97,10 +92,11 @@ async def resume_queue(
     engine: object = None,
     conn: TrioConn | None = None,
 ) -> QueuePause:
-    """End the pause of a queue, or of one machine in it; return the pause as it was. Nodes notice within a second.
+    """End the pause of a queue, or of one machine in it; return the pause as it was.
 
-    The pause of a queue and those of machines in it are separate: each is resumed by itself. Instances that were paused
-    themselves stay paused. Raises `Conflict` if it is not paused. A command, like `pause_queue`.
+    Nodes notice within a second; that of a machine within `max_poll_interval`. The pause of a queue and those of
+    machines in it are separate: each is resumed by itself. Instances that were paused themselves stay paused. Raises
+    `Conflict` if it is not paused. A command, like `pause_queue`.
     """
     return await find_client(engine).resume_queue(
         queue, machine, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn

@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar, Unpack, cast, overload
 import psycopg
 import trio
 
-from durable_actors._option_checks import Duration, check_schema_name, flag
+from durable_actors._option_checks import Duration, check_schema_name, choice, flag
 from durable_actors._store.boundaries import decision_params
 from durable_actors._store.commands import Said, plan_command
 from durable_actors._store.connection_kinds import check_sync
@@ -45,6 +45,7 @@ from durable_actors._store.dialogues import (
     undelivered,
     value_of,
 )
+from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import execute, polling, run_dialogue
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
 from durable_actors._store.pausing import RESUME, pausing
@@ -53,7 +54,6 @@ from durable_actors._store.rerun import Start, rerunning
 from durable_actors._store.signal import plan_signal, read_sent, signal_params
 from durable_actors._store.sql import statement
 from durable_actors._store.tree import Tree
-from durable_actors._store.why import Explanation
 from durable_actors._trio_run import HomeRun
 from durable_actors.machine import (
     KEEP,
@@ -237,6 +237,7 @@ def cancel(
     conn: psycopg.Connection[Any],
     target: int | str | bytes,
     *,
+    children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
     by: str | None = None,
     reason: str | None = None,
@@ -246,14 +247,18 @@ def cancel(
 ) -> Literal["cancelled", "requested"]:
     """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
 
-    `durable_actors.cancel` says what follows. It leaves a receipt, in your transaction or savepoint. Until your
+    `durable_actors.cancel` says what follows. With `children="cancel"` an engine cancels the children, a second or two
+    after your commit. It leaves a receipt, in your transaction or savepoint. Until your
     transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
     it has ended. These errors do not abort your transaction.
     """
     check_sync(conn)
     flag("force", force)
+    choice("children", children, "leave", "cancel")
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = cancelling(check_schema_name(schema), target, command, force=force)
+    dialogue = cancelling(
+        check_schema_name(schema), target, command, force=force, children=children == "cancel"
+    )
     return cast("Literal['cancelled', 'requested']", run_dialogue(conn, dialogue, schema=schema).result)
 
 

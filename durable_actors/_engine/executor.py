@@ -37,6 +37,7 @@ from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.limits import QueueLimits, max_inflight_burst
+from durable_actors._engine.maintenance.cascades import cascade_some
 from durable_actors._engine.maintenance.control import Control
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._engine.maintenance.reaper import reap_some, sweep_some
@@ -53,6 +54,7 @@ from durable_actors._engine.wakeups import Wakeups
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._postgres.pool.pool import ConnectionPool
+from durable_actors._store.cascade import write_compensations
 from durable_actors._store.holds import OFFERED
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Claim, Committed
@@ -78,6 +80,8 @@ T = TypeVar("T")
 
 REAPED: Final = 20
 """Expired claims that one call takes back."""
+CASCADED: Final = 10
+"""Statements by which one call cancels children."""
 SWEPT: Final = 100
 """Partition keys that a call which found nothing looks at for held rows that nothing promotes."""
 LIMITS: Final = QueueLimits(
@@ -116,6 +120,8 @@ class Executor:
         self._threads = Threads(config.thread_limit)
         self._catalog: MachineCatalog | None = None
         self._registry: object = None
+        self._told: int | None = None
+        self._cascades = False
         self.telemetry: Final = Telemetry() if telemetry is None else telemetry
         """The events of its calls."""
         self.on_outcome: Hook = _nothing
@@ -138,12 +144,15 @@ class Executor:
         """
         await self.reap()
         node = self.make_node(lease_ttl, name)
+        await self._tell(node)
         swept = False
         while True:
             claim = await claim_one(node, queue, only)
             if claim is not None:
                 run = _Run(node, claim, context, self.on_outcome)
                 await run.execute()
+                if self._cascades:
+                    await self._cascade(node)
                 if run.has_ended():
                     return await self._answer(run)
                 node = self.make_node(lease_ttl, name)  # the last one has stopped
@@ -152,6 +161,25 @@ class Executor:
                 return None
             else:
                 swept = True
+
+    async def _tell(self, node: Node) -> None:
+        """Record which steps compensate, as an engine does at its start; once for each change of what is known here."""
+        specs, generation = node.catalog.specs, node.catalog.generation
+        if self._told == generation:
+            return
+        if any(spec.on_cancel is not None for spec in specs):
+            await on_claim_lane(node, lambda conn: write_compensations(conn, node.owner.schema, specs))
+        self._told = generation
+
+    async def _cascade(self, node: Node) -> None:
+        """The run has decided that children are cancelled: begin with it. Other calls and nodes do what is left."""
+        self._cascades = False
+        with contextlib.suppress(*TRANSIENT_ERRORS):
+            async with node.pool.acquire(node.lane("claim")) as conn:
+                await cascade_some(node, conn, rounds=CASCADED)
+
+    def _note_cascade(self) -> None:
+        self._cascades = True
 
     async def reap(self) -> int:
         """Take back a few expired claims; return how many."""
@@ -170,6 +198,7 @@ class Executor:
         node.threads = self._threads
         node.queues = self._queues()
         node.on_final = self._on_final
+        node.cascade = self._note_cascade
         assert isinstance(node.port, EnginePort)
         node.port.notify = node.notify
         node.wakeups = node.port.wakeups = self._wakeups
@@ -198,9 +227,9 @@ class Executor:
 
 
 async def _sweep(node: Node, conn: PgConn) -> int:
-    """Offer rows that are held although nothing goes first; return how many."""
+    """Offer rows that are held although nothing goes first, cancel children; return how much that was."""
     offered, _ = await sweep_some(node, conn, after="", limit=SWEPT)
-    return offered
+    return offered + len((await cascade_some(node, conn, rounds=CASCADED)).offered)
 
 
 # -- the run

@@ -86,6 +86,8 @@ class Node:
     """The queues that this node serves."""
     about: Mapping[str, object] = attrs.field(factory=dict[str, object])
     """What its row in `nodes` says about it, for people."""
+    told: int = -1
+    """The generation of `catalog` whose steps that compensate are recorded in the database."""
     registered: bool = True
     """That row exists. False: `nodes` was locked when the engine started, and the heartbeat inserts the row later."""
     state: AsyncValue[EngineState] = attrs.field(factory=engine_state)
@@ -103,6 +105,8 @@ class Node:
     """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""
+    cascade: Callable[[], object] = attrs.field(default=lambda: None)
+    """Children are to be cancelled: called after the commit that decided it. Never blocks."""
     on_final: OnFinal = attrs.field(default=lambda _number, _ending=None: None)
     """An instance became terminal here: tasks that wait for its result read it, or are told."""
 
@@ -150,5 +154,7 @@ class Node:
         """Hint at rows that are on offer again."""
         for row in promoted:
             self.notify(row.queue, instance_id=row.id)
+            if row.cascades:
+                self.cascade()
         if self.wakeups is not None:
             self.wakeups.add(row.id for row in promoted)

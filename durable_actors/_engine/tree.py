@@ -29,6 +29,7 @@ from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.lanes import answer_patience
 from durable_actors._engine.limits import QueueLimits, max_inflight_burst
+from durable_actors._engine.maintenance.cascades import Cascades
 from durable_actors._engine.maintenance.control import Control
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._engine.maintenance.janitor import Janitor
@@ -114,6 +115,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         ActorChild(Address[object]("reaper", capacity=1), partial(Reaper, node)),
         # A batch is all or nothing: a stop need not wait for it.
         ActorChild(Address[object]("janitor", capacity=1), partial(Janitor, node), shutdown="brutal"),
+        ActorChild(_cascade_hints(node), partial(Cascades, node), shutdown="brutal"),
         *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
     parts.root = Supervisor(
@@ -131,6 +133,13 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         period=60.0,
     )
     return parts
+
+
+def _cascade_hints(node: Node) -> Address[object]:
+    """The mailbox of `Cascades`, to which the node's hints go."""
+    address: Address[object] = Address("cascades", capacity=1)
+    node.cascade = partial(address.cast, None)
+    return address
 
 
 def _notifications(node: Node) -> list[ChildSpec]:

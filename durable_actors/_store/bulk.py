@@ -31,6 +31,7 @@ from durable_actors._store.dialogues import (
 )
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.observe import NEWEST, Filter
+from durable_actors._store.pausing import PAUSE, RESUME, pausing
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError
@@ -63,6 +64,8 @@ class BulkCommand:
     """Whether it is meant for what is due only, or for what is not."""
     hold: int | None = None
     """The value of `hold` of the rows that it is meant for."""
+    paused: bool | None = None
+    """Whether it is meant for what is paused only, or for what is not."""
     makes_runnable: bool = True
     """Whether the instance may run then: its queue is to be hinted at."""
 
@@ -72,12 +75,14 @@ class BulkCommand:
         return self.kind.name
 
 
+_LIVE: Final[tuple[Status, ...]] = ("runnable", "executing", "awaiting_signal", "awaiting_children")
+
 BULK: Final[Mapping[str, BulkCommand]] = {
     each.name: each
     for each in (
         BulkCommand(
             kind=CANCEL,
-            statuses=("runnable", "executing", "awaiting_signal", "awaiting_children"),
+            statuses=_LIVE,
             carry_out=lambda schema, number, command, options: cancelling(
                 schema, number, command, at_once=True, **options
             ),
@@ -94,6 +99,19 @@ BULK: Final[Mapping[str, BulkCommand]] = {
             carry_out=lambda schema, number, command, _: attempting(RUN_NOW, schema, number, command),
             due=False,
             hold=0,
+        ),
+        BulkCommand(
+            kind=PAUSE,
+            statuses=_LIVE,
+            carry_out=lambda schema, number, command, _: pausing(schema, number, command),
+            paused=False,
+            makes_runnable=False,
+        ),
+        BulkCommand(
+            kind=RESUME,
+            statuses=_LIVE,
+            carry_out=lambda schema, number, command, _: attempting(RESUME, schema, number, command),
+            paused=True,
         ),
     )
 }
@@ -118,6 +136,8 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None = None
     due: bool | None = None
     hold: int | None = None
+    paused: bool | None = None
+    waiting: str | None = None
 
 
 class Matched(msgspec.Struct, frozen=True):
@@ -176,6 +196,7 @@ def given_filter(where: Filter) -> dict[str, Any]:
         "tag": [where.tag] if isinstance(where.tag, str) else [*(where.tag or ())] or None,
         "unique_key": key if key is None or isinstance(key, str) else key.decode("utf-8", "backslashreplace"),
         "parent": where.parent,
+        "waiting": where.waiting,
         "older_than": None
         if where.older_than is None
         else duration("older_than", where.older_than, positive=False),
@@ -208,6 +229,8 @@ async def freeze(conn: PgConn, schema: str, command: BulkCommand, where: Filter)
         parent=where.parent,
         due=command.due,
         hold=command.hold,
+        paused=command.paused,
+        waiting=where.waiting,
     )
 
 
@@ -227,6 +250,8 @@ def match_call(schema: str, frozen: Frozen, *, after: int, limit: int) -> tuple[
         encode.number(frozen.parent),
         None if frozen.due is None else b"t" if frozen.due else b"f",
         encode.number(frozen.hold),
+        None if frozen.paused is None else b"t" if frozen.paused else b"f",
+        encode.text(frozen.waiting),
     ]
     return statement("match_instances", schema, read_only=True), params
 

@@ -37,6 +37,8 @@ class Spawn:
     """How many must end; None: all."""
     wake_on_failure: bool
     timeout: float | None
+    cancel_rest: bool = False
+    """Cancel the children that still live then."""
 
 
 async def schedule_children(
@@ -86,6 +88,7 @@ async def schedule_children(
                 encode.text(claim.recorded.lease_until),
                 transition.handled,
                 encode.text(claim.recorded.definition),
+                b"t" if spawn.cancel_rest else b"f",
             ],
         )
         if transition.consumed:

@@ -14,7 +14,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_text_array
 from durable_actors._postgres.driver.statement import Row
-from durable_actors._store.commands import Request, read_request
+from durable_actors._store.commands import Request, read_cancellation, read_request
 from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, RecordedClaim, Seen
 from durable_actors._store.sql import statement
@@ -31,6 +31,8 @@ class Released:
     """Those that have ended with their claim: their node was asked to cancel them."""
     offered: tuple[Promoted, ...]
     """Siblings of their keys, and parents of cancelled ones, that are offered now."""
+    cascades: bool = False
+    """Whether children of them are to be cancelled."""
 
     @property
     def ids(self) -> frozenset[int]:
@@ -147,6 +149,7 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
             children,
             round_,
             journal,
+            cancellation,
         ) = row
         found = Claim(
             number,
@@ -170,14 +173,21 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
         )
         if journal == "1":  # most jobs
             found.journal = FAILURES
-        elif journal is not None:  # its level, its definition, and from every move on the end of its lease
-            level, _, rest = journal.partition(" ")
-            definition, _, lease = rest.partition(" ")
-            found.journal = int(level)
-            if rest:
-                found.recorded = RecordedClaim(definition or None, lease or None)
+        elif journal is not None:
+            _read_recorded(found, journal)
+        if cancellation is not None:
+            found.cancellation = read_cancellation(cancellation.encode())
         claims.append(found)
     return PickResult(claims, seen, positions)
+
+
+def _read_recorded(claim: Claim, journal: str) -> None:
+    """Its level, its definition, and from every move on the end of its lease."""
+    level, _, rest = journal.partition(" ")
+    definition, _, lease = rest.partition(" ")
+    claim.journal = int(level)
+    if rest:
+        claim.recorded = RecordedClaim(definition or None, lease or None)
 
 
 _ORDER: Final = itemgetter(1, 2, 0)
@@ -221,6 +231,7 @@ async def release_claims(
         frozenset(int(row[0] or 0) for row in done) - ended,
         ended,
         tuple(each for rows in riders for each in read_promoted(rows)),
+        any(row[4] == b"t" for row in done),
     )
 
 
@@ -231,8 +242,10 @@ async def promote_siblings(conn: PgConn, schema: str, keys: Sequence[str]) -> li
 
 
 def read_promoted(rows: list[Row]) -> list[Promoted]:
-    """Read promoted rows. Pure."""
-    return [Promoted(int(row[0] or 0), (row[1] or b"").decode()) for row in rows]
+    """Read promoted rows: of join_parents also whether children of one are to be cancelled. Pure."""
+    return [
+        Promoted(int(row[0] or 0), (row[1] or b"").decode(), len(row) > 2 and row[2] == b"t") for row in rows
+    ]
 
 
 async def probe_locks(conn: PgConn, schema: str, ids: Sequence[int]) -> set[int]:
@@ -324,12 +337,13 @@ def _seconds_left(value: bytes | None) -> float:
 
 async def wait_for_work(
     conn: PgConn, schema: str, queues: Sequence[str], *, every: float, patience: float
-) -> dict[str, int]:
+) -> tuple[dict[str, int], bool]:
     """Wait on the server until one of the queues has a due row; it checks every `every` seconds.
 
     Returns the queues that have a due row, each with the most urgent priority that has one; nothing after `patience`
-    seconds.
+    seconds. The second value: whether children are to be cancelled.
     """
     params = [encode.text_array(queues), encode.number(every), encode.number(patience)]
-    result = await conn.run(statement("wait_for_work", schema, read_only=True), params)
-    return {(row[0] or b"").decode(): int(row[1] or 0) for row in result.rows}
+    rows = (await conn.run(statement("wait_for_work", schema, read_only=True), params)).rows
+    found = {row[0].decode(): int(row[1] or 0) for row in rows if row[0] is not None}
+    return found, any(row[0] is None for row in rows)

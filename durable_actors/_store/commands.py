@@ -21,7 +21,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Row
 from durable_actors.errors import ConfigError, StateError
-from durable_actors.machine import decode_json, decode_or_text, encode_json
+from durable_actors.machine import Cancellation, decode_json, decode_or_text, encode_json
 
 MAX_TEXT: Final = 2000
 """The longest `by` or `reason`, in characters."""
@@ -225,6 +225,12 @@ class Request:
     reason: str | None = None
     at: datetime | None = None
     """When it was asked for, on the clock of the database."""
+    on_cancel: str | None = None
+    """The step that a cancelled instance enters instead of ending."""
+    children: str | None = None
+    """"cancel": its children are cancelled, too."""
+    parent: int | None = None
+    """It is cancelled because this parent of it was, or goes on without it."""
 
     @property
     def cancels(self) -> bool:
@@ -242,11 +248,28 @@ def read_request(raw: bytes) -> Request | None:
     value: object = decode_or_text(raw)
     if not isinstance(value, dict):
         return None
-    fields = {name: each for name, each in cast("dict[str, object]", value).items() if isinstance(each, str)}
-    kind = fields.get("kind")
+    given = cast("dict[str, object]", value)
+    fields = {name: each for name, each in given.items() if isinstance(each, str)}
+    kind, parent = fields.get("kind"), given.get("parent")
     if kind is None:
         return None
-    return Request(kind, fields.get("by"), fields.get("reason"), _instant(fields.get("at")))
+    return Request(
+        kind,
+        fields.get("by"),
+        fields.get("reason"),
+        _instant(fields.get("at")),
+        fields.get("on_cancel"),
+        fields.get("children"),
+        parent if isinstance(parent, int) and not isinstance(parent, bool) else None,
+    )
+
+
+def read_cancellation(raw: bytes) -> Cancellation:
+    """Read the column `cancellation`. What a hand wrote there is a cancellation without a reason."""
+    value: object = decode_or_text(raw)
+    given = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    fields = {name: each for name, each in given.items() if isinstance(each, str)}
+    return Cancellation(fields.get("reason"), fields.get("by"), _instant(fields.get("at")))
 
 
 def _instant(text: str | None) -> datetime | None:

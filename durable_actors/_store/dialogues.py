@@ -21,6 +21,7 @@ from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.boundaries import Verb, told
 from durable_actors._store.claim import read_promoted
 from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
+from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.observe import (
@@ -36,7 +37,7 @@ from durable_actors._store.rows import Promoted
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
 from durable_actors._store.tree import Tree, check_limits, origins_call, origins_of, tree_call, tree_of
-from durable_actors._store.why import Explanation, explain_observed
+from durable_actors._store.why import explain_observed
 from durable_actors.errors import (
     ConfigError,
     Conflict,
@@ -237,12 +238,20 @@ RETRY: Final = InstanceCommand(
 )
 
 
+def _compensates(instance: Instance) -> str | None:
+    if instance.cancellation is None:
+        return None
+    return f"was cancelled, and compensates in step {instance.step!r}; force=True ends it without that"
+
+
 CANCEL: Final = InstanceCommand(
     "cancel_instance",
     "cancel",
     frozenset({"runnable", "executing", "awaiting_signal", "awaiting_children"}),
     "only one that has not ended can be cancelled",
+    refuses=_compensates,
 )
+FORCE_CANCEL: Final = attrs.evolve(CANCEL, refuses=None)
 
 
 RUN_NOW: Final = InstanceCommand(
@@ -296,7 +305,9 @@ class CarriedOut:
     more: tuple[bytes | None, ...] = ()
     """What the statement returned beside the result."""
     offered: tuple[Promoted, ...] = ()
-    """Other instances that are offered now."""
+    """Instances that are offered now."""
+    cascades: bool = False
+    """Whether children are to be cancelled."""
 
 
 def carrying_out(
@@ -353,29 +364,44 @@ def attempting(
 
 
 def cancelling(
-    schema: str, target: int | str | bytes, command: Command, *, force: bool, at_once: bool = False
+    schema: str,
+    target: int | str | bytes,
+    command: Command,
+    *,
+    force: bool,
+    children: bool = False,
+    at_once: bool = False,
 ) -> Dialogue[CarriedOut]:
     """Cancel an instance; the result is "cancelled" or "requested". Raises as `carrying_out`.
 
     `at_once`: it is an id, one of many (`attempting`).
 
-    A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it.
+    A second statement offers the next sibling of its key. If that is never sent, the sweep of a node does it. Its
+    children are not cancelled here: see `cascade.py`.
     """
-    forced = b"t" if force else b"f"
+    kind = FORCE_CANCEL if force else CANCEL
+    flags = (b"t" if force else b"f", b"t" if children else b"f")
     if at_once:
-        done = yield from attempting(CANCEL, schema, check_id(target), command, forced)
+        done = yield from attempting(kind, schema, check_id(target), command, *flags)
     else:
-        done = yield from carrying_out(CANCEL, schema, target, command, forced)
+        done = yield from carrying_out(kind, schema, target, command, *flags)
     if not done.more:
         return done
-    key, parent, queue = done.more
+    key, parent, queue, entered = done.more
     offered: list[Promoted] = []
+    if entered is not None:
+        offered.append(Promoted(done.id, entered.decode()))
     if parent is not None and queue is not None:
         offered.append(Promoted(int(parent), queue.decode()))
     if key is not None:
         rows = yield statement("promote_siblings", schema), [encode.text_array([key.decode()])]
         offered += read_promoted(rows)
-    return attrs.evolve(done, offered=tuple(offered))
+    ended = done.result == "cancelled"
+    return attrs.evolve(
+        done,
+        offered=tuple(offered),
+        cascades=parent is not None or (children and (ended or entered is not None)),
+    )
 
 
 def deciding(

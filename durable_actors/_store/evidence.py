@@ -37,6 +37,8 @@ def evidence_of(instance: Instance, around: InstanceDetails, machine: str) -> di
         "unread": dict(around.unread),
         "last_error": instance.last_error,
         "request": None if request is None else attrs.asdict(request),
+        "cancellation": None if instance.cancellation is None else attrs.asdict(instance.cancellation),
+        "cascade": around.cascade,
         "pauses": [attrs.asdict(each) for each in around.pauses],
         "boundary": None if instance.boundary is None else attrs.asdict(instance.boundary),
         "decision": None if instance.decision is None else attrs.asdict(instance.decision),

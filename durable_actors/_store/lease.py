@@ -86,6 +86,8 @@ class Reaped:
     step: str
     fault: str | None
     """Why it failed."""
+    cascades: bool = False
+    """Whether its children are to be cancelled."""
 
 
 async def reap_claims(
@@ -155,6 +157,7 @@ async def _taken_back(conn: PgConn, schema: str, rows: list[Row]) -> tuple[list[
             machine=(row[4] or b"").decode(),
             step=(row[5] or b"").decode(),
             fault=None if row[6] is None else row[6].decode(),
+            cascades=row[7] == b"t",
         )
         for row in rows
     ]

@@ -1,9 +1,13 @@
-"""What the moves of `moves.MOVES` have in common: statuses, columns and statements. Values only."""
+"""What the moves of `moves.MOVES` are made of: `Move`, and the statuses, columns and statements that they share."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
 
+import attrs
+
+from durable_actors._store.move_rules import Row
 from durable_actors.machine import Status
 
 NOBODY: Final[frozenset[Status]] = frozenset()
@@ -32,11 +36,12 @@ FAULT: Final = frozenset({"finished_at", "last_error", "error_type", "traceback"
 """What a failure without an outcome writes."""
 COUNTS: Final = frozenset({"attempt", "crashes", "interruptions", "children_pending"})
 BOTH_COMMITS: Final = ("commit_outcomes", "commit_parks")
+CANCELS: Final = ("cancel_instance", "cancel_children")
 TAKE_BACK: Final = ("crash_claims", "reap_claims")
 RUNNERS: Final = ("claim_next", "complete", "fail")
 """The calls of foreign runners: SQL functions that run statements of `AS_FUNCTIONS`."""
 COUNTING: Final = (
-    "join_parents", "cancel_instance", "resolve_boundary", "expire_awaits", "recount_barriers", *RUNNERS,
+    "join_parents", *CANCELS, "resolve_boundary", "expire_awaits", "recount_barriers", *RUNNERS,
 )  # fmt: skip
 """The statements that count ended children at a barrier."""
 AS_FUNCTIONS: Final = frozenset(
@@ -46,3 +51,70 @@ AS_FUNCTIONS: Final = frozenset(
     }
 )  # fmt: skip
 """Statements whose text is also the body of an SQL function of the same name, for runners."""
+
+
+MoveName = Literal[
+    "started", "claimed", "next", "retry", "parked", "asked", "spawned", "done", "failed", "cancelled",
+    "compensating", "released", "crashed", "reaped", "unfit", "expired", "proceeded", "approved", "rejected",
+    "timed_out", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered", "revived", "hastened",
+    "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
+    "rebuilt", "snapshot",
+]  # fmt: skip
+
+MAX_REV: Final = 2**63 - 1
+"""`rev` stays here: a row written by hand must not refuse the statement that moves it."""
+
+ALWAYS: Final = frozenset({"rev", "updated_at", "unique_guard"})
+"""Columns that follow from the others: every move may change them."""
+
+
+def _any(_old: Row, _new: Row) -> bool:
+    return True
+
+
+@attrs.frozen(kw_only=True)
+class Move:
+    """One way in which a row changes."""
+
+    name: MoveName
+    meaning: str
+    before: frozenset[Status]
+    """The statuses that it starts from; none: there is no row."""
+    after: frozenset[Status]
+    """The statuses that it ends in; none: the row is gone."""
+    statements: tuple[str, ...]
+    """The SQL files that make it."""
+    functions: tuple[str, ...] = ()
+    """The SQL functions, called by those files, that make it."""
+    columns: frozenset[str] = frozenset()
+    """The columns that it may change, beside those of `ALWAYS`."""
+    when: Callable[[Row, Row], bool] = _any
+    """What tells it from other moves between the same statuses."""
+    counts: bool = True
+    """Whether `rev` counts it."""
+    first: bool = True
+    """Of a move that begins a row: whether it is the first of all, with `rev` 1."""
+
+    def fits(self, old: Row | None, new: Row | None) -> bool:
+        """Whether this change of a row may be this move."""
+        if old is None or new is None:
+            return self._begins(new) if old is None else self._ends(old)
+        return (
+            old["status"] in self.before
+            and new["status"] in self.after
+            and new["rev"] == (min(old["rev"], MAX_REV - 1) + 1 if self.counts else old["rev"])
+            and changed(old, new) <= self.columns
+            and self.when(old, new)
+        )
+
+    def _begins(self, new: Row | None) -> bool:
+        begins = not self.before and new is not None and new["status"] in self.after
+        return begins and (not self.first or (new is not None and new["rev"] == 1))
+
+    def _ends(self, old: Row) -> bool:
+        return not self.after and old["status"] in self.before
+
+
+def changed(old: Row, new: Row) -> frozenset[str]:
+    """The columns in which two versions of a row differ, without those of `ALWAYS`."""
+    return frozenset(name for name, value in new.items() if old[name] != value) - ALWAYS

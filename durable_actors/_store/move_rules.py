@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from durable_actors._store.holds import HELD, OFFERED, PAUSED, SHELVED
+from durable_actors.machine import decode_or_text
 
 Row = Mapping[str, Any]
 """Columns of a row by name, all or some. Those that are missing are not compared."""
@@ -68,6 +69,12 @@ def is_cancelled(old: Row, new: Row) -> bool:
     return same_claim(old, new) or (new["claim_id"] is None and new["attempt"] == old["attempt"])
 
 
+def is_compensating(old: Row, new: Row) -> bool:
+    """Nothing else sets the cancellation."""
+    set_now = old["cancellation"] is None and new["cancellation"] is not None
+    return set_now and bool(new["visit"] == old["visit"] + 1)
+
+
 def is_crashed(old: Row, new: Row) -> bool:
     """`crash_claims` knows which exception was raised, and says so."""
     if new["status"] == "failed":
@@ -125,6 +132,8 @@ def is_shelved(_old: Row, new: Row) -> bool:
 def has_pause(row: Row) -> bool:
     """Whether a command has paused it, as `durable.asked_to_pause` decides it."""
     request = row["request"]
+    if isinstance(request, str | bytes):  # as it was read
+        request = decode_or_text(request.encode() if isinstance(request, str) else request)
     return isinstance(request, dict) and cast("dict[str, object]", request).get("kind") == "pause"
 
 

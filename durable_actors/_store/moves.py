@@ -12,14 +12,13 @@ that its statement does not declare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Final, Literal
-
-import attrs
+from typing import Final
 
 from durable_actors._store.move_parts import (
     BOTH_COMMITS,
+    CANCELS,
     CHILDREN,
     CLAIM,
     COUNTING,
@@ -36,6 +35,7 @@ from durable_actors._store.move_parts import (
     SIGNAL,
     TAKE_BACK,
     WAKE,
+    Move,
 )
 from durable_actors._store.move_rules import (
     Row,
@@ -46,6 +46,7 @@ from durable_actors._store.move_rules import (
     is_asked,
     is_cancelled,
     is_claimed,
+    is_compensating,
     is_crashed,
     is_decided,
     is_expired,
@@ -66,72 +67,7 @@ from durable_actors._store.move_rules import (
     same_claim,
     same_visit,
 )
-from durable_actors.machine import ENDED, Status
-
-MoveName = Literal[
-    "started", "claimed", "next", "retry", "parked", "asked", "spawned", "done", "failed", "cancelled", "released",
-    "crashed", "reaped", "unfit", "expired", "proceeded", "approved", "rejected", "timed_out", "woken", "child_ended",
-    "joined", "recounted", "held", "shelved", "offered", "revived", "hastened", "paused", "resumed", "child_started",
-    "wakeup", "restored", "deleted", "renewed", "signalled", "requested", "rebuilt", "snapshot",
-]  # fmt: skip
-
-MAX_REV: Final = 2**63 - 1
-"""`rev` stays here: a row written by hand must not refuse the statement that moves it."""
-
-ALWAYS: Final = frozenset({"rev", "updated_at", "unique_guard"})
-"""Columns that follow from the others: every move may change them."""
-
-
-def _any(_old: Row, _new: Row) -> bool:
-    return True
-
-
-@attrs.frozen(kw_only=True)
-class Move:
-    """One way in which a row changes."""
-
-    name: MoveName
-    meaning: str
-    before: frozenset[Status]
-    """The statuses that it starts from; none: there is no row."""
-    after: frozenset[Status]
-    """The statuses that it ends in; none: the row is gone."""
-    statements: tuple[str, ...]
-    """The SQL files that make it."""
-    functions: tuple[str, ...] = ()
-    """The SQL functions, called by those files, that make it."""
-    columns: frozenset[str] = frozenset()
-    """The columns that it may change, beside those of `ALWAYS`."""
-    when: Callable[[Row, Row], bool] = _any
-    """What tells it from other moves between the same statuses."""
-    counts: bool = True
-    """Whether `rev` counts it."""
-    first: bool = True
-    """Of a move that begins a row: whether it is the first of all, with `rev` 1."""
-
-    def fits(self, old: Row | None, new: Row | None) -> bool:
-        """Whether this change of a row may be this move."""
-        if old is None or new is None:
-            return self._begins(new) if old is None else self._ends(old)
-        return (
-            old["status"] in self.before
-            and new["status"] in self.after
-            and new["rev"] == (min(old["rev"], MAX_REV - 1) + 1 if self.counts else old["rev"])
-            and changed(old, new) <= self.columns
-            and self.when(old, new)
-        )
-
-    def _begins(self, new: Row | None) -> bool:
-        begins = not self.before and new is not None and new["status"] in self.after
-        return begins and (not self.first or (new is not None and new["rev"] == 1))
-
-    def _ends(self, old: Row) -> bool:
-        return not self.after and old["status"] in self.before
-
-
-def changed(old: Row, new: Row) -> frozenset[str]:
-    """The columns in which two versions of a row differ, without those of `ALWAYS`."""
-    return frozenset(name for name, value in new.items() if old[name] != value) - ALWAYS
+from durable_actors.machine import ENDED
 
 
 def move_of(old: Row | None, new: Row | None, among: Iterable[Move] | None = None) -> Move | None:
@@ -205,7 +141,7 @@ MOVES: Final = (
         before=EXECUTING,
         after=CHILDREN | RUNNABLE,
         statements=("park_parent", "complete"),
-        columns=OUTCOME,
+        columns=OUTCOME | {"cancel_rest"},
         when=next_visit,
     ),
     Move(
@@ -231,9 +167,19 @@ MOVES: Final = (
         meaning="by the command, by whoever ends a claim whose node was asked to, or as the outcome of its step",
         before=LIVE,
         after=frozenset({"cancelled"}),
-        statements=(*BOTH_COMMITS, "cancel_instance", "release_claims", *TAKE_BACK, *RUNNERS),
+        statements=(*BOTH_COMMITS, *CANCELS, "release_claims", *TAKE_BACK, *RUNNERS),
         columns=END | CLAIM | {"request"},
         when=is_cancelled,
+    ),
+    Move(
+        name="compensating",
+        meaning="cancelled, and its machine has a step for that (`on_cancel`), which it enters",
+        before=LIVE,
+        after=RUNNABLE,
+        statements=(*CANCELS, "release_claims", *TAKE_BACK, *RUNNERS),
+        functions=("compensate",),
+        columns=OUTCOME | CLAIM | {"request", "cancellation"},
+        when=is_compensating,
     ),
     Move(
         name="released",
@@ -272,7 +218,7 @@ MOVES: Final = (
             "expire_awaits",
             "join_parents",
             *TAKE_BACK,
-            "cancel_instance",
+            *CANCELS,
             "resolve_boundary",
             *RUNNERS,
         ),
@@ -485,7 +431,7 @@ MOVES: Final = (
         meaning="a command asks the node that runs it to cancel it; no move",
         before=EXECUTING,
         after=EXECUTING,
-        statements=("cancel_instance",),
+        statements=CANCELS,
         columns=frozenset({"request"}),
         counts=False,
     ),
@@ -505,7 +451,9 @@ MOVES: Final = (
         before=LIVE | ENDED,
         after=LIVE | ENDED,
         statements=("accept_instance", "rebuild_instance", "snapshot_journal"),
-        columns=END | CLAIM | {"inbox", "shelved_step", "interruptions", "request"},
+        columns=END
+        | CLAIM
+        | {"inbox", "shelved_step", "interruptions", "request", "cancellation", "cancel_rest"},
     ),
 )
 """Every move, and the four changes that are none."""

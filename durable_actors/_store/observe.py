@@ -15,7 +15,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.boundaries import Waiting
-from durable_actors._store.commands import Command, Request
+from durable_actors._store.commands import Request
 from durable_actors._store.lease import RUNNER
 from durable_actors._store.pauses import QueuePause, read_pause_list
 from durable_actors._store.read import Instance, read_by_ids, read_instance
@@ -226,6 +226,8 @@ class InstanceDetails:
     """The definition of its machine that it was started with; None if its outcomes are not recorded."""
     definition: str | None = None
     """Another definition that ran one of its last steps."""
+    cascade: bool = False
+    """Whether children of it are being cancelled."""
     pauses: tuple[QueuePause, ...] = ()
     """The pauses of its queue, and of its machine there."""
 
@@ -263,7 +265,7 @@ def read_observed(row: Row) -> Observed:
     return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 32
+_COLUMNS: Final = 33
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
 
 
@@ -300,6 +302,7 @@ def _details(instance: Instance, row: Row) -> InstanceDetails:
         fingerprint,
         definition,
         pauses,
+        cascade,
     ) = row
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
     request = instance.request
@@ -331,6 +334,7 @@ def _details(instance: Instance, row: Row) -> InstanceDetails:
         receipts=() if receipts is None else msgspec.json.decode(receipts, type=tuple[dict[str, Any], ...]),
         fingerprint=None if fingerprint is None else fingerprint.decode(),
         definition=None if definition is None else definition.decode(),
+        cascade=cascade == b"t",
         pauses=read_pause_list(instance.queue, pauses),
     )
 
@@ -482,29 +486,3 @@ async def read_rates(conn: PgConn, schema: str) -> Rates:
     """Read the counters."""
     [row] = (await conn.run(statement("read_rates", schema, read_only=True), [schema.encode()])).rows
     return Rates(int(row[0] or 0), int(row[1] or 0), int(row[2] or 0), float(row[3] or 0))
-
-
-async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
-    """Let a failed or cancelled instance run again in its step; False if it has not ended so or does not exist.
-
-    Raises psycopg's UniqueViolation if another instance occupies its unique key by now.
-    """
-    params = [encode.number(number), *Command().params()]
-    return bool((await conn.run(statement("retry_instance", schema), params)).rows)
-
-
-async def hasten_instance(conn: PgConn, schema: str, number: int) -> str | None:
-    """Let a delayed instance run now: "hastened", "due" or "held"; None if it is not runnable or does not exist."""
-    params = [encode.number(number), *Command().params()]
-    rows = (await conn.run(statement("hasten_instance", schema), params)).rows
-    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None
-
-
-async def cancel_instance(conn: PgConn, schema: str, number: int, *, force: bool = False) -> str | None:
-    """Cancel an instance, or ask its node to: "cancelled" or "requested"; None if it has ended or does not exist.
-
-    Siblings of its key are not offered: see `dialogues.cancelling`.
-    """
-    params = [encode.number(number), *Command().params(), b"t" if force else b"f"]
-    rows = (await conn.run(statement("cancel_instance", schema), params)).rows
-    return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None

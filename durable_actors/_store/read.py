@@ -13,10 +13,10 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
 from durable_actors._postgres.driver.statement import Row
 from durable_actors._store.boundaries import Boundary, Waiting, read_manual
-from durable_actors._store.commands import Request, read_request
+from durable_actors._store.commands import Request, read_cancellation, read_request
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.sql import statement
-from durable_actors.machine import ENDED, Decision, Status, decode_or_text
+from durable_actors.machine import ENDED, Cancellation, Decision, Status, decode_or_text
 
 
 @attrs.frozen
@@ -82,6 +82,8 @@ class Instance:
     """Where it waits for a person; None if it does not."""
     decision: Decision | None = None
     """What a person decided, until the step that this led to has an outcome."""
+    cancellation: Cancellation | None = None
+    """Why it was cancelled, if it compensates (`@step(on_cancel=True)`) or has done so; in lists without the reason."""
     hold: int
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
     does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
@@ -119,15 +121,7 @@ def read_instance(row: Row) -> Instance:
     assert eligible is not None
     assert inserted is not None
     assert updated is not None
-    boundary, decision = None, None
-    if row[28] is not None:
-        boundary, decision = read_manual(
-            row[28],
-            parked=row[4] == b"awaiting_signal",
-            step=text(3),
-            since=eligible,
-            deadline=decode_instant(row[29]),
-        )
+    boundary, decision = (None, None) if row[28] is None else _manual(row, row[28], eligible)
     return Instance(
         id=number(0),
         machine=text(1),
@@ -162,6 +156,17 @@ def read_instance(row: Row) -> Instance:
         meta=cast("Mapping[str, Any]", {} if row[27] is None else json(27)),
         request=None if row[30] is None else read_request(row[30]),
         rerun_of=None if row[31] is None else number(31),
+        cancellation=None if row[32] is None else read_cancellation(row[32]),
+    )
+
+
+def _manual(row: Row, manual: bytes, since: datetime) -> tuple[Boundary | None, Decision | None]:
+    return read_manual(
+        manual,
+        parked=row[4] == b"awaiting_signal",
+        step=(row[3] or b"").decode(),
+        since=since,
+        deadline=decode_instant(row[29]),
     )
 
 

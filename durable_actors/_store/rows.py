@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import attrs
 
-from durable_actors.machine import ENDED, FAILURES, OFF, OUTCOMES, Status
+from durable_actors.machine import ENDED, FAILURES, OFF, OUTCOMES, Cancellation, Status
 
 
 @attrs.define
@@ -60,6 +60,8 @@ class Claim:
     """What is recorded of its history (`machine.OFF`, …)."""
     recorded: RecordedClaim = UNRECORDED
     """What its records need beside that."""
+    cancellation: Cancellation | None = None
+    """Why it was cancelled, if it compensates: however that ends, the instance is cancelled."""
 
     def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
         """Continue in the next step under the same claim. A signal may have arrived while the last step ran."""
@@ -201,6 +203,8 @@ class Promoted:
 
     id: int
     queue: str
+    cascades: bool = False
+    """Whether this has decided that children of it are cancelled: somebody must start with that (`cascade.py`)."""
 
 
 @attrs.frozen

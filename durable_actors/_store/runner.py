@@ -19,6 +19,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.boundaries import read_decision
+from durable_actors._store.commands import read_cancellation
 from durable_actors._store.read import Instance, read_instance
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, DurableError, InvalidOutcome, LeaseLost, NoTarget
@@ -26,6 +27,7 @@ from durable_actors.machine import (
     KEEP,
     Approval,
     Await,
+    Cancellation,
     ChildView,
     Decision,
     Done,
@@ -95,6 +97,8 @@ class Claimed:
     """The same, counted by status."""
     decision: Decision | None = None
     """What a person decided, if a `Pause` or `Approval` led to this step."""
+    cancellation: Cancellation | None = None
+    """As `Context.cancellation`: why it was cancelled, if this step compensates."""
     request: Any = None
     """What a command asks of whoever runs this step, as of the last `heartbeat`; None: nothing."""
 
@@ -146,6 +150,7 @@ def _read_claimed(row: Row) -> Claimed:
         children=None,
         children_counts=cast("Mapping[Status, int]", json(16)),
         decision=read_decision(json(17)),
+        cancellation=None if row[18] is None else read_cancellation(row[18]),
     )
     try:
         claimed.awaited = tuple(map(_read_signal, _signals(row[12] or b"[]")))

@@ -230,6 +230,8 @@ class Expired:
     """Those that have failed: nobody decided in time, and they name no step for that."""
     offered: list[Promoted]
     """Parents of these whose barrier opened."""
+    cascades: bool = False
+    """Whether children of the woken ones are to be cancelled."""
 
     def __len__(self) -> int:
         """How many."""
@@ -244,4 +246,5 @@ async def expire_awaits(conn: PgConn, schema: str, queue: str, *, limit: int) ->
         [int(row[0] or 0) for row in rows if row[1] == b"runnable"],
         [int(row[0] or 0) for row in rows if row[1] != b"runnable"],
         [Promoted(int(row[2] or 0), row[3].decode()) for row in rows if row[3] is not None],
+        any(row[4] == b"t" for row in rows),
     )

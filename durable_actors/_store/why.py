@@ -9,109 +9,31 @@ the pick does. tests/store/test_explain_property.py compares the two on random t
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, get_args
+from typing import Final
 
 import attrs
 
 from durable_actors._store import paused as paused_texts
+from durable_actors._store.cancelled import ended_by, underway
 from durable_actors._store.evidence import evidence_of
+from durable_actors._store.explanation import Blocker, Explanation, Reason
 from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
+from durable_actors._store.next_actions import next_actions
 from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
-from durable_actors._store.parked import asked, awaited, barrier_of, repairs_of, ways_of
+from durable_actors._store.parked import asked, awaited, barrier_of
 from durable_actors._store.pauses import pause_target
 from durable_actors._store.read import Instance
 from durable_actors._store.releases import COMMANDS, LiveNode
 from durable_actors._wording import seconds
 from durable_actors.machine import ENDED
 
-Reason = Literal[
-    "done",
-    "failed",
-    "cancelled",
-    "paused",
-    "awaiting_approval",
-    "awaiting_proceed",
-    "awaiting_dependencies",
-    "throttled",
-    "lease_expired",
-    "ready",
-    "owner_lost",
-    "executing",
-    "scheduled",
-    "queue_paused",
-    "waiting_for_key",
-    "unknown_step",
-    "unserved",
-    "awaiting_signal",
-    "awaiting_children",
-]
-"""Why an instance is where it is. Where several are true, the first one in this order is the reason."""
-
-REASONS_IN_ORDER: Final[tuple[Reason, ...]] = get_args(Reason)
-
-BlockerKind = Literal[
-    "instance", "child", "signal", "person", "queue", "machine", "step", "node", "limit", "pause"
-]
-"""What a blocker is."""
-
 _HOLDS: Final[dict[int, Reason]] = {
     PAUSED: "paused",
     WAITING: "awaiting_dependencies",
     THROTTLED: "throttled",
 }
-
-
-@attrs.frozen(kw_only=True)
-class Blocker:
-    """One thing that an instance waits for."""
-
-    kind: BlockerKind
-    """`instance` is one of its partition key, `child` one of its own, `pause` that of its queue or machine."""
-    name: str
-    """The id, or the name of the signal, queue, machine, step or node; of a pause the queue, or `queue/machine`."""
-    text: str
-    """What it has to do with the instance, for people."""
-    id: int | None = None
-    """The id of the instance or child."""
-    because: Explanation | None = None
-    """Of a child: why it has not ended."""
-
-
-@attrs.frozen(kw_only=True)
-class NextAction:
-    """Something that one can do about it."""
-
-    text: str
-    """What it does."""
-    command: str | None = None
-    """On the command line."""
-    call: str | None = None
-    """In Python."""
-
-
-@attrs.frozen(kw_only=True)
-class Explanation:
-    """Why an instance waits, runs or has ended. See `durable_actors.explain`."""
-
-    id: int
-    """The instance."""
-    reason: Reason
-    """The first reason that holds, in the order of the reference."""
-    summary: str
-    """One sentence, for people. Its wording may change."""
-    since: datetime | None
-    """Since when: its end, its claim, its park, or when it became due."""
-    until: datetime | None
-    """When that ends by itself: it becomes due, its deadline passes, its lease expires. None: not by itself."""
-    blockers: tuple[Blocker, ...] = ()
-    """What it waits for, the most important first."""
-    next_actions: tuple[NextAction, ...] = ()
-    """What one can do about it."""
-    evidence: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
-    """The facts behind it: status, step, rev, attempt, lease, hold, request, receipts, …"""
 
 
 def why(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> str:
@@ -141,11 +63,11 @@ def explain_observed(
     return Explanation(
         id=instance.id,
         reason=found.reason,
-        summary=found.summary if instance.status in ENDED else found.summary + _requested(instance, around),
+        summary=found.summary if instance.status in ENDED else found.summary + underway(instance, around),
         since=_since(instance, around, found.reason),
         until=_until(observed, found.reason),
         blockers=blockers,
-        next_actions=tuple(_actions(instance, around, found.reason, blockers)),
+        next_actions=tuple(next_actions(instance, around, found.reason, blockers)),
         evidence=evidence_of(instance, around, _machine(instance)),
     )
 
@@ -164,7 +86,7 @@ def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:  # noqa: PLR
             return _Found("done", "it has ended: done")
         case "failed" | "cancelled":
             again = f"`durable-actors retry {instance.id}` runs it again"
-            by = _cancelled_by(around) if instance.status == "cancelled" else ""
+            by = ended_by(instance, around) if instance.status == "cancelled" else ""
             ended = f"it has ended: {instance.status} in step {instance.step!r}{by}"
             return _Found(instance.status, f"{ended}; {again}")
         case "executing":
@@ -403,25 +325,6 @@ def _pauses(around: InstanceDetails) -> list[Blocker]:
     ]
 
 
-def _requested(instance: Instance, around: InstanceDetails) -> str:
-    if around.request is None:
-        return ""
-    if around.request.pauses:
-        return paused_texts.also_text(instance, around)
-    by = f" by {around.request.by}" if around.request.by else ""
-    since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
-    return f"; {around.request.kind} requested{by}{since}"
-
-
-def _cancelled_by(around: InstanceDetails) -> str:
-    """Of a cancelled instance: by which command, if it was one."""
-    request = around.request
-    if request is None or not request.cancels:
-        return ""
-    by = f" by {request.by}" if request.by else ""
-    return f"{by}: {request.reason}" if request.reason else by
-
-
 def _since(instance: Instance, around: InstanceDetails, reason: Reason) -> datetime | None:
     if reason == "queue_paused":
         return max(instance.eligible_at, min(each.at for each in around.pauses))
@@ -446,77 +349,3 @@ def _until(observed: Observed, reason: Reason) -> datetime | None:
             return observed.instance.lease_expires_at
         case _:
             return None
-
-
-def _actions(
-    instance: Instance, around: InstanceDetails, reason: Reason, blockers: Sequence[Blocker]
-) -> Iterator[NextAction]:
-    if reason in {"failed", "cancelled"}:
-        yield NextAction(
-            text="run it again from the step in which it ended",
-            command=f"durable-actors retry {instance.id}",
-            call=f"durable_actors.retry({instance.id})",
-        )
-    if reason == "scheduled":
-        yield NextAction(
-            text="let it run now",
-            command=f"durable-actors run-now {instance.id}",
-            call=f"durable_actors.run_now({instance.id})",
-        )
-    for text, verb, call in paused_texts.resumes(instance, around):
-        yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{call}")
-    for text, verb in repairs_of(around, parked=reason in {"awaiting_signal", "awaiting_children"}):
-        yield NextAction(text=text, command=f"durable-actors {verb}", call=f"durable_actors.{verb}()")
-    if reason == "awaiting_signal" and not around.lost:
-        for name in around.awaits:
-            yield NextAction(
-                text=f"send it a signal named {name!r}",
-                command=f"durable-actors signal {instance.id} {shlex.quote(name)}",
-                call=f"durable_actors.signal({instance.id}, {name!r})",
-            )
-    if instance.boundary is not None:
-        for text, verb in ways_of(instance.boundary):
-            yield NextAction(
-                text=text,
-                command=f"durable-actors {verb} {instance.id}",
-                call=f"durable_actors.{verb}({instance.id})",
-            )
-    if reason == "ready":
-        yield NextAction(
-            text=f"see what is ahead of it in queue {instance.queue!r}",
-            command="durable-actors queues",
-        )
-    if reason in {"executing", "owner_lost", "lease_expired"}:
-        yield NextAction(text="see which nodes are alive", command="durable-actors nodes")
-        yield from _hurry(instance, around)
-    for blocker in blockers:
-        yield from _about(blocker)
-
-
-def _about(blocker: Blocker) -> Iterator[NextAction]:
-    if blocker.id is not None:
-        yield NextAction(
-            text=f"see why instance {blocker.id} has not ended",
-            command=f"durable-actors why {blocker.id}",
-            call=f"durable_actors.explain({blocker.id})",
-        )
-    elif blocker.kind == "queue":
-        yield NextAction(
-            text=f"start a worker that serves queue {blocker.name!r}",
-            command=f"durable-actors serve MODULE --queue {shlex.quote(blocker.name)}",
-            call=f"durable_actors.Config(queues={{{blocker.name!r}: 10}})",
-        )
-    elif blocker.kind in {"machine", "step"}:
-        yield NextAction(
-            text=f"deploy a worker whose code has {blocker.kind} {blocker.name!r}",
-            command="durable-actors nodes",
-        )
-
-
-def _hurry(instance: Instance, around: InstanceDetails) -> Iterator[NextAction]:
-    if around.request is not None and around.request.cancels:
-        yield NextAction(
-            text="cancel it now, without waiting for its step",
-            command=f"durable-actors cancel {instance.id} --force",
-            call=f"durable_actors.cancel({instance.id}, force=True)",
-        )

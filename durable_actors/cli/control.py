@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import attrs
 import click
 
+from durable_actors._store.cascade import cascading
 from durable_actors._store.commands import plan_command
 from durable_actors._store.dialogues import RETRY, RUN_NOW, cancelling, carrying_out
 from durable_actors.cli.history import address_of, with_client
@@ -15,33 +17,54 @@ from durable_actors.cli.options import Whole, command_options, database_options,
 from durable_actors.cli.output import print_json
 from durable_actors.machine import KEEP
 
+COURTESY: Final = 100
+"""Statements by which `cancel` cancels children; the nodes do the rest."""
+
 
 @click.command(short_help="Cancel instances that have not ended.")
 @many_options("cancel")
 @click.option(
     "--force", is_flag=True, help="Do not wait for a step that runs: it can commit nothing any more."
 )
+@click.option(
+    "--children",
+    type=click.Choice(["leave", "cancel"]),
+    default="leave",
+    show_default=True,
+    help="What happens to the children, and to theirs.",
+)
 @command_options
 @database_options
 @json_option
-def cancel(*, force: bool, **options: Any) -> None:
+def cancel(*, force: bool, children: str, **options: Any) -> None:
     """Cancel instances that have not ended: TARGETs (ids or unique keys), or all that match the filters.
 
     What does not run has ended when this returns. A step that runs is cancelled by its node, within two seconds, and
     the instance ends as cancelled unless the step is done first. For each TARGET that has ended already, the reason is
     printed and the exit code is 1; the others are cancelled. Each leaves a receipt: see audit.
+
+    An instance of a machine that compensates (on_cancel) enters that step instead; a second cancel of it needs
+    --force. With --children cancel, its children are cancelled as well, in batches, by this command and by the nodes.
     """
     given = read_given(options)
     if given.where is not None:
-        on_filter("cancel", given, force=force)
+        on_filter("cancel", given, force=force, children=children)
         return
     command = plan_command(**given.said)
-    found = on_targets("cancel", given, lambda number: cancelling(given.schema, number, command, force=force))
+    how = {"force": force, "children": children == "cancel"}
+    found = on_targets(
+        "cancel",
+        given,
+        lambda number: cancelling(given.schema, number, command, **how),
+        then=partial(cascading, given.schema, rounds=COURTESY) if how["children"] else None,
+    )
 
     def said(answer: Answer) -> str:
         if given.dry_run:
             return "would be cancelled"
-        waits = "" if answer.result == "cancelled" else ": a step runs, and its node cancels it"
+        waits = (
+            "" if answer.result == "cancelled" else ": its step is cancelled, or it compensates; then it ends"
+        )
         return f"{answer.result}{waits}"
 
     if given.as_json:

@@ -124,10 +124,11 @@ reject = _verb(
 
 
 def status_of(instance: Instance) -> Text:
-    """The status; of an instance that waits for a person, that."""
-    if instance.boundary is None:
-        return coloured(instance.status)
-    return Text(f"waits for a person ({instance.boundary.kind})", style="magenta")
+    """The status; of an instance that waits for a person, that; and whether it is paused."""
+    found = coloured(instance.status)
+    if instance.boundary is not None:
+        found = Text(f"waits for a person ({instance.boundary.kind})", style="magenta")
+    return found if instance.paused is None else found.append(", paused", style="yellow")
 
 
 def title_of(instance: Instance) -> str | None:

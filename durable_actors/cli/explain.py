@@ -9,7 +9,7 @@ import trio
 from rich.text import Text
 
 from durable_actors._store.dialogues import explaining, run_dialogue
-from durable_actors._store.why import Blocker, Explanation
+from durable_actors._store.explanation import Blocker, Explanation
 from durable_actors.cli.options import database_options, json_option, key_bytes, open_store, read_target
 from durable_actors.cli.output import ago, make_console, one_line, print_json
 

@@ -11,16 +11,10 @@ from rich.text import Text
 from durable_actors._store.boundaries import Waiting
 from durable_actors._store.commands import Receipt
 from durable_actors._store.dialogues import listing_receipts, observing, run_dialogue
-from durable_actors._store.observe import (
-    NEWEST,
-    Filter,
-    InstanceDetails,
-    Listing,
-    Observed,
-    list_instances,
-)
+from durable_actors._store.explanation import Explanation
+from durable_actors._store.observe import NEWEST, Filter, InstanceDetails, Listing, Observed, list_instances
 from durable_actors._store.read import Instance
-from durable_actors._store.why import Explanation, explain_observed, runs
+from durable_actors._store.why import explain_observed, runs
 from durable_actors._wording import counted, seconds
 from durable_actors.cli.decide import asked_of, status_of, title_of
 from durable_actors.cli.options import (

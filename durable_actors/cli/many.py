@@ -19,7 +19,7 @@ from durable_actors._store.dialogues import CarriedOut, inspecting, resolving, r
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.node import feature_warning
 from durable_actors._store.observe import NEWEST, Filter
-from durable_actors._store.releases import COMMANDS
+from durable_actors._store.releases import COMMANDS, PAUSES, Feature
 from durable_actors._wording import counted
 from durable_actors.cli.history import with_client
 from durable_actors.cli.options import Whole, duration, key_bytes, open_store, read_target
@@ -34,7 +34,7 @@ ASK_ABOVE: Final = 100
 TELL_EVERY: Final = 1.0
 """Seconds between two lines of progress."""
 
-BulkVerb = Literal["cancel", "retry", "run_now"]
+BulkVerb = Literal["cancel", "retry", "run_now", "pause", "resume"]
 
 
 @attrs.frozen(kw_only=True)
@@ -132,8 +132,18 @@ class Answer:
     """Why it was refused."""
 
 
-def on_targets(name: BulkVerb, given: Given, start: Callable[[int], Dialogue[CarriedOut]]) -> list[Answer]:
-    """Carry a command out on each TARGET, or look whether it could be."""
+def on_targets(
+    name: BulkVerb,
+    given: Given,
+    start: Callable[[int], Dialogue[CarriedOut]],
+    *,
+    then: Callable[[], Dialogue[object]] | None = None,
+    feature: Feature | None = None,
+) -> list[Answer]:
+    """Carry a command out on each TARGET, or look whether it could be.
+
+    `then`: what follows if one was. `feature`: warn of nodes that ignore it.
+    """
 
     async def run() -> list[Answer]:
         async with open_store(given.dsn, given.schema) as conn:
@@ -141,8 +151,12 @@ def on_targets(name: BulkVerb, given: Given, start: Callable[[int], Dialogue[Car
             if given.dry_run:
                 return [await _look(conn, given.schema, name, each) for each in addresses]
             found = [await _carry_out(conn, given.schema, each, start) for each in addresses]
-            if any(each.result == "requested" for each in found):
-                await _warn(conn, given.schema)
+            if then is not None and any(each.reason is None for each in found):
+                await run_dialogue(conn, then())
+            if feature is not None and any(each.result is not None for each in found):
+                await _warn(conn, given.schema, feature)
+            elif any(each.result == "requested" for each in found):
+                await _warn(conn, given.schema, COMMANDS)
             return found
 
     return trio.run(run)
@@ -183,12 +197,15 @@ async def _look(conn: PgConn, schema: str, name: BulkVerb, address: int | str) -
         found = await run_dialogue(conn, inspecting(schema, _address(address)))
     except NoTarget as exc:
         return Answer(None, None, str(exc))
-    allowed = found.status in BULK[name].kind.allowed
-    return Answer(found.id, None, None if allowed else f"instance {found.id} is {found.status}")
+    kind = BULK[name].kind
+    why_not = None if found.status in kind.allowed else f"is {found.status}"
+    if why_not is None and kind.refuses is not None:
+        why_not = kind.refuses(found)
+    return Answer(found.id, None, None if why_not is None else f"instance {found.id} {why_not}")
 
 
-async def _warn(conn: PgConn, schema: str) -> None:
-    warning = await feature_warning(conn, schema, COMMANDS)
+async def _warn(conn: PgConn, schema: str, feature: Feature) -> None:
+    warning = await feature_warning(conn, schema, feature)
     if warning is not None:
         click.echo(f"durable-actors: {warning}", err=True)
 
@@ -231,15 +248,17 @@ def on_filter(name: BulkVerb, given: Given, **options: Any) -> None:
         click.echo(_sentence(name, bulk))
     for number, reason in bulk.failures:
         click.echo(f"durable-actors: instance {number}: {reason}", err=True)
-    if bulk.answers.get("requested"):
-        trio.run(_warn_alone, given)
+    if name == "pause" and bulk.done:
+        trio.run(_warn_alone, given, PAUSES)
+    elif bulk.answers.get("requested"):
+        trio.run(_warn_alone, given, COMMANDS)
     if bulk.failed:
         sys.exit(1)
 
 
-async def _warn_alone(given: Given) -> None:
+async def _warn_alone(given: Given, feature: Feature) -> None:
     async with open_store(given.dsn, given.schema) as conn:
-        await _warn(conn, given.schema)
+        await _warn(conn, given.schema, feature)
 
 
 def _confirm(name: str, count: int, *, yes: bool) -> None:

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import click
 import trio
 
-from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.commands import Command, plan_command
-from durable_actors._store.dialogues import CarriedOut, carrying_out, resolving, run_dialogue
+from durable_actors._store.dialogues import CarriedOut, carrying_out, run_dialogue
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.node import feature_warning
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.pausing import RESUME, pausing, pausing_queue, plan_queue, resuming_queue
 from durable_actors._store.releases import PAUSES
+from durable_actors.cli.many import many_options, on_filter, on_targets, read_given, report
 from durable_actors.cli.options import (
     command_options,
     database_options,
     duration,
     json_option,
-    key_bytes,
     open_store,
-    read_target,
 )
 from durable_actors.cli.output import one_line, print_json
-from durable_actors.errors import Conflict, NoTarget
-
-
-@attrs.frozen
-class Answer:
-    """The result of `pause` or `resume` for one target."""
-
-    id: int | None
-    """None if no instance has the unique key."""
-    result: str | None
-    """"paused", "requested" or "resumed"; None if it was refused."""
-    reason: str | None = None
-    """Why it was refused."""
 
 
 def _resuming(schema: str, number: int, command: Command) -> Dialogue[CarriedOut]:
@@ -49,104 +32,64 @@ def _resuming(schema: str, number: int, command: Command) -> Dialogue[CarriedOut
     return attrs.evolve(done, result="resumed")
 
 
-Asking = Callable[[str, int, Command], Dialogue[CarriedOut]]
 _WAITS: Final = {"requested": ": a step runs; it is paused when the step has ended"}
 
 
-async def _on_instances(
-    dsn: str | None, schema: str, addresses: Sequence[int | str], command: Command, asking: Asking
-) -> tuple[list[Answer], str | None]:
-    async with open_store(dsn, schema) as conn:
-        found = [await _on_instance(conn, schema, each, command, asking) for each in addresses]
-        paused = any(each.result in {"paused", "requested"} for each in found)
-        return found, await feature_warning(conn, schema, PAUSES) if paused else None
-
-
-async def _on_instance(
-    conn: PgConn, schema: str, address: int | str, command: Command, asking: Asking
-) -> Answer:
-    number = address if isinstance(address, int) else None
-    try:
-        target = address if isinstance(address, int) else key_bytes(address)
-        number = await run_dialogue(conn, resolving(schema, target))
-        done = await run_dialogue(conn, asking(schema, number, command))
-    except (NoTarget, Conflict) as exc:
-        return Answer(number, None, str(exc))
-    return Answer(done.id, str(done.result))
-
-
-def _report(found: Sequence[Answer], warning: str | None, *, refused: str, as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-    for each in found:
-        if each.reason is not None:
-            click.echo(f"durable-actors: {refused}: {each.reason}", err=True)
-        elif not as_json:
-            click.echo(f"{each.id} {each.result}{_WAITS.get(each.result or '', '')}")
-    if warning is not None:
-        click.echo(f"durable-actors: {warning}", err=True)
-    if not all(each.reason is None for each in found):
-        sys.exit(1)
-
-
 @click.command(short_help="Let nothing run instances until they are resumed.")
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--key", "as_key", is_flag=True, help="TARGETs are unique keys even if they are numbers.")
+@many_options("pause")
 @command_options
 @database_options
 @json_option
-def pause(
-    *,
-    targets: tuple[str, ...],
-    as_key: bool,
-    by: str | None,
-    reason: str | None,
-    idempotency_key: str | None,
-    dsn: str | None,
-    schema: str,
-    as_json: bool,
-) -> None:
-    """Pause instances that have not ended, by id or unique key.
+def pause(**options: Any) -> None:
+    """Pause instances that have not ended: TARGETs (ids or unique keys), or all that match the filters.
 
     A step that runs finishes first. Signals are stored and deadlines pass meanwhile; what would run then waits for
-    resume. Others of the same partition key go first. For each instance that cannot be paused, the reason is printed
+    resume. Others of the same partition key go first. For each TARGET that cannot be paused, the reason is printed
     and the exit code is 1; the others are paused. Each leaves a receipt: see audit.
     """
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key)
-    addresses = [*dict.fromkeys(read_target(each, as_key=as_key) for each in targets)]
-    found, warning = trio.run(_on_instances, dsn, schema, addresses, command, pausing)
-    _report(found, warning, refused="not paused", as_json=as_json)
+    given = read_given(options)
+    if given.where is not None:
+        on_filter("pause", given)
+        return
+    command = plan_command(**given.said)
+    found = on_targets("pause", given, lambda number: pausing(given.schema, number, command), feature=PAUSES)
+    if given.as_json:
+        print_json(found)
+    report(
+        found,
+        given,
+        refused="not paused",
+        said=lambda each: (
+            "would be paused" if given.dry_run else f"{each.result}{_WAITS.get(each.result, '')}"
+        ),
+    )
 
 
 @click.command(short_help="Let paused instances run again.")
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET...")
-@click.option("--key", "as_key", is_flag=True, help="TARGETs are unique keys even if they are numbers.")
+@many_options("resume")
 @command_options
 @database_options
 @json_option
-def resume(
-    *,
-    targets: tuple[str, ...],
-    as_key: bool,
-    by: str | None,
-    reason: str | None,
-    idempotency_key: str | None,
-    dsn: str | None,
-    schema: str,
-    as_json: bool,
-) -> None:
-    """End the pause of instances, by id or unique key.
+def resume(**options: Any) -> None:
+    """End the pause of instances: TARGETs (ids or unique keys), or all that match the filters.
 
-    For each instance that is not paused, the reason is printed and the exit code is 1; the others are resumed. Each
+    For each TARGET that is not paused, the reason is printed and the exit code is 1; the others are resumed. Each
     leaves a receipt: see audit.
     """
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key)
-    addresses = [*dict.fromkeys(read_target(each, as_key=as_key) for each in targets)]
-    found, _ = trio.run(_on_instances, dsn, schema, addresses, command, _resuming)
-    _report(found, None, refused="not resumed", as_json=as_json)
-
-
-# -- queues
+    given = read_given(options)
+    if given.where is not None:
+        on_filter("resume", given)
+        return
+    command = plan_command(**given.said)
+    found = on_targets("resume", given, lambda number: _resuming(given.schema, number, command))
+    if given.as_json:
+        print_json(found)
+    report(
+        found,
+        given,
+        refused="not resumed",
+        said=lambda each: "would be resumed" if given.dry_run else str(each.result),
+    )
 
 
 def until_option(text: str) -> datetime | float:

@@ -15,10 +15,10 @@ from msgspec import UNSET
 from durable_actors.journal.facts import Fact
 from durable_actors.journal.kinds import (
     AskedData,
-    CancelledData,
     ChildStart,
     ChildStartedData,
     ClaimedData,
+    Command,
     CountedData,
     CrashedData,
     Data,
@@ -32,7 +32,6 @@ from durable_actors.journal.kinds import (
     ReleasedData,
     ResolvedData,
     ReturnedData,
-    RevivedData,
     RowData,
     SpawnedData,
     TimedOutData,
@@ -51,11 +50,7 @@ def _run_signal_received(move: Move) -> None:
     """Every record that somebody outside caused has a receipt."""
     data, record = move.data, move.record
     receipt: dict[str, Any] = {"type": "start" if record.kind == "started" else "signal", "by": record.by}
-    command = (
-        data.command
-        if isinstance(data, RowData | CancelledData | RevivedData | ResolvedData | PausedData)
-        else None
-    )
+    command: Command | None = getattr(data, "command", None)
     if command is not None:
         receipt |= {
             "type": command.type,
@@ -383,6 +378,10 @@ def _crashed(move: Move) -> None:
         _run_terminal(move)
 
 
+def _run_redirected(move: Move) -> None:
+    move.add("run_redirected", {})
+
+
 def _run_revived(move: Move) -> None:
     move.add("run_revived", {})
 
@@ -448,6 +447,7 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "done": (*_UNDER_CLAIM, _attempt_ended, _runnable_applied, _run_terminal),
     "failed": (*_UNDER_CLAIM, _attempt_failed, _run_terminal),
     "cancelled": (_run_signal_received, *_UNDER_CLAIM, _run_terminal),
+    "compensating": (_run_signal_received, _run_redirected, _scheduled),
     "released": (*_UNDER_CLAIM, _released),
     "crashed": (*_UNDER_CLAIM, _crashed),
     "reaped": (*_UNDER_CLAIM, _reaped),

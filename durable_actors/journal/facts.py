@@ -205,6 +205,9 @@ FACTS: Final[dict[str, FactKind]] = {
         "run", "an operator paused the run", {}, {"by": str, "reason": str}, extension=True
     ),
     "run_resumed": FactKind("run", "the operator's pause has ended", {}, {"by": str}, extension=True),
+    "run_redirected": FactKind(
+        "run", "whatever the run did or waited for is over: it goes on elsewhere", extension=True
+    ),
     "run_revived": FactKind("run", "a failed or cancelled run goes on", extension=True),
     "run_hastened": FactKind(
         "run",

@@ -218,6 +218,13 @@ class CancelledData(UnderClaim, frozen=True, kw_only=True):
     """Absent if nobody asked for it: what the instance depends on has failed, or its parent was cancelled."""
 
 
+class CompensatingData(Data, frozen=True, kw_only=True):
+    """`compensating`. `columns` has the cancellation."""
+
+    command: Command | None = None
+    eligible_at: Instant | None = None
+
+
 class ReturnedData(UnderClaim, frozen=True, kw_only=True):
     """A claim that ended without an outcome."""
 
@@ -372,6 +379,12 @@ KINDS: Final[dict[str, Kind]] = {
     "done": Kind("outcome Done: the instance has ended with a result", "outcomes", _CLAIM, DoneData),
     "failed": Kind("outcome Stop: the instance has failed", "outcomes", (*_CLAIM, "error"), FailedData),
     "cancelled": Kind("the instance was cancelled", "outcomes", _PLACE, CancelledData),
+    "compensating": Kind(
+        "the instance was cancelled, and entered the step that compensates",
+        "outcomes",
+        _WAKE,
+        CompensatingData,
+    ),
     "released": Kind("a node gave the claim back without an outcome", "claims", _CLAIM, ReleasedData),
     "crashed": Kind("the step raised what no handler may catch", "outcomes", (*_CLAIM, "error"), CrashedData),
     "reaped": Kind("the claim was taken from a dead or silent node", "claims", _CLAIM, ReapedData),

@@ -111,7 +111,7 @@ def _next_place(record: Record, data: Data) -> tuple[str, int, int, int]:  # noq
     """Step, visit, round and attempt of the row after the move, or after the wait that the move begins."""
     step, visit, attempt = record.step or "", record.visit or 0, record.attempt or 0
     match record.kind:
-        case "next" | "spawned":
+        case "next" | "spawned" | "compensating":
             return record.to_step or step, visit + 1, 0, 0
         case "parked" | "asked" if record.to_step is not None:
             # After an outcome of `handle`, a failing step must not start again at attempt 0.

@@ -62,7 +62,7 @@ NOT_IN_THE_JOURNAL: Final[Mapping[str, str]] = {
 
 EMPTY_UNLESS_NAMED: Final = (
     "parent_id", "barrier", "partition_key", "unique_key", "child_uid", "child_args", "tags", "meta",
-    "fingerprint", "rate_limit", "rerun_of",
+    "fingerprint", "rate_limit", "rerun_of", "cancellation", "cancel_rest",
 )  # fmt: skip
 """The columns of an insert that are null if its record does not name them. `weight` is 1 then."""
 
@@ -269,7 +269,7 @@ def differences(expected: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str
 _TIMES: Final = frozenset(
     {"eligible_at", "lease_expires_at", "await_deadline", "inserted_at", "updated_at", "finished_at"}
 )
-_DOCUMENTS: Final = frozenset({"state", "result", "meta", "manual"})
+_DOCUMENTS: Final = frozenset({"state", "result", "meta", "manual", "cancellation"})
 
 
 def _is_same(name: str, one: object, other: object) -> bool:

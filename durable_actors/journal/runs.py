@@ -292,6 +292,22 @@ def run_terminal(p: Projection, fact: Fact) -> str | None:
     return None
 
 
+def run_redirected(p: Projection, _: Fact) -> str | None:
+    """The run was cancelled, and enters the step that compensates. It fences all that is left, like an end."""
+    run = _run(p)
+    for one in p.attempts.values():
+        if one.status in {"available", "claimed"}:
+            one.status = "expired"
+    p.wait = p.manual = p.suspended = None
+    p.barrier_failed = False
+    p.planned.clear()
+    run.drop_claim()
+    run.crashes = run.children_total = run.children_pending = 0
+    run.wake_on_failure = False
+    run.awaits = run.error = run.manual = None
+    return None
+
+
 def run_revived(p: Projection, _: Fact) -> str | None:
     """The one way back from an end. The visit begins again at attempt 0, so its earlier attempts give up their keys."""
     if p.terminal is None:

@@ -32,7 +32,15 @@ from durable_actors._journal_level import (
 from durable_actors.machine._backoff import default_backoff
 from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._codec import StateCodec, canonical_json, decode_json, decode_or_text, encode_json
-from durable_actors.machine._context import MOST_CHILDREN, ChildView, Context, ContextPort, Decision, Signal
+from durable_actors.machine._context import (
+    MOST_CHILDREN,
+    Cancellation,
+    ChildView,
+    Context,
+    ContextPort,
+    Decision,
+    Signal,
+)
 from durable_actors.machine._insert_options import ENDED, InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._insert_plan import InsertPlan, check_step, plan_insert
 from durable_actors.machine._job import Job, job
@@ -89,6 +97,7 @@ __all__ = [
     "Await",
     "BoundStep",
     "Cancel",
+    "Cancellation",
     "Child",
     "ChildView",
     "Context",
@@ -152,7 +161,7 @@ __all__ = [
 
 # Tracebacks, reprs and help() show the public import path.
 for _public in (
-    Approval, Await, Cancel, Child, ChildView, Context, Decision, Done, Error, InsertOptions, Machine, Next, Pause,
-    Retry, ScheduleChildren, Signal, Stop, job, step,
+    Approval, Await, Cancel, Cancellation, Child, ChildView, Context, Decision, Done, Error, InsertOptions, Machine,
+    Next, Pause, Retry, ScheduleChildren, Signal, Stop, job, step,
 ):  # fmt: skip
     _public.__module__ = "durable_actors"

@@ -46,6 +46,18 @@ class Signal:
 
 
 @attrs.frozen
+class Cancellation:
+    """Why an instance was cancelled: `ctx.cancellation` of the step that compensates, and of the steps after it."""
+
+    reason: str | None = None
+    """What `cancel(reason=...)` said."""
+    by: str | None = None
+    """Who gave the command."""
+    at: datetime | None = None
+    """When, by the clock of the database."""
+
+
+@attrs.frozen
 class ChildView:
     """A child of this instance at its current barrier."""
 
@@ -153,6 +165,9 @@ class Context(Generic[S_co]):
     """The claim of this run, for logs. It is not the secret token that fences the commit."""
     in_handle: bool = False
     """Whether this is the context of `handle`."""
+    cancellation: Cancellation | None = None
+    """Why the instance was cancelled, in the step that compensates (`@step(on_cancel=True)`) and in those after it.
+    None elsewhere."""
     port: ContextPort | None = attrs.field(default=None, repr=False)
     """The engine behind this context; None outside of an engine."""
 

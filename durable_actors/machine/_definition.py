@@ -80,6 +80,7 @@ class _Parts:
     state_type: Any
     max_attempts: int | None = None
     backoff: Callable[[int], Duration] | None = None
+    on_cancel: str | None = None
 
 
 def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec:
@@ -128,6 +129,7 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
         run_ahead=_check_flag(True if given.run_ahead is None else given.run_ahead, subject),
         journal=optional_journal(given.journal, subject),
         keep=keep_seconds(given.keep, what=f"{subject}: keep=", error=DefinitionError),
+        on_cancel=parts.on_cancel,
         definition=cls,
         identity=identity_of(cls),
         lineage=frozenset(identity_of(each) for each in cls.__mro__),
@@ -224,12 +226,30 @@ def _machine_parts(
         raise DefinitionError(
             f"{cls.__qualname__}: max_attempts= is for jobs; a machine checks ctx.attempt in handle()"
         )
+    initial = _initial(cls, steps, given, parent)
     return _Parts(
         kind="machine",
-        initial=_initial(cls, steps, given, parent),
+        initial=initial,
         steps={name: _step_spec(cls, name, each) for name, each in steps.items()},
         state_type=dict if state_type is None else state_type,
+        on_cancel=_on_cancel(cls, steps, initial),
     )
+
+
+def _on_cancel(cls: type[Any], steps: dict[str, Step[Any, Any, Any]], initial: str) -> str | None:
+    """Return the step that a cancelled instance enters: the class's own `@step(on_cancel=True)`, else a base's."""
+    marked = [name for name, each in steps.items() if each.on_cancel]
+    chosen = [name for name in marked if name in cls.__dict__] or marked
+    if len(chosen) > 1:
+        raise DefinitionError(
+            f"{cls.__qualname__} has {len(chosen)} steps with on_cancel=True ({', '.join(chosen)}): "
+            "mark only one of them"
+        )
+    if initial in chosen:
+        raise DefinitionError(
+            f"{cls.__qualname__}.{initial} is the initial step, so it cannot be the one for on_cancel=True"
+        )
+    return chosen[0] if chosen else None
 
 
 def _step_spec(cls: type[Any], name: str, step: Step[Any, Any, Any]) -> StepSpec:

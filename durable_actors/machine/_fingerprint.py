@@ -23,10 +23,19 @@ _MANY: Final = frozenset({"fields", "types", "item_types", "values"})
 
 
 def fingerprint(
-    name: str, version: int, *, kind: str, initial: str, steps: Mapping[str, float | None], state_type: Any
+    name: str,
+    version: int,
+    *,
+    kind: str,
+    initial: str,
+    steps: Mapping[str, float | None],
+    state_type: Any,
+    on_cancel: str | None = None,
 ) -> str:
     """Return the fingerprint of a definition as 16 hexadecimal digits. `steps` are their names and timeouts."""
     parts = [_FORM, name, version, kind, initial, sorted(steps.items()), shape_of(state_type)]
+    if on_cancel is not None:
+        parts.append(on_cancel)
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=SIZE).hexdigest()
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, Unpack, overl
 import attrs
 
 from durable_actors._option_checks import shown
-from durable_actors.errors import ConfigError, InvalidOutcome
+from durable_actors.errors import InvalidOutcome
 from durable_actors.machine._checks import Duration, key_text, seconds
 from durable_actors.machine._context import Signal
 from durable_actors.machine._insert_options import InsertOptions, check_option_names
@@ -234,8 +234,8 @@ class ScheduleChildren:
     """When the barrier opens: "all" children have ended, "any_failed" (also at the first failure), or a number."""
     timeout: float | None
     """Seconds after which the barrier opens in any case; None for no limit."""
-    rest: Literal["leave"]
-    """What happens to unfinished children when the barrier opens early."""
+    rest: Literal["leave", "cancel"]
+    """What happens to unfinished children when the barrier opens early: "leave" them alone, or "cancel" them."""
     owner: type[Any] | None = attrs.field(eq=False, repr=False)
     """The class whose step was referenced; None when it was named by a string."""
 
@@ -279,11 +279,7 @@ class ScheduleChildren:
         limit = None
         if timeout is not None:
             limit = seconds(timeout, what="ScheduleChildren(timeout=...)", error=InvalidOutcome)
-        if rest == "cancel":
-            raise ConfigError(
-                'ScheduleChildren(rest="cancel") is not available yet', option="rest", value=rest
-            )
-        if rest != "leave":
+        if rest not in ("leave", "cancel"):
             raise InvalidOutcome(
                 f'ScheduleChildren(rest=...) must be "leave" or "cancel"; it is {shown(rest)}'
             )

@@ -87,6 +87,8 @@ class MachineSpec:
     identity: Identity
     lineage: frozenset[Identity] = attrs.field(repr=False)
     """The identities of all its base classes, whose step references it accepts."""
+    on_cancel: str | None = None
+    """The step that a cancelled instance enters instead of ending."""
 
     def journal_level(self, default: JournalLevel) -> int:
         """The level that its rows store; `default` is the engine's."""
@@ -104,6 +106,7 @@ class MachineSpec:
             initial=self.initial,
             steps=timeouts,
             state_type=self.codec.type,
+            on_cancel=self.on_cancel,
         )
 
     @property

@@ -49,7 +49,14 @@ class BoundStep(StepRef[S], Generic[S, R]):
 class Step(StepRef[S], Generic[M, S, R]):
     """A step in the body of its class, created by `@step`."""
 
-    def __init__(self, func: Callable[[M, Context[S]], R], *, initial: bool, timeout: float | None) -> None:
+    def __init__(
+        self,
+        func: Callable[[M, Context[S]], R],
+        *,
+        initial: bool,
+        timeout: float | None,
+        on_cancel: bool = False,
+    ) -> None:
         super().__init__(func.__name__, None)
         self.func = func
         """The decorated function."""
@@ -57,6 +64,8 @@ class Step(StepRef[S], Generic[M, S, R]):
         """Whether it is marked as the initial step."""
         self.timeout = timeout
         """The longest run in seconds; None for no limit."""
+        self.on_cancel = on_cancel
+        """Whether a cancelled instance enters it instead of ending."""
         self.__doc__ = func.__doc__
         self.__wrapped__ = func  # for inspect.signature and help()
         self.aliases: set[str] = set()
@@ -95,37 +104,44 @@ class StepDecorator:
 
     initial: bool
     timeout: float | None
+    on_cancel: bool = False
 
     def __call__(self, func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]:
         """Turn the method into a step."""
         check_step_function(func)
-        return Step(func, initial=self.initial, timeout=self.timeout)
+        return Step(func, initial=self.initial, timeout=self.timeout, on_cancel=self.on_cancel)
 
 
 @overload
 def step(func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]: ...
 @overload
-def step(*, initial: bool = False, timeout: Duration | None = None) -> StepDecorator: ...
+def step(
+    *, initial: bool = False, timeout: Duration | None = None, on_cancel: bool = False
+) -> StepDecorator: ...
 def step(
     func: Callable[[M, Context[S]], R] | None = None,
     /,
     *,
     initial: bool = False,
     timeout: Duration | None = None,
+    on_cancel: bool = False,
 ) -> Step[M, S, R] | StepDecorator:
     """Mark a method as a step of its machine. Use it as `@step` or with options.
 
     `initial` makes it the step in which instances begin (default: the one named "start"). With `timeout`, a run that
     takes longer is cancelled and `handle` receives `StepTimeout`. A plain `def` step runs in a thread, which cannot
-    be cancelled: it keeps its slot until it returns, and its outcome is dropped. Raises `DefinitionError` if the
-    method cannot be a step.
+    be cancelled: it keeps its slot until it returns, and its outcome is dropped. `on_cancel` marks the step, one per
+    machine, that a cancelled instance enters instead of ending: it compensates, knows why from `ctx.cancellation`,
+    may go on to other steps, and when it ends, the instance is cancelled. Raises `DefinitionError` if the method cannot
+    be a step.
     """
-    if not isinstance(initial, bool):
-        raise DefinitionError(f"@step(initial=...) must be True or False; it is {shown(initial)}")
+    for option, value in (("initial", initial), ("on_cancel", on_cancel)):
+        if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DefinitionError(f"@step({option}=...) must be True or False; it is {shown(value)}")
     limit = None
     if timeout is not None:
         limit = seconds(timeout, what="@step(timeout=...)", error=DefinitionError, positive=True)
-    decorator = StepDecorator(initial, limit)
+    decorator = StepDecorator(initial, limit, on_cancel)
     return decorator if func is None else decorator(func)
 
 

@@ -20,7 +20,7 @@ def test_by_id_and_by_key(shell: Shell):
 
 def test_what_runs_is_asked_or_forced(shell: Shell):
     number = shell.add(status="executing")
-    said = f"{number} requested: a step runs, and its node cancels it\n"
+    said = f"{number} requested: its step is cancelled, or it compensates; then it ends\n"
     assert shell.ok("cancel", number, "--by", "ada", "--reason", "wrong order") == said
     assert "cancel requested by ada" in shell.ok("show", number)
     assert shell.json("cancel", number) == [{"id": number, "result": "requested", "reason": None}]
@@ -43,6 +43,31 @@ def test_what_is_refused(shell: Shell):
         'durable-actors: not cancelled: no instance has or had the unique key "nobody\'s"; '
     )
     assert "give either TARGETs" in shell.refused("cancel", code=2)
+
+
+def test_with_its_children(shell: Shell):
+    parent = shell.add(status="awaiting_children")
+    children = [shell.add(parent_id=parent), shell.add(parent_id=parent, status="executing")]
+    assert shell.ok("cancel", parent, "--children", "cancel", "--reason", "why") == f"{parent} cancelled\n"
+    assert f"it has ended: cancelled in step 'charge' by {getpass.getuser()}: why" in shell.ok(
+        "why", children[0]
+    )
+    assert "cancel requested" in shell.ok("why", children[1])
+    assert "Invalid value" in shell.refused("cancel", parent, "--children", "some", code=2)
+
+
+def test_what_compensates(shell: Shell):
+    number = shell.add(unique_key=b"k")
+    shell.conn.execute(
+        "insert into durable.compensations select fsm, fsm_version, 'undo' from durable.gen_durable"
+    )
+    assert (
+        shell.ok("cancel", "k", "--by", "ada")
+        == f"{number} requested: its step is cancelled, or it compensates; then it ends\n"
+    )
+    assert "it compensates: cancelled by ada" in shell.ok("why", number)
+    assert "compensates in step 'undo'; force=True ends it" in shell.refused("cancel", number)
+    assert shell.ok("cancel", number, "--force") == f"{number} cancelled\n"
 
 
 def test_the_same_key_again(shell: Shell):

@@ -43,6 +43,17 @@ def test_needs_targets_or_filters(shell: Shell):
     assert "Invalid value" in shell.refused("retry", "--status", "done", code=2)
 
 
+def test_pause_and_resume_by_filter(shell: Shell):
+    due, runs = shell.add(queue="q"), shell.add(queue="q", status="executing")
+    assert shell.ok("pause", due, "--dry-run") == f"{due} would be paused\n"
+    said = shell.run("pause", "--queue", "q", "--reason", "odd")
+    assert said.stdout == "pause of 2 instances: 1 paused, 1 requested\n"
+    assert "is paused already" in shell.refused("pause", due, "--dry-run")
+    assert shell.ok("pause", "--queue", "q") == "no instance matches the filters\n"
+    assert shell.ok("resume", "--status", "runnable") == "resume of 1 instance: 1 done\n"
+    assert shell.ok("resume", runs) == f"{runs} resumed\n"
+
+
 def test_cancel_and_run_now_by_filter(shell: Shell):
     later = shell.add(queue="q", eligible_at="tomorrow", tags=["t"])
     runs = shell.add(queue="q", status="executing")

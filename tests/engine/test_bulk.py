@@ -11,8 +11,8 @@ import trio
 from durable_actors import _bulk
 from durable_actors._bulk_machine import BulkMachine
 from durable_actors._engine.setup import plan_queues
-from durable_actors._store.observe import retry_instance
 from durable_actors.testing import Bench
+from tests.support.commands import retry_instance
 
 FAILED = "status, finished_at, last_error) select 'm', 's', '{}', 'failed', now(), 'boom ' || n %% 5 from"
 ROWS = f"insert into durable.gen_durable (fsm, step, state, {FAILED} generate_series(1, %s) n returning id"
@@ -172,6 +172,29 @@ async def test_cancel_and_run_now_by_filter(durable: Bench):
     assert (cancelled.count, cancelled.done, cancelled.answers) == (10, 10, {"cancelled": 10})
     assert statuses(durable) == {"cancelled": 10}
     assert (await durable.cancel(where=da.Filter(everything=True))).count == 0
+
+
+async def test_pause_and_resume_by_filter(durable: Bench):
+    """Also those that wait; one that is paused already, or is not, is not meant."""
+    look(
+        durable,
+        "insert into durable.gen_durable (fsm, step, state, queue, status, finished_at, awaits, tags)"
+        " select 'm', 's', '{}', 'q',"
+        " (array['runnable', 'awaiting_signal', 'done'])[n % 3 + 1]::durable.durable_status,"
+        " case when n % 3 = 2 then now() end, '{x}', array['t' || n % 2]"
+        " from generate_series(1, 12) n returning 1",
+    )
+    first = await durable.pause(where=da.Filter(tag="t0"), by="ada")
+    assert (first.count, first.done, first.answers) == (4, 4, {"paused": 4})
+    rest = await durable.pause(where=da.Filter(queue="q"), background=True)
+    assert rest.count == 4
+    await durable.drain(only="durable.ops")
+    assert (await rest.refresh()).done == 4
+    assert (await durable.resume(where=da.Filter(waiting="signal"))).done == 4
+    resumed = await durable.resume(where=da.Filter(everything=True))
+    assert (resumed.count, resumed.done) == (4, 4)
+    left = "select count(*) from durable.gen_durable where request is not null or hold <> 0"
+    assert look(durable, left) == [(0,)]
 
 
 async def test_between_two_instances_nothing_is_locked(durable: Bench, monkeypatch: pytest.MonkeyPatch):

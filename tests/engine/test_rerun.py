@@ -8,9 +8,9 @@ import attrs
 import durable_actors as da
 import psycopg
 import pytest
-from durable_actors._store.observe import hasten_instance
 from durable_actors.testing import Bench
 from tests.invariants.journal import journal_problems, read_journal
+from tests.support.commands import hasten_instance
 from tests.support.interleave import open_sessions
 
 

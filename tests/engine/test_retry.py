@@ -6,11 +6,11 @@ from typing import Any
 
 import durable_actors as da
 import pytest
-from durable_actors._store.observe import retry_instance
 from durable_actors._store.signal import plan_signal, send_signals
 from tests.engine.kit import Db, Gate, parked, running
 from tests.kit import PATIENCE
 from tests.store.kit import connect
+from tests.support.commands import retry_instance
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import durable_actors as da
 import pytest
-from durable_actors._store.observe import retry_instance
 from tests.engine.kit import REAP, Db, Gate, collector, running
 from tests.kit import until
 from tests.store.kit import connect
+from tests.support.commands import retry_instance
 
 pytestmark = pytest.mark.usefixtures("registry")
 

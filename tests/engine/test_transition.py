@@ -38,7 +38,14 @@ def claim(**columns: object) -> Claim:
         "attempt": 3,
         "visit": 5,
     }
-    values |= {"state": b"{}", "partition_key": "p", "awaits": None, "inbox": False, "queue": "q"}
+    values |= {
+        "state": b"{}",
+        "partition_key": "p",
+        "awaits": None,
+        "inbox": False,
+        "queue": "q",
+        "cancellation": None,
+    }
     return Claim(**(values | columns))  # type: ignore[arg-type]
 
 

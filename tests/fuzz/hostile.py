@@ -220,6 +220,32 @@ SHAPES = [
         request='{"kind": "cancel", "by": 1, "at": "infinity"}',
     ),
     row(
+        "request: a step that nobody has",
+        "shelved",
+        "",
+        **executing(request='{"kind": "cancel", "on_cancel": "gone"}'),
+    ),
+    row(
+        "request: to the end of visits",
+        "shelved",
+        "",
+        **executing(visit=2**63 - 1, request='{"kind": "cancel", "on_cancel": "gone", "children": "cancel"}'),
+    ),
+    row("cancellation: no object", "cancelled", "", cancellation="[1]", step="on"),
+    row("cancellation: none, but not null", "cancelled", "", cancellation="null"),
+    row(
+        "cancellation: odd fields", "cancelled", "", cancellation='{"by": 1, "at": "infinity", "reason": []}'
+    ),
+    row("cancellation: deep, crashed", "cancelled", "", **executing(cancellation=DEEP)),
+    row(
+        "barrier: cancels its rest",
+        "done",
+        "",
+        status="awaiting_children",
+        await_deadline="-infinity",
+        cancel_rest=True,
+    ),
+    row(
         "request: an odd pause",
         "waits",
         "it was paused",

@@ -66,7 +66,7 @@ VERBS: dict[str, tuple[list[str], list[str]]] = {
     "show": (["1"], DATABASE),
     "tree": (["1"], ["--depth", "--children", "--limit", *DATABASE]),
     "retry": (["1"], [*FILTERS, "--by", "--reason", "--idempotency-key", *DATABASE]),
-    "cancel": (["1"], ["--by", "--reason", "--idempotency-key", *DATABASE]),
+    "cancel": (["1"], ["--children", "--by", "--reason", "--idempotency-key", *DATABASE]),
     "run-now": ([], [*FILTERS, "--by", "--reason", "--idempotency-key", *DATABASE]),
     "rerun": (["1"], ["--step", "--state", "--at-rev", "--by", "--reason", "--idempotency-key", *DATABASE]),
     "pause": (["1"], ["--by", "--reason", "--idempotency-key", *DATABASE]),

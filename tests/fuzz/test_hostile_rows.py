@@ -194,6 +194,8 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "manual": st.sampled_from(
         [None, "1", "[]", '{"kind": "pause"}', '{"kind": []}', '{"decision": {"kind": "approved"}}']
     ),
+    "cancellation": st.sampled_from([None, None, "null", "{}", '{"by": 1}', "[[]]", '"x"']),
+    "cancel_rest": st.sampled_from([None, False, True]),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
     "rerun_of": st.sampled_from([None, 0, -INT8, INT8]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import attrs
 from durable_actors._store import moves
+from durable_actors._store.move_parts import MoveName
 from durable_actors._store.move_rules import Row
-from durable_actors._store.moves import MoveName
 from durable_actors.machine import ENDED, Status
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
-from durable_actors._store.moves import MoveName
+from durable_actors._store.move_parts import MoveName
 from tests.invariants.changes import InstanceChange, InstanceState, ReceiptRow
 from tests.invariants.effect_log import Effect
 from tests.invariants.history import XIDS, History, Violation

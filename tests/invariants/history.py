@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Final, Literal
 
 import attrs
-from durable_actors._store.moves import OUTCOMES, MoveName
+from durable_actors._store.move_parts import MoveName
+from durable_actors._store.moves import OUTCOMES
 from tests.invariants.changes import (
     Change,
     Clock,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from durable_actors._store.moves import MOVES, OUTCOMES, MoveName
+from durable_actors._store.move_parts import MoveName
+from durable_actors._store.moves import MOVES, OUTCOMES
 from tests.invariants.changes import InstanceChange, InstanceState
 from tests.invariants.effect_log import BEGIN, END, LEFT, OUTAGE, SESSIONS_LOST, Effect
 from tests.invariants.history import History, StepRun, Violation

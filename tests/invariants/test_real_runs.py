@@ -10,7 +10,6 @@ import psycopg
 import pytest
 import trio
 from durable_actors._store.moves import MOVES, OUTCOMES
-from durable_actors._store.observe import retry_instance
 from durable_actors.machine import FULL, isolated_registry
 from tests.engine.kit import QUICK, make_node, pick
 from tests.invariants.audit import install_audit
@@ -20,6 +19,7 @@ from tests.invariants.history import History
 from tests.invariants.journal import JournalWatch, recording
 from tests.invariants.shop import define
 from tests.kit import PATIENCE
+from tests.support.commands import retry_instance
 
 LEASE = 3.0
 SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 0.05, "pool_size": 4}
@@ -122,6 +122,8 @@ async def insert_all(client: da.Client, shop) -> dict:
     pack = await client.insert(shop.Pack, state={}, unique_key="pack")
     failing = await client.insert(shop.Sleeper, state={})
     sleeper = await client.insert(shop.Sleeper, state={"long": True})
+    await client.pause(sleeper)
+    await client.resume(sleeper)
     everything = {*orders, *keyed, *once, pack, failing}
     return {"pack": pack, "sleeper": sleeper, "all": sorted(everything)}
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from durable_actors._store.holds import HOLDS, OFFERED, SHELVED
-from durable_actors._store.moves import OUTCOMES, MoveName
+from durable_actors._store.move_parts import MoveName
+from durable_actors._store.moves import OUTCOMES
 from tests.invariants.changes import InstanceChange, InstanceState, SignalChange, SignalState
 from tests.invariants.history import History, StepRun, Violation
 

@@ -84,6 +84,13 @@ RECORDS: dict[str, Record] = {
     "cancelled, executing, at level outcomes": record(
         "cancelled", **CLAIM, by="ann", data={**command("cancel"), "folded": {}}
     ),
+    "compensating": record(
+        "compensating",
+        **PLACE,
+        to_step="undo",
+        by="ann",
+        data={**command("cancel"), "columns": {"cancellation": {"by": "ann"}}},
+    ),
     "released": record("released", **CLAIM, data={"to_attempt": 0, "eligible_at": time(0), "hold": 1}),
     "released, counted": record("released", **CLAIM, data={"to_attempt": 1, "eligible_at": time(0)}),
     "crashed": record("crashed", **CLAIM, error=ERROR, data={"to_attempt": 1, "eligible_at": time(12)}),

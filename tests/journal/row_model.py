@@ -25,6 +25,13 @@ def json(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
+STOPPED: dict[str, Any] = {
+    "hold": 0, "locked_by": None, "lease_expires_at": None, "claim_id": None, "claim_token_hash": None,
+    "await_step": None, "await_deadline": None, "manual": None, "children_pending": 0, "wake_on_failure": False,
+}  # fmt: skip
+"""What is left of a claim or a wait that somebody else ends."""
+
+
 class RowModel:
     """One row. `records` are those of its level; `rows` has the row after each of them."""
 
@@ -80,6 +87,7 @@ class RowModel:
             "error_type": None,
             "traceback": None,
             "finished_at": None,
+            "cancellation": None,
         }
         self.move("started", {}, row=None)
 
@@ -117,18 +125,8 @@ class RowModel:
                 return [*[self.claim] * 6, *here, *anywhere]
             case "executing":
                 ends = [self.next, self.retry, self.park, self.spawn, self.ask]
-                return [
-                    *ends,
-                    *ends,
-                    self.done,
-                    self.fail,
-                    *self.returns(),
-                    self.start_child,
-                    self.renew,
-                    self.cancel_here,
-                    self.unfit_claim,
-                    *anywhere,
-                ]
+                rare = [self.start_child, self.renew, self.cancel_here, self.unfit_claim]
+                return [*ends, *ends, self.done, self.fail, *self.returns(), *rare, *anywhere]
             case "awaiting_signal" if "decision" not in (row["manual"] or {"decision": None}):
                 return [self.decide, self.reject, self.reject, *anywhere]
             case "awaiting_signal":
@@ -553,7 +551,7 @@ class RowModel:
 
     def maybe_cancel(self) -> None:
         if self.number(6) == 1:
-            self.cancel()
+            (self.compensate if self.row["cancellation"] is None and self.chance() else self.cancel)()
 
     def cancel_here(self) -> None:
         """The node that runs it commits the cancellation."""
@@ -571,21 +569,22 @@ class RowModel:
         """From outside: an owner loses its claim."""
         error = ErrorInfo(text="because") if self.chance() else None
         change = {
-            **self.error(error),
-            "children_pending": 0,
-            "wake_on_failure": False,
-            "status": "cancelled",
-            "finished_at": self.now,
-            "hold": 0,
-            "locked_by": None,
-            "lease_expires_at": None,
-            "claim_id": None,
-            "claim_token_hash": None,
-            "await_step": None,
-            "await_deadline": None,
+            **self.error(error), **STOPPED, "status": "cancelled", "finished_at": self.now,
             "manual": self.row["manual"] if "decision" in (self.row["manual"] or {}) else None,
-        }
+        }  # fmt: skip
         self.move("cancelled", change, by="ann", error=error, data=self.command("cancel"), outside=True)
+
+    def compensate(self) -> None:
+        """From outside, too: it enters the step that compensates."""
+        self.suspended = False
+        told = {"by": "ann", "at": self.now.isoformat()}
+        change = {
+            **self.error(None), **STOPPED, "status": "runnable", "step": "bill", "visit": self.row["visit"] + 1,
+            "attempt": 0, "round": 0, "crashes": 0, "awaits": None, "children_total": 0, "eligible_at": self.now,
+            "cancellation": told,
+        }  # fmt: skip
+        data = {**self.command("cancel"), "columns": {"cancellation": told}}
+        self.move("compensating", change, to_step="bill", by="ann", data=data, outside=True)
 
     def revive(self) -> None:
         change = {

@@ -7,7 +7,7 @@ from math import inf, nan
 import attrs
 import durable_actors.machine as da
 import pytest
-from durable_actors.errors import ConfigError, InvalidOutcome
+from durable_actors.errors import InvalidOutcome
 
 TOO_LONG = 101 * 365.25 * 86_400
 
@@ -187,18 +187,6 @@ def test_bad_partition_keys(key):
 def test_partition_key_none_clears_it():
     assert da.Next("x", partition_key=None).partition_key is None
     assert da.Next("x", partition_key="a").partition_key == "a"
-
-
-@pytest.mark.parametrize(
-    ("make", "option"),
-    [
-        (lambda: da.ScheduleChildren("x", [], rest="cancel"), "rest"),
-    ],
-)
-def test_later_options_are_not_available_yet(make, option):
-    with pytest.raises(ConfigError, match="not available yet") as caught:
-        make()
-    assert caught.value.option == option
 
 
 def test_children_become_child_values():

@@ -16,9 +16,10 @@ from durable_actors._postgres.driver.waiting import CANCEL_TIMEOUT
 from durable_actors._store.moves import move_of
 from durable_actors.machine import Context
 from tests.invariants.journal import journal_problems
+from tests.simulation.ending import asked_to_cancel
 from tests.simulation.process import Process, Violation, World, current_process
 from tests.simulation.server import Server
-from tests.simulation.statements import SECOND, asked_to_cancel
+from tests.simulation.statements import SECOND
 from tests.simulation.statements_journal import stored
 from tests.simulation.tables import Letter, Row, Tx
 
@@ -143,9 +144,9 @@ class Book:
             if why[1] is not None and self._commands[name, new.id, why[1]] > 1:
                 self.fail("receipt", f"instance {new.id}: {name} with key {why[1]} was carried out twice")
         same = (new.status, new.claim_id, new.visit) == (old.status, old.claim_id, old.visit)
-        if asked_to_cancel(old) and not old.terminal and not same and new.status not in {"done", "cancelled"}:
+        if asked_to_cancel(old) and not old.terminal and not same and not _obeys(old, new):
             self.fail("cancel", f"instance {old.id} was asked to end, and {what} made it {new.status}")
-        if new.status == "cancelled" and not asked_to_cancel(new):
+        if new.status == "cancelled" and not asked_to_cancel(new) and new.cancellation is None:
             self.fail("cancel", f"instance {old.id} was cancelled, and nobody had asked for that")
         if new.terminal and new.barrier is not None:
             self._ends.setdefault((new.parent_id, new.barrier), Counter())[new.status] += 1
@@ -338,3 +339,8 @@ class Book:
             return False
         engine = getattr(owner, "engine", None)
         return engine is not None and engine._node.claims.find(row.claim_id) is not None
+
+
+def _obeys(old: Row, new: Row) -> bool:
+    """Whether this is what may follow a request to cancel: its end, or its compensation."""
+    return new.status in {"done", "cancelled"} or (old.cancellation is None is not new.cancellation)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from durable_actors._store import observe
 from durable_actors._store.commands import Command
 from durable_actors._store.rerun import rerun_call
 from tests.simulation.server import Server
+from tests.support.commands import hasten_instance, retry_instance
 
 SCHEMA = "durable"
 
@@ -33,7 +33,7 @@ class Commands:
         occupied = any(each.guard == row.unique_key for each in self.server.tables.rows.values())
         if row.unique_key is None or not occupied:
             self.finals.pop(row.id, None)
-            await self.same(observe.retry_instance, SCHEMA, row.id)
+            await self.same(retry_instance, SCHEMA, row.id)
 
     async def rerun(self) -> None:
         """A new instance is started from an old one, with its first state or a given one."""
@@ -46,4 +46,4 @@ class Commands:
     async def hasten(self) -> None:
         """An instance that is delayed runs now."""
         row = self.random.choice(list(self.server.tables.rows.values()))
-        await self.same(observe.hasten_instance, SCHEMA, row.id)
+        await self.same(hasten_instance, SCHEMA, row.id)

@@ -17,7 +17,8 @@ COLUMNS = (
     "await_deadline is not null, children_total, children_pending, wake_on_failure, parent_id, barrier, "
     "last_error, state::text, result::text, interruptions, tags, meta::text, error_type, traceback, "
     "status <> 'runnable' or eligible_at <= now(), claim_id::text, request - 'at', "
-    "journal, shelved_step, finished_at is not null, claim_token_hash::text, manual #- '{decision,at}'"
+    "journal, shelved_step, finished_at is not null, claim_token_hash::text, manual #- '{decision,at}', "
+    "cancellation - 'at', cancel_rest"
 )
 
 
@@ -73,6 +74,7 @@ DUE = (
     "approved",
     "rejected",
     "timed_out",
+    "compensating",
 )
 """Records that say when the row is due."""
 
@@ -163,4 +165,5 @@ def stored(row: Row, claim_ids: dict[str, str], now: int) -> tuple[Any, ...]:
         None if row.claim_id is None else claim_ids[row.claim_id],
         None if row.request is None else _without_its_time(row.request),
         row.journal, row.shelved_step, row.finished_at is not None, row.token, _undated(row.manual),
+        None if row.cancellation is None else _without_its_time(row.cancellation), row.cancel_rest,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import psycopg
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from tests.simulation import (  # noqa: F401 - their meanings register themselves
     statements_boundaries,
+    statements_cancel,
     statements_inbox,
     statements_lease,
     statements_pauses,

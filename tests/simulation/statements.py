@@ -13,15 +13,9 @@ from typing import Any
 
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements_journal import (
-    OUTCOMES,
-    fenced,
-    iso,
-    journal_outcomes,
-    note,
-    note_claimed,
-    present,
-)
+from tests.simulation.ending import asked_to_cancel, end_claim
+from tests.simulation.literals import jsonb
+from tests.simulation.statements_journal import fenced, iso, journal_outcomes, note, note_claimed
 from tests.simulation.tables import Row, Tx
 
 Rows = list[Any]
@@ -55,17 +49,6 @@ def shown(*columns: object) -> list[bytes | None]:
     return [lit.text(column) for column in columns]
 
 
-def jsonb(value: str | bytes) -> bytes:
-    """Not the bytes it was given: as Postgres, with spaces, and shorter names first."""
-
-    def ordered(each: object) -> object:
-        if isinstance(each, dict):
-            return {key: ordered(each[key]) for key in sorted(each, key=lambda name: (len(name), name))}
-        return [ordered(one) for one in each] if isinstance(each, list) else each
-
-    return json.dumps(ordered(json.loads(value))).encode()
-
-
 def due(row: Row, tx: Tx, queue: str) -> bool:
     return (
         row.status == "runnable"
@@ -82,7 +65,7 @@ def due(row: Row, tx: Tx, queue: str) -> bool:
 def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue = (params[0] or b"").decode()
     limit = int(params[1] or 0)
-    stopped = tx.stopped(queue) if "pauses" not in scene.broken else set[str]()
+    stopped = tx.stopped(queue)
     if "" in stopped:
         return []
     known = set(lit.texts(params[4]))
@@ -118,7 +101,7 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.hold = 1 if what == "h" else 2
             new.shelved_step = row.step if what == "s" else row.shelved_step
             note(tx, new, "held" if what == "h" else "shelved", new)
-        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 16))
+        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 17))
     return out
 
 
@@ -128,8 +111,7 @@ def pick_instances_by_id(scene: Scene, tx: Tx, params: Params) -> Rows:
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
     mine = [row for row in offered if row.partition_key is None and row.address in known]
-    if "pauses" not in scene.broken:
-        mine = [row for row in mine if not tx.is_stopped(row)]
+    mine = [row for row in mine if not tx.is_stopped(row)]
     return [(*_claim(scene, tx, row, params, params[5]), None) for row in mine]
 
 
@@ -157,7 +139,7 @@ def _claimed(row: Row) -> tuple[object, ...]:
         row.id, row.priority, lit.instant(row.eligible_at), "c", row.claim_id, row.fsm, row.version, row.step,
         row.attempt, row.crashes, row.visit, row.state.decode(), row.partition_key, row.parent_id,
         None if awaits is None else awaits.decode(), row.inbox, row.children_total, row.round,
-        _recorded(row),
+        _recorded(row), None if row.cancellation is None else row.cancellation.decode(),
     )  # fmt: skip
 
 
@@ -198,51 +180,6 @@ def _judge(tx: Tx, mine: Sequence[Row], known: set[str | None]) -> tuple[dict[in
     return verdicts, heal
 
 
-def asked_to_cancel(row: Row) -> bool:
-    """durable.asked_to_cancel."""
-    request = None if row.request is None else json.loads(row.request)
-    return isinstance(request, dict) and request.get("kind") == "cancel"
-
-
-def waiting_parent(tx: Tx, row: Row) -> int | None:
-    """Whose barrier must count this child when it ends."""
-    parent = None if row.barrier is None else tx.get(row.parent_id)
-    if parent is None or parent.status != "awaiting_children" or parent.visit != row.barrier:
-        return None
-    return parent.id
-
-
-def cancel_claimed(tx: Tx, row: Row, *why: object) -> bool:
-    """End an instance with its claim. False: its parent is locked."""
-    if (parent := waiting_parent(tx, row)) is not None:
-        if tx.is_locked(parent):
-            return False
-        tx.lock(parent)
-    cancel(tx, row, *why)
-    return True
-
-
-def cancel(tx: Tx, row: Row, *why: object, asked: bytes | None = None) -> Row:
-    """End an instance, as its request says."""
-    old = row.clone()
-    new = tx.write(row, *why)
-    new.request = asked or row.request
-    request = json.loads(new.request)
-    new.status, new.hold, new.finished_at = "cancelled", 0, tx.now
-    new.last_error, new.error_type, new.traceback = request.get("reason"), None, None
-    new.await_step = new.await_deadline = None
-    new.manual = new.manual if "decision" in (new.manual or {}) else None
-    new.children_pending, new.wake_on_failure = 0, False
-    new.unclaim()
-    command = present(type="cancel", key=request.get("key"), reason=request.get("reason"))
-    note(
-        tx, new, "cancelled", old, level=OUTCOMES, by=request.get("by"),
-        error=None if new.last_error is None else {"text": new.last_error},
-        data={"command": {**command, "metadata": request.get("metadata") or {}}},
-    )  # fmt: skip
-    return new
-
-
 @meaning
 def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
     out: Rows = []
@@ -251,8 +188,8 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
             continue
         if asked_to_cancel(row) and "release asked" not in scene.broken:
-            if cancel_claimed(tx, row, "release", claim):
-                out.append(shown(number, row.queue, row.partition_key, "cancelled"))
+            if (ended := end_claim(tx, row, "release", claim)) is not None:
+                out.append(shown(number, row.queue, row.partition_key, *ended))
             continue
         old = row.clone()
         new = tx.write(row, "release", claim)
@@ -264,7 +201,7 @@ def release_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         data = {"to_attempt": new.attempt, "eligible_at": iso(new.eligible_at), "hold": new.hold}
         interrupted = int(params[4] or 0) > 0
         note(tx, new, "released", old, **fenced(old), data={**data, "interrupted": interrupted})
-        out.append(shown(number, row.queue, row.partition_key, "runnable"))
+        out.append(shown(number, row.queue, row.partition_key, "runnable", None))
     return out
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from durable_actors._postgres.driver.statement import Params
+from tests.simulation.ending import cascade
 from tests.simulation.statements import Rows, Scene, meaning, shown
 from tests.simulation.statements_inbox import count_ended
 from tests.simulation.statements_journal import FAILURES, OUTCOMES, iso, note, present
@@ -77,7 +78,8 @@ def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
             new.wake(tx.now)
             waited_for = "signal" if old.status == "awaiting_signal" else "children"
             note(tx, new, "expired", old, new.step, data={"waited_for": waited_for})
-            out.append(shown(row.id, new.status, None, None))
+            rest = bool(new.cancel_rest) and waited_for == "children" and cascade(tx, new.id, new.visit, None)
+            out.append(shown(row.id, new.status, None, None, rest or None))
             continue
         to_step = row.await_step
         parent = None if row.parent_id is None or row.barrier is None else tx.get(row.parent_id)
@@ -94,5 +96,7 @@ def expire_awaits(scene: Scene, tx: Tx, params: Params) -> Rows:
             data={"failed": True} if failed else {"decision": new.manual["decision"]},
         )  # fmt: skip
         opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True) if failed else None
-        out.append(shown(row.id, new.status, row.parent_id if failed else None, opened and opened.queue))
+        out.append(
+            shown(row.id, new.status, row.parent_id if failed else None, opened and opened.queue, None)
+        )
     return out

@@ -8,8 +8,10 @@ from collections import Counter
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements import SECOND, Rows, Scene, asked_to_cancel, cancel, jsonb, meaning, shown
-from tests.simulation.statements_journal import FULL, iso, note, note_spawned, note_started, present
+from tests.simulation.ending import asked_to_cancel, cascade
+from tests.simulation.literals import jsonb
+from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
+from tests.simulation.statements_journal import FULL, note, note_spawned, note_started
 from tests.simulation.tables import Letter, NotYet, Row, Tx
 
 MICRO = 1e-6
@@ -249,6 +251,7 @@ def park_parent(scene: Scene, tx: Tx, params: Params) -> Rows:
     new.manual = None
     new.children_total, new.children_pending = total, needed
     new.wake_on_failure = params[5] == b"t" and needed > 0
+    new.cancel_rest = True if params[14] == b"t" and needed else None if row.cancel_rest is None else False
     new.locked_by = new.lease = None
     note_spawned(tx, old, new, params)
     return [shown(new.id, new.visit, new.status)]
@@ -266,7 +269,7 @@ def join_parents(scene: Scene, tx: Tx, params: Params) -> Rows:
         failed = any(each.status != "done" for each in children)
         opened = count_ended(scene, tx, parent, barrier, len(children), failed=failed)
         if opened is not None:
-            out.append(shown(opened.id, opened.queue))
+            out.append(shown(opened.id, opened.queue, opened.cancel_rest or None))
     return out
 
 
@@ -286,33 +289,11 @@ def count_ended(
     if opens and "join" not in scene.broken:
         new.wake(tx.now)
         note(tx, new, "joined", old, new.step, data=data)
+        if new.cancel_rest:
+            cascade(tx, new.id, new.visit, None)
         return new
     note(tx, new, "child_ended", old, data=data)
     return None
-
-
-@meaning
-def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
-    row = tx.get(int(params[0] or 0))
-    if row is None or row.terminal:
-        return []
-    tx.lock(row.id)
-    by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
-    request = present(kind="cancel", by=by, reason=reason, at=iso(tx.now), key=key)
-    request["metadata"] = json.loads(given or "null")
-    asked = jsonb(json.dumps(request))
-    asks = row.status == "executing" and params[5] != b"t"
-    if "receipt" not in scene.broken:
-        tx.receipt("cancel", row.id, key, b'"requested"' if asks else b'"cancelled"')
-    if asks:
-        tx.write(row, "ask", key, moves=False).request = asked
-        if "counts requests" in scene.broken:
-            count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
-        return [shown('"requested"', None, None, None)]
-    new, opened = cancel(tx, row, "cancel", key, asked=asked), None
-    if "uncounted cancel" not in scene.broken:
-        opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
-    return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue)]
 
 
 @meaning
@@ -379,7 +360,8 @@ def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
     found = {queue: [r.priority for r in due if r.queue == queue] for queue in looked}
     if not any(found.values()) and (left := patience - waited) > MICRO:
         raise NotYet(min(every, left))
-    return [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
+    out = [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
+    return [*out, shown(None, None)] if any(each.next_at <= tx.clock for each in tx.cascades()) else out
 
 
 @meaning
@@ -408,7 +390,7 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
             r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
             r.manual and json.dumps(r.manual), r.await_deadline and lit.instant(r.await_deadline), r.request,
-            r.rerun_of,
+            r.rerun_of, r.cancellation,
         )
         for r in rows
     ]  # fmt: skip

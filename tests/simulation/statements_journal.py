@@ -88,6 +88,8 @@ def note_spawned(tx: Tx, old: Row, new: Row, params: Params) -> None:
     )  # fmt: skip
     if new.journal >= FULL:
         data["state"] = json.loads(new.state)
+    if new.cancel_rest is not None:
+        data["columns"] = {"cancel_rest": new.cancel_rest}
     if new.journal >= OUTCOMES:
         _insert(
             tx, new, kind="spawned", step=step, to_step=(params[1] or b"").decode(), visit=old.visit,
@@ -185,7 +187,7 @@ def stored(row: Row) -> dict[str, Any]:
     found["unique_key"] = row.unique_key and f"\\x{row.unique_key.hex()}"
     for name in ("awaits", "tags"):
         found[name] = None if found[name] is None else list(found[name])
-    for name in ("state", "result", "meta"):
+    for name in ("state", "result", "meta", "cancellation"):
         found[name] = None if found[name] is None else json.loads(found[name])
     for name in ("eligible_at", "inserted_at", "finished_at", "await_deadline", "lease_expires_at"):
         found[name] = None if found[name] is None else iso(found[name])

@@ -6,16 +6,14 @@ import json
 
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
+from tests.simulation.ending import asked_to_cancel, cancel, end_claim, waiting_parent
+from tests.simulation.literals import jsonb
 from tests.simulation.statements import (
     SECOND,
     Rows,
     Scene,
-    asked_to_cancel,
-    cancel_claimed,
-    jsonb,
     meaning,
     shown,
-    waiting_parent,
 )
 from tests.simulation.statements_journal import (
     CLAIMS,
@@ -69,17 +67,21 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         if not over or tx.is_locked(row.id) or len(out) == int(params[0] or 0):
             continue
         if asked_to_cancel(row) and "reap asked" not in scene.broken:
-            if cancel_claimed(tx, row, "reap"):
-                out.append(shown(row.id, row.queue, row.partition_key, "cancelled", row.fsm, row.step, None))
+            if (ended := end_claim(tx, row, "reap")) is not None:
+                out.append(_given_back(tx, row, *ended))
             continue
         crashed = most is not None and row.crashes + 1 >= most
         if crashed and (parent := waiting_parent(tx, row)) is not None:
             if tx.is_locked(parent):
                 continue
             tx.lock(parent)
+        stopped = row.locked_by in tx.tables.stopped
+        if crashed and not stopped and row.cancellation is not None:
+            cancel(tx, row, "reap", fault=_quarantined(row, "its worker died or lost it"))
+            out.append(_given_back(tx, row, "cancelled", None))
+            continue
         old = row.clone()
         new = tx.write(row, "reap")
-        stopped = row.locked_by in tx.tables.stopped
         gone = crashed and not stopped
         pause = 0 if row.crashes == 0 or stopped else min(2 ** min(row.crashes - 1, 9), 300)
         new.status, new.hold = "failed" if gone else "runnable", 0 if gone else row.held
@@ -116,9 +118,15 @@ def reap_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
                 row.fsm,
                 row.step,
                 new.last_error if gone else None,
+                None,
             )
         )
     return out
+
+
+def _given_back(tx: Tx, row: Row, status: str, cascades: bool | None) -> list[bytes | None]:
+    step = (tx.get(row.id) or row).step
+    return shown(row.id, row.queue, row.partition_key, status, row.fsm, step, None, cascades)
 
 
 def _quarantined(row: Row, why: str) -> str:
@@ -136,14 +144,18 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
         if row is None or row.claim_id != claim or row.locked_by is None or tx.is_locked(number):
             continue
         if asked_to_cancel(row):
-            if cancel_claimed(tx, row, "crash", claim):
-                out.append(shown(row.id, row.queue, row.partition_key, "cancelled", row.fsm, row.step, None))
+            if (ended := end_claim(tx, row, "crash", claim)) is not None:
+                out.append(_given_back(tx, row, *ended))
             continue
         gone = most is not None and row.crashes + 1 >= most
         if gone and (parent := waiting_parent(tx, row)) is not None:
             if tx.is_locked(parent):
                 continue
             tx.lock(parent)
+        if gone and row.cancellation is not None:
+            cancel(tx, row, "crash", claim, fault=_quarantined(row, f"the last time: {error}"))
+            out.append(_given_back(tx, row, "cancelled", None))
+            continue
         old = row.clone()
         new = tx.write(row, "crash", claim)
         pause = 0 if row.crashes == 0 else min(2 ** min(row.crashes - 1, 9), 300)
@@ -161,7 +173,7 @@ def crash_claims(scene: Scene, tx: Tx, params: Params) -> Rows:
             error=present(type=new.error_type, text=new.last_error, traceback=new.traceback),
         )  # fmt: skip
         fault = new.last_error if gone else None
-        out.append(shown(row.id, row.queue, row.partition_key, new.status, row.fsm, row.step, fault))
+        out.append(shown(row.id, row.queue, row.partition_key, new.status, row.fsm, row.step, fault, None))
     return out
 
 

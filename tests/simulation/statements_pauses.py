@@ -6,7 +6,9 @@ import json
 
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements import SECOND, Rows, Scene, asked_to_cancel, jsonb, meaning, shown
+from tests.simulation.ending import asked_to_cancel
+from tests.simulation.literals import jsonb
+from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
 from tests.simulation.statements_journal import OUTCOMES, iso, note, present
 from tests.simulation.tables import Row, Tx
 

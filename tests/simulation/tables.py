@@ -26,12 +26,12 @@ class Row:
     """One row of gen_durable. Instants are microseconds of the server's clock."""
 
     __slots__ = (
-        "attempt", "await_deadline", "await_step", "awaits", "barrier", "children_pending",
-        "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint", "finished_at", "fsm",
-        "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error", "lease", "locked_by", "manual",
-        "meta", "parent_id", "partition_key", "priority", "queue", "request", "rerun_of", "result", "rev", "round",
-        "scope", "shelved_step", "state",
-        "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
+        "attempt", "await_deadline", "await_step", "awaits", "barrier", "cancel_rest", "cancellation",
+        "children_pending", "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint",
+        "finished_at", "fsm", "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error",
+        "lease", "locked_by", "manual", "meta", "parent_id", "partition_key", "priority", "queue", "request",
+        "rerun_of", "result", "rev", "round", "scope", "shelved_step", "state", "status", "step", "tags", "token",
+        "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
@@ -124,6 +124,22 @@ class Letter:
         self.consumed = False
 
 
+class Cascade:
+    """One row of cascades."""
+
+    __slots__ = ("after", "barrier", "id", "missed", "next_at", "parent", "request", "up_to")
+
+    def __init__(self, parent: int, barrier: int | None, up_to: int, request: dict[str, Any]) -> None:
+        self.id = 0
+        self.parent, self.barrier, self.up_to, self.request = parent, barrier, up_to, request
+        self.after, self.missed, self.next_at = 0, None, -1
+
+    def clone(self) -> Cascade:
+        new = Cascade(self.parent, self.barrier, self.up_to, self.request)
+        new.id, new.after, new.missed, new.next_at = self.id, self.after, self.missed, self.next_at
+        return new
+
+
 class Blocked(Exception):
     """A row lock of somebody else's is in the way: wait and run the statement again."""
 
@@ -161,6 +177,10 @@ class Tables:
         self.snapshots: dict[int, tuple[int, int | None]] = {}
         """Per instance the last snapshot that retention wrote, and the one before: "snapshot of run:ID"."""
         self.locks: dict[int, Tx] = {}
+        self.cascades: dict[int, Cascade] = {}
+        self.cascade_serial = 0
+        self.compensations: dict[tuple[str, int], str] = {}
+        """Machine and version → the step that compensates."""
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
         self.pauses: dict[tuple[str, str], int | None] = {}
@@ -198,6 +218,29 @@ class Tx:
         self._receipts: dict[tuple[str, int, str], bytes] = {}
         self._snapshots: dict[int, tuple[int, int | None]] = {}
         self._cut: set[tuple[int, int]] = set()
+        self._cascades: dict[int, Cascade | None] = {}
+
+    # -- cascades
+
+    def cascades(self) -> list[Cascade]:
+        found = {**self.tables.cascades, **self._cascades}
+        return [each for each in found.values() if each is not None]
+
+    def put_cascade(self, each: Cascade) -> None:
+        self.tables.cascade_serial += 1
+        each.id = self.tables.cascade_serial
+        self._cascades[each.id] = each
+
+    def change_cascade(self, each: Cascade) -> Cascade:
+        """A copy to change. Its lock has a negative number: rows have the others."""
+        self.lock(-each.id)
+        new = each.clone()
+        self._cascades[each.id] = new
+        return new
+
+    def drop_cascade(self, each: Cascade) -> None:
+        self.lock(-each.id)
+        self._cascades[each.id] = None
 
     # -- rows
 
@@ -341,6 +384,7 @@ class Tx:
             dict(self._receipts),
             dict(self._snapshots),
             set(self._cut),
+            dict(self._cascades),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -348,7 +392,7 @@ class Tx:
         self._rows, self._letters, self._consumed, self._deleted, self._locked, self.why, self._records = (
             mark[:7]
         )
-        self._gone, self._receipts, self._snapshots, self._cut = mark[7:11]
+        self._gone, self._receipts, self._snapshots, self._cut, self._cascades = mark[7:12]
 
     def commit(self) -> None:
         tables = self.tables
@@ -367,6 +411,11 @@ class Tx:
             tables.journal.pop(cut, None)
         tables.rows.update(self._rows)
         tables.letters.update(self._letters)
+        for number, each in self._cascades.items():
+            if each is None:
+                tables.cascades.pop(number, None)
+            else:
+                tables.cascades[number] = each
         for number in self._deleted:
             tables.letters.pop(number, None)
         for number in self._gone:
@@ -379,7 +428,7 @@ class Tx:
     def rollback(self) -> None:
         """Also the end of a commit: nothing is left."""
         self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
-        self._snapshots, self._cut = {}, set()
+        self._snapshots, self._cut, self._cascades = {}, set(), {}
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

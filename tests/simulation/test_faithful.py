@@ -30,13 +30,11 @@ from durable_actors._store import (
     insert,
     lease,
     node as nodes,
-    observe,
     retention,
     signal,
     wakeup,
 )
 from durable_actors._store.claim import Owner, PickFrom
-from durable_actors._store.commands import Request
 from durable_actors._store.read import read_by_ids
 from durable_actors._store.rows import Claim, Committed, Raised, Transition
 from durable_actors.machine import KEEP, Outcome, ScheduleChildren, Signal, current_registry
@@ -60,6 +58,7 @@ from tests.simulation.process import World
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND
 from tests.simulation.tables import Row
+from tests.simulation.walks_cancel import Cancels
 from tests.store.kit import address, connect, known_steps, plan
 
 SCHEMA = "durable"
@@ -97,7 +96,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair(PauseWalks, Commands):
+class Pair(PauseWalks, Commands, Cancels):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -145,6 +144,7 @@ class Pair(PauseWalks, Commands):
         shown = [(each.target, each.name, each.dedup, each.consumed) for each in ours]
         assert shown == letters, self.said[-5:]
         self.compare_journals()
+        self.compare_cascades()
         self.no_wake_up_is_lost()
         self.barriers_wait_for_living_children()
         self.what_has_ended_stays_as_it_is()
@@ -226,6 +226,8 @@ class Pair(PauseWalks, Commands):
             rows = [attrs.asdict(attrs.evolve(each, claim_id="")) for each in picked.claims]
             for each in rows:
                 each["recorded"]["lease_until"] = each["recorded"]["lease_until"] and "then"
+                if each["cancellation"]:
+                    each["cancellation"]["at"] = None
             return rows, [(each.id, each.what) for each in picked.seen]
 
         assert shown(theirs) == shown(ours), self.said[-5:]
@@ -364,7 +366,8 @@ class Pair(PauseWalks, Commands):
         [held, *_] = self._some()
         count = self.random.randint(0, 3)
         join = self.random.choice(["all", "any_failed", *range(1, count + 1)])
-        outcome = ScheduleChildren("t", [Model] * count, join=join, timeout=self.random.choice((None, 6000)))
+        rest, timeout = self.random.choice(("leave", "cancel")), self.random.choice((None, 6000))
+        outcome = ScheduleChildren("t", [Model] * count, join=join, timeout=timeout, rest=rest)
         changes = await self._changes(held, lambda consume: outcome)
         self.said.append(f"spawn {changes[0]} {outcome}")
         level = self.random.choice(("off", "auto", "outcomes", "claims", "full"))
@@ -421,14 +424,6 @@ class Pair(PauseWalks, Commands):
         ours, theirs = results
         assert [unordered(each) for each in ours] == [unordered(each) for each in theirs], self.said[-5:]
         self._far_future()
-
-    async def cancel(self) -> None:
-        """An instance is cancelled, or its node is asked to; both tell the node."""
-        row, force = self.random.choice(list(self.server.tables.rows.values())), self.random.random() < 0.3
-        await self.same(observe.cancel_instance, SCHEMA, row.id, force=force)
-        ours, theirs = await self.both(claims.read_requests, SCHEMA, "a")
-        theirs = {self.claim_ids[claim_id]: request for claim_id, request in theirs.items()}
-        assert timeless(ours) == timeless(theirs), self.said[-5:]
 
     async def decide(self) -> None:
         rows, verb = self.server.tables.rows, self.random.choice(("proceed", "approve", "reject"))
@@ -507,7 +502,8 @@ class Pair(PauseWalks, Commands):
 
     async def maintain(self) -> None:
         expired, again = await self.both(signal.expire_awaits, SCHEMA, "default", limit=10)
-        assert [*map(unordered, attrs.astuple(expired))] == [*map(unordered, attrs.astuple(again))]
+        fields = [[*map(unordered, attrs.astuple(each)[:3]), each.cascades] for each in (expired, again)]
+        assert fields[0] == fields[1]
         stuck, _ = await self.same(lease.sweep_keys, SCHEMA, after="", limit=10)
         keys = self.random.choice((["red"], ["blue"], stuck))
         offered, again = await self.both(claims.promote_siblings, SCHEMA, keys)
@@ -557,17 +553,13 @@ class Pair(PauseWalks, Commands):
         retell(self.db, self.server.tables, row, key, kinds, column)
 
 
-def timeless(requests: dict[str, Request]) -> dict[str, Request]:
-    return {claim_id: attrs.evolve(request, at=None) for claim_id, request in requests.items()}
-
-
 def _claim_ids(ours: Any, theirs: Any) -> list[tuple[str, str]]:
     return [(a.claim_id, b.claim_id) for a, b in zip(ours.claims, theirs.claims, strict=True)]
 
 
 KINDS = {
     "insert": 2, "pick": 7, "begin": 2, "commit": 9, "commit_again": 1, "spawn": 3, "signal": 3, "renew": 1,
-    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "decide": 3, "strays": 1,
+    "release": 1, "crash": 1, "retry": 1, "hasten": 1, "rerun": 1, "cancel": 2, "cascade": 2, "decide": 3, "strays": 1,
     "reap": 1, "stop": 1, "hold": 1, "maintain": 2,
     "time": 3, "tell": 2, "delete": 1, "pause": 2, "stop_queue": 2, "truncate": 2,
 }  # fmt: skip

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS = 40
 FIRST = {
-    "lease": 40,
+    "lease": 250,
     "consume": 36,
     "strays": 4,
     "trust": 1,

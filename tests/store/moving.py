@@ -22,10 +22,10 @@ from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.holds import HELD, PAUSED, SHELVED
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims, renew_leases, sweep_keys
+from durable_actors._store.move_parts import Move
 from durable_actors._store.move_rules import has_pause
-from durable_actors._store.moves import Move, Row, move_of, moves_by
+from durable_actors._store.moves import Row, move_of, moves_by
 from durable_actors._store.node import register_node, stop_node
-from durable_actors._store.observe import cancel_instance, hasten_instance, retry_instance
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
 from durable_actors._store.rerun import Start, rerunning
@@ -35,6 +35,7 @@ from durable_actors._store.signal import expire_awaits, send_signals, signal_fro
 from durable_actors._store.wakeup import read_intents, record_wakeup
 from tests.store.kit import EXPIRE, HEAD, SCHEMA, address, claims, insert, outcome, pick, plan
 from tests.store.stepping import commit, deliver
+from tests.support.commands import cancel_instance, hasten_instance, retry_instance
 
 WIDE = "k" * 2001
 """A partition key that only SQL by hand can write."""

@@ -8,7 +8,6 @@ from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.holds import HELD, SHELVED
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims
-from durable_actors._store.observe import cancel_instance
 from durable_actors._store.pausing import RESUME, carrying_out, pausing
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
@@ -18,6 +17,7 @@ from tests.store.kit import EXPIRE, SCHEMA, claims, insert, outcome, plan, rows
 from tests.store.moving import World, scenario
 from tests.store.moving_runners import broken, end, take
 from tests.store.stepping import commit, deliver
+from tests.support.commands import cancel_instance
 
 
 async def pause(world: World, *numbers: int) -> list[str]:

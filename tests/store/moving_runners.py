@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from durable_actors._store.holds import HELD
-from durable_actors._store.observe import cancel_instance
 from durable_actors._store.runner import Claimed, claim_next, complete, fail, heartbeat
 from durable_actors._store.signal import send_signals
 from tests.store.kit import EXPIRE, SCHEMA, insert
 from tests.store.moving import WIDE, World, scenario
 from tests.store.stepping import deliver
+from tests.support.commands import cancel_instance
 
 
 async def take(world: World, *steps: str) -> Claimed:

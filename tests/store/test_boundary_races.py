@@ -12,12 +12,12 @@ import pytest
 from durable_actors._store.boundaries import Verb, decide_instance
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.insert import insert_instances
-from durable_actors._store.observe import cancel_instance
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import Expired, expire_awaits
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store.kit import SCHEMA, claims, connect, outcome, plan, rows
 from tests.store.stepping import Act, commit, deliver, orders, play, sends
+from tests.support.commands import cancel_instance
 from tests.support.sql import count_statements
 
 EMPTY = "truncate durable.gen_durable, durable.receipts cascade"

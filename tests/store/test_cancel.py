@@ -17,13 +17,13 @@ from durable_actors._store.foreign import run_dialogue
 from durable_actors._store.holds import HELD, OFFERED, SHELVED
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims, release_orphans
-from durable_actors._store.observe import cancel_instance, retry_instance
 from durable_actors._store.rows import Claim, Raised, Transition
 from durable_actors._store.signal import read_inboxes, send_signals
 from psycopg.types.json import Jsonb
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store.kit import EXPIRE, OWNER, SCHEMA, claims, connect, insert, outcome, pick, plan, rows
 from tests.store.stepping import commit, deliver
+from tests.support.commands import cancel_instance, retry_instance
 from tests.support.sql import count_statements
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")

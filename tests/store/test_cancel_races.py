@@ -13,12 +13,12 @@ from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import release_claims
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims
-from durable_actors._store.observe import cancel_instance, retry_instance
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import expire_awaits
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, outcome, plan, rows
 from tests.store.stepping import Act, commit, commits, deliver, orders, play, sends
+from tests.support.commands import cancel_instance, retry_instance
 
 pytestmark = pytest.mark.parametrize("force", [False, True], ids=["asks", "force"])
 EMPTY = "truncate durable.gen_durable, durable.receipts cascade"

@@ -13,11 +13,12 @@ from durable_actors._store.claim import read_claims, release_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import reap_claims
-from durable_actors._store.observe import Filter, count_statuses, list_instances, retry_instance
+from durable_actors._store.observe import Filter, count_statuses, list_instances
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import read_inboxes, send_signals
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
 from tests.store.stepping import commit, deliver
+from tests.support.commands import retry_instance
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
 RICH = {"awaits": ["go"], "inbox": True, "await_step": None, "children_total": 1}

@@ -20,10 +20,11 @@ import trio
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import Owner, PickFrom, pick_instances, read_queue
+from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import execute
 from durable_actors._store.holds import HELD, REASONS, SHELVED
 from durable_actors._store.observe import nodes_call, observe_call, read_node, read_observed
-from durable_actors._store.why import Explanation, explain_observed
+from durable_actors._store.why import explain_observed
 from durable_actors.machine import step_address
 from hypothesis import given, note, strategies as st
 from tests.fuzz.kit import fuzz

@@ -11,7 +11,7 @@ from durable_actors._store.claim import PickFrom, promote_siblings, wait_for_wor
 from durable_actors._store.holds import HELD, HOLDS, OFFERED, REASONS, SHELVED, HoldReason
 from durable_actors._store.lease import sweep_keys
 from durable_actors.machine import ENDED
-from tests.store import moving_pauses, moving_runners  # noqa: F401 - their scenarios
+from tests.store import moving_cancel, moving_pauses, moving_runners  # noqa: F401 - their scenarios
 from tests.store.kit import HEAD, SCHEMA, address, claims, connect, insert, outcome, pick, rows
 from tests.store.moving import SCENARIOS, Recorder, World
 from tests.store.stepping import commit
@@ -78,7 +78,7 @@ async def test_it_is_not_picked(db: psycopg.Connection, durable_dsn: str, hold: 
         for begin in (every, PickFrom((), (), (), by_id=[number])):
             picked = await pick(conn, begin=begin)
             assert (picked.claims, picked.seen) == ([], [])
-        assert await wait_for_work(conn, SCHEMA, ["default"], every=0.0, patience=0.0) == {}
+        assert (await wait_for_work(conn, SCHEMA, ["default"], every=0.0, patience=0.0))[0] == {}
         assert rows(db, "gen_durable.*") == before
         shelf = attrs.evolve(HEAD, shelved=[address("m/1")])
         db.execute("update durable.gen_durable set shelved_step = step")

@@ -11,13 +11,13 @@ from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import reap_claims
-from durable_actors._store.observe import retry_instance
 from durable_actors._store.rows import Raised, Transition
 from durable_actors._store.signal import send_signals
 from durable_actors.journal import KINDS, decode_record, is_recorded, level_of
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store import (
     moving,
+    moving_cancel,  # noqa: F401 - its scenarios
     moving_pauses,
     moving_runners,  # noqa: F401 - its scenarios
 )
@@ -31,6 +31,7 @@ from tests.store.moving import (
     waits_and_barriers_that_a_hand_has_changed,
 )
 from tests.store.stepping import commit, deliver
+from tests.support.commands import retry_instance
 
 Records = dict[tuple[int, int], dict[str, Any]]
 

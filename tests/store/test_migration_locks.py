@@ -190,7 +190,7 @@ LOCKS: dict[str, dict[str, str]] = {
     "runners": {},
     "cancel": {},
     "retention": {"gen_durable": EXCLUSIVE, "signals": EXCLUSIVE},
-    "cascades": {},
+    "cascades": {"gen_durable": EXCLUSIVE},
     "pauses": {},
     "reruns": {"gen_durable": EXCLUSIVE},
 }

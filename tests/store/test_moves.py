@@ -6,9 +6,10 @@ from typing import get_args
 
 import psycopg
 import pytest
-from durable_actors._store.moves import ALWAYS, MAX_REV, MOVES, MoveName, move_of
+from durable_actors._store.move_parts import ALWAYS, MAX_REV, MoveName
+from durable_actors._store.moves import MOVES, move_of
 from durable_actors.machine import ENDED, Status
-from tests.store import moving_pauses, moving_runners  # noqa: F401 - their scenarios
+from tests.store import moving_cancel, moving_pauses, moving_runners  # noqa: F401 - their scenarios
 from tests.store.kit import SCHEMA, claims, connect, insert, outcome, rows
 from tests.store.moving import SCENARIOS, Recorder, World
 from tests.store.stepping import commit

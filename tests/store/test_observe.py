@@ -7,15 +7,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.observe import (
-    NEWEST,
-    Filter,
-    list_instances,
-    observe_instance,
-    read_rates,
-    retry_instance,
-)
+from durable_actors._store.observe import NEWEST, Filter, list_instances, observe_instance, read_rates
 from durable_actors._store.sql import statement
+from tests.support.commands import retry_instance
 from tests.support.sql import explain
 
 ROWS = 30_000
@@ -87,7 +81,7 @@ def test_nodes_and_retry_have_their_indexes(filled: psycopg.Connection):
 def test_a_bulk_reads_its_window(
     filled: psycopg.Connection, key: bytes | None, parent: int | None, index: str
 ):
-    given = [["failed"], None, None, None, None, None, None, key, parent, None, None]
+    given = [["failed"], None, None, None, None, None, None, key, parent, None, None, None, None]
     plan = plan_of(filled, "match_instances", 0, 10**9, 500, 100, *given)
     plan.assert_no_seq_scan("gen_durable")
     plan.assert_uses(index)

@@ -12,11 +12,11 @@ from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import read_claims
 from durable_actors._store.commit import commit_outcomes, was_committed
 from durable_actors._store.lease import reap_claims
-from durable_actors._store.observe import retry_instance
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import read_inboxes, send_signals
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
 from tests.store.stepping import commit, deliver
+from tests.support.commands import retry_instance
 
 PARENT = {"status": "awaiting_children", "await_step": "then", "children_pending": 1, "children_total": 1}
 

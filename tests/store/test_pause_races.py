@@ -17,7 +17,6 @@ from durable_actors._store.commands import plan_command
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims
-from durable_actors._store.observe import cancel_instance
 from durable_actors._store.pausing import (
     pause_instance,
     pausing_queue,
@@ -31,6 +30,7 @@ from durable_actors._store.signal import expire_awaits
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store.kit import EXPIRE, HEAD, SCHEMA, address, claims, connect, insert, outcome, pick, plan, rows
 from tests.store.stepping import Act, commit, commits, deliver, orders, play, sends
+from tests.support.commands import cancel_instance
 
 EMPTY = "truncate durable.gen_durable, durable.receipts, durable.pauses cascade"
 

@@ -12,12 +12,12 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.children import read_children
 from durable_actors._store.insert import insert_instances
-from durable_actors._store.observe import retry_instance
 from durable_actors._store.retention import Ages, Swept, delete_ended
 from durable_actors._store.signal import send_signals
 from durable_actors._store.verify import Which, check_long, check_rows, find_orphans, read_rows
 from tests.store.kit import SCHEMA, connect, insert, plan, rows
 from tests.store.stepping import deliver
+from tests.support.commands import retry_instance
 from tests.support.interleave import wait_backend_blocked
 
 GATE = 18

@@ -10,11 +10,11 @@ import pytest
 from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.claim import PickFrom, release_claims
 from durable_actors._store.lease import reap_claims
-from durable_actors._store.observe import retry_instance
 from durable_actors._store.rows import Transition
 from durable_actors._store.signal import expire_awaits, send_signals
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, pick, rows
 from tests.store.stepping import commit, deliver
+from tests.support.commands import retry_instance
 
 WAYS = ["commit_outcomes", "commit_parks"]
 

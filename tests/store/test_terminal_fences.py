@@ -131,6 +131,7 @@ ELSEWHERE = {
     "restore_instance": "writes what the records say",
     "accept_instance": "writes a record of the row as it is, whatever that is",
     "cancel_instance": "refused: test_cancel.py",
+    "cancel_children": "passes it by: test_cascades.py",
     "resolve_boundary": "refused: test_boundaries.py",
     "delete_ended": "deletes what has ended: test_retention.py",
     "delete_done": "deletes what has ended: test_retention.py",

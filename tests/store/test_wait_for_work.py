@@ -21,16 +21,19 @@ async def test_it_tells_which_queues_have_a_due_row(durable_dsn, db):
     )
     async with connect(durable_dsn) as conn:
         watched = ["due", "late", "held", "shelved", "empty", "early"]
-        found = await wait_for_work(conn, "durable", watched, every=0.001, patience=0.01)
+        found, _ = await wait_for_work(conn, "durable", watched, every=0.001, patience=0.01)
         assert found == {"due": 7, "early": -32768}
-        assert await wait_for_work(conn, "durable", ["late", "held"], every=0.001, patience=0.01) == {}
-        assert await wait_for_work(conn, "durable", [], every=0.001, patience=0.0) == {}
+        assert await wait_for_work(conn, "durable", ["late", "held"], every=0.001, patience=0.01) == (
+            {},
+            False,
+        )
+        assert await wait_for_work(conn, "durable", [], every=0.001, patience=0.0) == ({}, False)
 
 
 async def test_a_row_that_becomes_due_meanwhile_is_seen(durable_dsn, db):
     db.execute(INSERT + "values ('m', 's', 'q', 0, clock_timestamp() + interval '0.2 s', 0)")
     async with connect(durable_dsn) as conn:
-        assert await wait_for_work(conn, "durable", ["q"], every=0.01, patience=30.0) == {"q": 0}
+        assert await wait_for_work(conn, "durable", ["q"], every=0.01, patience=30.0) == ({"q": 0}, False)
 
 
 async def test_a_row_that_is_committed_meanwhile_is_seen(durable_dsn, db):
@@ -39,7 +42,7 @@ async def test_a_row_that_is_committed_meanwhile_is_seen(durable_dsn, db):
         found: list[dict[str, int]] = []
 
         async def wait() -> None:
-            found.append(await wait_for_work(conn, "durable", ["q"], every=0.01, patience=3600.0))
+            found.append((await wait_for_work(conn, "durable", ["q"], every=0.01, patience=3600.0))[0])
 
         nursery.start_soon(wait)
         query = "select 1 from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"

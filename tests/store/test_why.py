@@ -10,11 +10,12 @@ import attrs
 import pytest
 from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Request
+from durable_actors._store.explanation import REASONS_IN_ORDER, Explanation, Reason
 from durable_actors._store.holds import HOLDS, REASONS
 from durable_actors._store.observe import InstanceDetails, NodeView, Observed, Sibling
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance
-from durable_actors._store.why import REASONS_IN_ORDER, Explanation, Reason, explain_observed, why
+from durable_actors._store.why import explain_observed, why
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -33,6 +33,7 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.cascade import write_compensations
 from durable_actors._store.claim import pick_instances, read_queue
 from durable_actors._store.lease import release_orphans
 from durable_actors._store.rows import PickResult
@@ -180,6 +181,8 @@ class Feeder(Actor[object]):
         asked = trio.current_time()
         if node.draining.value:  # the drain may have begun while this waited for the connection
             return
+        if node.told != node.catalog.generation:
+            await self._tell_compensations(conn)
         self._pick_sent = asked
         picked = await pick_instances(
             conn,
@@ -199,6 +202,15 @@ class Feeder(Actor[object]):
             self._idle.claimed()
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
+
+    async def _tell_compensations(self, conn: PgConn) -> None:
+        """A machine was defined after the start: record the step that compensates before a row of it is claimed.
+
+        Whoever cancels the row needs not know its machine.
+        """
+        node, generation = self._node, self._node.catalog.generation
+        await write_compensations(conn, node.owner.schema, node.catalog.specs)
+        node.told = generation
 
     def _start_picked(self) -> None:
         """Start the claims of a pick before the statistics are read, which at rest takes half as long as the pick."""
@@ -280,6 +292,8 @@ def waits_ended(node: Node, expired: Expired) -> None:
         node.telemetry.emit(AwaitTimedOut(count=len(expired)))
     if node.wakeups is not None:
         node.wakeups.add(expired.woken)
+    if expired.cascades:
+        node.cascade()
 
 
 def pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -> PickedEvent:

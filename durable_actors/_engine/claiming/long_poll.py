@@ -2,7 +2,7 @@
 
 Owns       nothing that outlives it; it takes a client connection for one statement at a time.
 Receives   a wake-up: a queue became idle that is not watched.
-Sends      hints to the planners: the server saw a due row.
+Sends      hints to the planners: the server saw a due row. A hint that children are to be cancelled (`Node.cascade`).
 Reads      wait_for_work.sql, on the client lane.
 If it dies it is restarted; the feeders poll meanwhile.
 Never      claims, keeps a snapshot for more than a second, or keeps a connection that a caller waits for.
@@ -168,9 +168,11 @@ class LongPoll(Actor[object]):
         for queue in queues:
             queue.watched = True
         names = [queue.name for queue in queues]
-        found = await wait_for_work(
+        found, cascades = await wait_for_work(
             conn, self._node.owner.schema, names, every=self._every, patience=patience
         )
+        if cascades:
+            self._node.cascade()
         self._slow = self._slow + 1 if waited and trio.current_time() - now >= CHEAP_REFRESH else 0
         return found
 

@@ -56,6 +56,11 @@ def log_failure(node: Node, pending: PendingCommit, status: Status) -> None:
                 logger.error(
                     "instance %d failed: %s, step %s (%s): %s", *about, reason, exc_info=shown_error(error)
                 )
+        elif status == "cancelled":  # it compensated
+            failed = "" if error is None and pending.outcome != "Stop" else ": it failed"
+            logger.info(
+                "instance %d was cancelled: %s, step %s compensated (%s)%s: %s", *about, failed, reason
+            )
         elif pending.outcome == "Retry":
             logger.warning(
                 "instance %d: %s, step %s failed (%s), next run in %s s: %s",

@@ -416,6 +416,8 @@ class Flusher(Actor[object]):
                 self._most_released = min(self._most_released * 2, MAX_BATCH)
                 logger.debug("released %d claims", len(claims))
                 node.offer([*released.offered])
+                if released.cascades:
+                    node.cascade()
                 self._tell_released(how, claims, released)
                 again = [claim for claim in missing if _is_ours(claim, rows)]
                 queue.releasing.difference_update([claim.claim_id for claim in claims])
@@ -454,7 +456,10 @@ class Flusher(Actor[object]):
                 )
                 node.on_final(each.id)
         cancelled = frozenset(each.id for each in crashed if each.status == "cancelled")
-        return Released(frozenset(each.id for each in crashed) - cancelled, cancelled, tuple(promoted))
+        cascades = any(each.cascades for each in crashed)
+        return Released(
+            frozenset(each.id for each in crashed) - cancelled, cancelled, tuple(promoted), cascades
+        )
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
         """Try again to release claims that are still ours: their rows were locked (a pick, a caller), or refused."""

@@ -23,6 +23,7 @@ from durable_actors.machine import (
     Retry,
     ScheduleChildren,
     Signal,
+    Status,
     Stop,
     current_registry,
     encode_json,
@@ -59,15 +60,7 @@ def transition(  # noqa: PLR0911 - one per case
         case Next():
             return _enter(claim, spec, outcome, handed=handed, keep_claim=keep_claim)
         case Done():
-            value = outcome.result
-            return Transition(
-                claim,
-                "done",
-                claim.step,
-                attempt=claim.attempt,
-                result=_NULL if value is None else _result(spec, value, claim.step),
-                deletes=spec.keep == 0 and claim.parent_id is None,  # its parent reads the row of a child
-            )
+            return _end(claim, spec, outcome)
         case Retry():
             return Transition(
                 claim,
@@ -101,11 +94,24 @@ def transition(  # noqa: PLR0911 - one per case
             assert_never(outcome)
 
 
+def _end(claim: Claim, spec: MachineSpec, outcome: Done) -> Transition:
+    if claim.cancellation is not None:  # it compensated
+        return cancellation(claim, claim.cancellation.reason)
+    result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
+    gone = spec.keep == 0 and claim.parent_id is None  # its parent reads the row of a child
+    return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result, deletes=gone)
+
+
+def _failed(claim: Claim) -> Status:
+    """How a failure ends the instance: one that compensates was cancelled, whatever becomes of its compensation."""
+    return "failed" if claim.cancellation is None else "cancelled"
+
+
 def _fail(claim: Claim, outcome: Stop, error: BaseException | None) -> Transition:
     cause = outcome.reason if isinstance(outcome.reason, BaseException) else error
     return Transition(
         claim,
-        "failed",
+        _failed(claim),
         claim.step,
         attempt=claim.attempt,
         last_error=reason_text(outcome.reason),
@@ -232,7 +238,9 @@ def plan_some(outcome: ScheduleChildren, first: int, last: int, *, journal: Jour
 def spawn_of(outcome: ScheduleChildren, plans: list[InsertPlan]) -> Spawn:
     """The children, and when their parent continues."""
     quorum = outcome.join if isinstance(outcome.join, int) else None
-    return Spawn(plans, outcome.then, quorum, outcome.join == "any_failed", outcome.timeout)
+    return Spawn(
+        plans, outcome.then, quorum, outcome.join == "any_failed", outcome.timeout, outcome.rest == "cancel"
+    )
 
 
 def _consumed(handed: Sequence[Signal], named: Sequence[int]) -> tuple[int, ...]:
@@ -245,7 +253,7 @@ def failure(claim: Claim, error: BaseException) -> Transition:
     """The transition to `failed`, after `handle` has failed, too. It can always be stored."""
     return Transition(
         claim,
-        "failed",
+        _failed(claim),
         claim.step,
         attempt=claim.attempt,
         last_error=reason_text(error),

@@ -187,6 +187,8 @@ def _report(node: Node, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
             node.notify(each.queue, instance_id=each.id)
     if node.wakeups is not None:
         node.wakeups.add(each.id for each in reaped)
+    if any(each.cascades for each in reaped):
+        node.cascade()
     logger.warning(
         "reaped %s whose lease had expired%s%s",
         counted(len(reaped), "claim"),

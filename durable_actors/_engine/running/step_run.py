@@ -249,6 +249,7 @@ class StepRun:
             "parent_id": claim.parent_id,
             "claim_id": claim.claim_id,
             "in_handle": False,
+            "cancellation": claim.cancellation,
             "port": self._node.port,
         })  # fmt: skip
         current_step.set(ctx)  # for log records, in the context of this task only

@@ -50,22 +50,28 @@ begin
      where g.id = p.id
     returning case when g.journal >= 3 then durable.note(g.id, g.rev, 'joined', p.step, g.step, g.visit, g.attempt, g.round,
                   further => jsonb_build_object('count', 1, 'failed', true, 'pending', g.children_pending)) end into told;
+    if p.cancel_rest then
+        perform durable.cascade(p.id, p.visit, null);
+    end if;
     return p.queue;
 end $$;
 
 comment on function durable.count_ended is 'durable_actors: count an ended child at its parent''s barrier';
 
--- Record that an instance was cancelled by a command, which is in its request. Called in RETURNING, like durable.note.
+-- Record that an instance was cancelled: by a command, which is in its request, or because what compensated has crashed too often.
+-- Called in RETURNING, like durable.note.
 create function durable.note_cancelled(instance bigint, new_rev bigint, at_step text, at_visit bigint, at_attempt int, at_round int,
-                                       request jsonb)
+                                       request jsonb, reason text)
 returns void language plpgsql volatile as $$
 begin
     perform durable.note(
-        instance, new_rev, 'cancelled', at_step, null, at_visit, at_attempt, at_round, commander => request ->> 'by',
-        failure => case when request ->> 'reason' is not null then jsonb_build_object('text', request ->> 'reason') end,
-        further => jsonb_build_object('command', jsonb_strip_nulls(jsonb_build_object(
-            'type', 'cancel', 'key', request ->> 'key', 'reason', request ->> 'reason')) || jsonb_build_object(
-            'metadata', case when jsonb_typeof(request -> 'metadata') = 'object' then request -> 'metadata' else '{}' end)));
+        instance, new_rev, 'cancelled', at_step, null, at_visit, at_attempt, at_round,
+        commander => case when durable.asked_to_cancel(request) then request ->> 'by' end,
+        failure => case when reason is not null then jsonb_build_object('text', reason) end,
+        further => case when not durable.asked_to_cancel(request) then '{}'
+                        else jsonb_build_object('command', jsonb_strip_nulls(jsonb_build_object(
+                                 'type', 'cancel', 'key', request ->> 'key', 'reason', reason)) || jsonb_build_object(
+                                 'metadata', case when jsonb_typeof(request -> 'metadata') = 'object' then request -> 'metadata' else '{}' end)) end);
 end $$;
 
 comment on function durable.note_cancelled is 'durable_actors: the record of a cancelled instance';

@@ -7,7 +7,7 @@
 create function durable.pick_instances(text, int, text, float8, text[], smallint[], timestamptz[], bigint[], bigint[], text, text[], bytea)
 returns table (id bigint, priority smallint, eligible_at timestamptz, what text, claim_id uuid, fsm text, fsm_version int, step text,
                attempt int, crashes int, visit bigint, state jsonb, partition_key text, parent_id bigint, awaits text[], inbox boolean,
-               children_total int, round int, journal text) language sql volatile as $$
+               children_total int, round int, journal text, cancellation jsonb) language sql volatile as $$
 with extra as materialized (
     select g.id, g.priority, g.eligible_at, g.partition_key as k,
        g.fsm || chr(31) || g.fsm_version || chr(31) || g.step as at_step
@@ -93,15 +93,15 @@ with extra as materialized (
     returning g.id, g.priority, g.eligible_at, g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
               g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total, g.round,
               case when g.journal > 0 then g.journal || case when g.journal < 2 then '' else ' ' || coalesce(encode(g.fingerprint, 'hex'), '') end
-                  || case when g.journal < 3 then '' else ' ' || g.lease_expires_at end end as journal,
+                  || case when g.journal < 3 then '' else ' ' || g.lease_expires_at end end as journal, g.cancellation,
               case when g.journal >= 3 then durable.note(g.id, g.rev, 'claimed', g.step, null, g.visit, g.attempt, g.round, g.claim_id,
                   g.locked_by, further => jsonb_build_object('lease_until', g.lease_expires_at, 'token_hash', g.claim_token_hash)) end
 )
 select id, priority, eligible_at, 'c', claim_id, fsm, fsm_version, step, attempt, crashes, visit, state, partition_key,
-       parent_id, awaits, inbox, children_total, round, journal
+       parent_id, awaits, inbox, children_total, round, journal, cancellation
   from claimed
 union all
-select id, priority, eligible_at, what, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null from (
+select id, priority, eligible_at, what, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null from (
     select id, priority, eligible_at, 'h' as what from held
     union all
     select id, priority, eligible_at, 's' from shelved
@@ -111,8 +111,7 @@ select id, priority, eligible_at, what, null, null, null, null, null, null, null
 $$;
 
 create function durable.reap_claims(int, text[], int, float8[], text)
-returns table (id bigint, partition_key text, status durable.durable_status) language sql volatile as $$
-with taken as (
+returns table (id bigint, queue text, partition_key text, status text, fsm text, step text, fault text, cascades boolean) language sql volatile as $$
 with locks as materialized (  -- read only if some owner is said to be dead
     select l.classid::bigint << 32 | l.objid::bigint as hash
       from pg_locks l
@@ -138,7 +137,33 @@ with locks as materialized (  -- read only if some owner is said to be dead
                  and (y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000 or durable.asked_to_cancel(y.request))))
        and p.status::text = 'awaiting_children'
      order by p.id for no key update skip locked
-)
+), mine as materialized (
+    select y.id, y.claim_id as claim, y.locked_by as owner, y.lease_expires_at as lease, y.lease_expires_at <= pg_catalog.now() as expired,
+           octet_length(y.partition_key) > 2000 as wide,
+           x.asked or x.over as asked, case when x.asked then y.request ->> 'reason' else x.crashed end as reason,
+           case when x.asked then durable.compensation(y.request, y.partition_key) end as undo, y.request, y.partition_key, y.fsm,
+           case when x.asked or x.over then null when octet_length(y.partition_key) > 2000
+                then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
+                else x.crashed end as fault, s.stopped
+      from durable.gen_durable y
+      cross join lateral (select exists (
+          select 1 from durable.nodes n where n.incarnation = y.locked_by and n.stopped_at is not null) as stopped) s
+      cross join lateral (select case when y.crashes >= $3::int - 1 and not s.stopped
+           then format('quarantined: step %s ended %s without an outcome (its worker died or lost it)', left(y.step, 255),
+                       case when y.crashes = 0 then 'once' else y.crashes + 1::bigint || ' times' end) end) q(crashed)
+      cross join lateral (select q.crashed, durable.asked_to_cancel(y.request) as asked,  -- over: what compensates has crashed too often
+                                 y.cancellation is not null and q.crashed is not null and octet_length(coalesce(y.partition_key, '')) <= 2000 as over) x
+     where y.id = any (array(select o.id from over o))
+       and (y.lease_expires_at <= pg_catalog.now() or y.lease_expires_at > pg_catalog.now() + interval '11 years'
+            or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
+       and (y.barrier is null or not coalesce(y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000 or durable.asked_to_cancel(y.request), false)
+            or y.parent_id = any (array(select p.id from parents p))
+            or not exists (select 1 from durable.gen_durable p
+                            where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
+     order by y.id limit $1::int for no key update of y skip locked
+), entered as materialized (
+    select d.id, durable.compensate(d.id, d.request, d.undo) as queue, d.partition_key, d.fsm, d.undo, d.request from mine d where d.undo is not null
+), taken as (
 update durable.gen_durable g
    set status = (case when d.asked then 'cancelled' when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
        hold = case when d.fault is null then durable.hold_of(g.request) else 0 end,
@@ -149,35 +174,18 @@ update durable.gen_durable g
        eligible_at = case when d.asked then g.eligible_at
                           else durable.now() + make_interval(secs => case when g.crashes = 0 or d.stopped then 0
                                                                           else least(2 ^ least(g.crashes - 1, 9), 300) end) end,
-       last_error = case when d.asked then g.request ->> 'reason' else coalesce(d.fault, g.last_error) end,
+       last_error = case when d.asked then d.reason else coalesce(d.fault, g.last_error) end,
        error_type = case when d.fault is null and not d.asked then g.error_type end,
        traceback = case when d.fault is null and not d.asked then g.traceback end,
        finished_at = case when d.fault is not null or d.asked then durable.now() end,
        children_pending = case when d.asked then 0 else g.children_pending end, wake_on_failure = g.wake_on_failure and not d.asked,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = durable.now()
-  from (select y.id, y.claim_id as claim, y.locked_by as owner, y.lease_expires_at as lease, y.lease_expires_at <= pg_catalog.now() as expired,
-               octet_length(y.partition_key) > 2000 as wide, durable.asked_to_cancel(y.request) as asked,
-               case when durable.asked_to_cancel(y.request) then null
-                    when octet_length(y.partition_key) > 2000
-                    then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
-                    when y.crashes >= $3::int - 1 and not s.stopped
-                    then format('quarantined: step %s ended %s without an outcome (its worker died or lost it)', left(y.step, 255),
-                                case when y.crashes = 0 then 'once' else y.crashes + 1::bigint || ' times' end) end as fault, s.stopped
-          from durable.gen_durable y
-          cross join lateral (select exists (
-              select 1 from durable.nodes n where n.incarnation = y.locked_by and n.stopped_at is not null) as stopped) s
-         where y.id = any (array(select o.id from over o))
-           and (y.lease_expires_at <= pg_catalog.now() or y.lease_expires_at > pg_catalog.now() + interval '11 years'
-                or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
-           and (y.barrier is null or not coalesce(y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000 or durable.asked_to_cancel(y.request), false)
-                or y.parent_id = any (array(select p.id from parents p))
-                or not exists (select 1 from durable.gen_durable p
-                                where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
-         order by y.id limit $1::int for no key update of y skip locked) d
- where g.id = d.id
-returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when d.fault is not null then g.last_error end,
+  from mine d
+ where g.id = d.id and d.undo is null
+returning g.id, g.queue, g.partition_key, g.status::text, g.fsm, g.step, case when d.fault is not null then g.last_error end as fault,
+          case when d.asked and durable.asked_for_children(g.request) then durable.cascade(g.id, null, g.request) end as cascades,
           case when d.asked then case when g.journal >= 2 then durable.note_cancelled(
-                   g.id, g.rev, g.step, g.visit, g.attempt, g.round, g.request) end
+                   g.id, g.rev, g.step, g.visit, g.attempt, g.round, g.request, d.reason) end
                when g.journal >= case when d.fault is not null then 1 else 3 end then durable.note(
               g.id, g.rev, case when d.wide then 'unfit' else 'reaped' end, g.step, null, g.visit,
               case when d.stopped or d.fault is not null then g.attempt else g.attempt - 1 end,
@@ -189,7 +197,9 @@ returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when d.f
                         || case when g.journal < 3 then '{"folded": {}}'::jsonb
                                 when d.expired then jsonb_build_object('renewed_until', greatest(d.lease, 'epoch')) else '{}' end end) end
 )
-select t.id, t.partition_key, t.status from taken t
+select t.id, t.queue, t.partition_key, t.status, t.fsm, t.step, t.fault, t.cascades from taken t
+union all
+select n.id, n.queue, n.partition_key, 'runnable', n.fsm, n.undo, null, durable.asked_for_children(n.request) from entered n
 $$;
 
 create function durable.expire_awaits(text, int)
@@ -229,6 +239,7 @@ update durable.gen_durable g
  where g.id = d.id
 returning g.id, g.status, case when d.asks and not d.wide and g.status = 'failed' then g.parent_id end,
           case when d.asks and not d.wide and g.status = 'failed' then durable.count_ended(g.parent_id, g.barrier) end,
+          case when g.cancel_rest and d.status = 'awaiting_children' and g.status = 'runnable' then durable.cascade(g.id, g.visit, null) end,
           case when g.journal >= case when d.fault is not null then 1 when d.asks then 2 else 3 end then durable.note(
               g.id, g.rev, case when d.wide then 'unfit' when d.asks then 'timed_out' else 'expired' end, d.step,
               case when not d.asks or d.wide or d.fault is null then g.step end, g.visit, g.attempt, g.round,
@@ -291,7 +302,7 @@ returning g.id, g.visit, g.status, null, g.inbox,
           case when g.inbox and o.status = 'done' then durable.drop_inbox(g.id) end
 $$;
 
-create function durable.park_parent(bigint, text, text, int, int, boolean, float8, text, int, text, int, timestamptz, text, text)
+create function durable.park_parent(bigint, text, text, int, int, boolean, float8, text, int, text, int, timestamptz, text, text, boolean)
 returns void language sql volatile as $$
 update durable.gen_durable g
    set status = (case when $5::int > 0 then 'awaiting_children' else 'runnable' end)::durable.durable_status,
@@ -302,6 +313,7 @@ update durable.gen_durable g
        state = coalesce($3::text::jsonb, g.state),
        attempt = 0, crashes = 0, round = 0, visit = g.visit + 1, rev = least(g.rev, 9223372036854775806) + 1, eligible_at = durable.now(), last_error = null, error_type = null, traceback = null, awaits = null, manual = null,
        children_total = $4::int, children_pending = $5::int, wake_on_failure = $6::boolean and $5::int > 0,
+       cancel_rest = case when $15::boolean and $5::int > 0 then true when g.cancel_rest is not null then false end,
        locked_by = null, lease_expires_at = null, updated_at = durable.now()
  where g.id = $1::bigint
 returning g.id, g.visit, g.status,
@@ -310,6 +322,7 @@ returning g.id, g.visit, g.status,
               jsonb_strip_nulls(jsonb_build_object('children_total', $4::int, 'children_pending', $5::int, 'folded', case when g.journal < 3 then '{}'::jsonb end, 'wake_on_failure', g.wake_on_failure,
                                                    'deadline', g.await_deadline, 'renewed_until', $12::timestamptz,
                                                    'late', case when $12::timestamptz <= durable.now() then true end, 'definition', $14::text))
+              || case when g.cancel_rest is not null then jsonb_build_object('columns', jsonb_build_object('cancel_rest', g.cancel_rest)) else '{}' end
               || case when g.journal = 4 then jsonb_build_object('state', g.state) else '{}' end) end
 $$;
 
@@ -475,6 +488,7 @@ with ended as materialized (
      where p.id = e.parent_id and p.id = any (array(select q.id from parents q)) and p.visit = e.barrier
        and p.status::text = 'awaiting_children'
     returning p.id, p.queue, p.status,
+              case when p.cancel_rest and p.status = 'runnable' then durable.cascade(p.id, p.visit, null) end as cascades,
               case when p.journal >= case when p.status = 'failed' then 1 else 3 end then durable.note(
                   p.id, p.rev, case p.status when 'runnable' then 'joined' when 'failed' then 'unfit' else 'child_ended' end,
                   (select q.step from parents q where q.id = p.id), case when p.status <> 'awaiting_children' then p.step end, p.visit, p.attempt, p.round,
@@ -483,7 +497,7 @@ with ended as materialized (
                              then jsonb_build_object('eligible_at', p.eligible_at, 'children_pending', p.children_pending)
                              else jsonb_build_object('count', e.n, 'failed', e.failed, 'pending', p.children_pending) end) end
 )
-select c.id, c.queue from counted c where c.status = 'runnable'
+select c.id, c.queue, c.cascades from counted c where c.status = 'runnable'
 $$;
 
 create function durable.promote_siblings(text[])
@@ -591,7 +605,7 @@ begin
     select k into kind from jsonb_object_keys(outcome) k where k in ('next', 'retry', 'await', 'children', 'pause', 'approval', 'done', 'stop');
     select k into odd from jsonb_object_keys(outcome) k
      where k <> all (case kind when 'next' then '{next,state,partition_key,consume}' when 'retry' then '{retry,state}'
-                               when 'await' then '{await,then,state,timeout,consume}' when 'children' then '{children,then,state,join,timeout}'
+                               when 'await' then '{await,then,state,timeout,consume}' when 'children' then '{children,then,state,join,timeout,rest}'
                                when 'pause' then '{pause,state,title,data}' when 'approval' then '{approval,state,on_reject,title,data,timeout,on_timeout}'
                                when 'done' then '{done}' else '{stop}' end::text[]) limit 1;
     if odd is not null then
@@ -666,6 +680,12 @@ create function durable.commit_claim(
     consumed bigint[], kept bigint[], boundary jsonb default null
 ) returns void language plpgsql volatile as $$
 begin
+    if r.cancellation is not null and to_status in ('done', 'failed') then  -- it compensated: however that ends, it was cancelled
+        kind := 'cancelled';
+        to_status := 'cancelled';
+        new_result := null;
+        error := coalesce(error, jsonb_build_object('text', r.cancellation ->> 'reason'));
+    end if;
     perform durable.commit_parks(
         array[r.id], array[r.claim_id], array[r.visit], array[to_status], array[to_step], array[new_state], array[new_result],
         array[to_attempt], array[advance], array[delay], array[error ->> 'text'], array[rekey], array[new_key], array[names::text],
@@ -691,12 +711,25 @@ begin
     end if;
 end $$;
 
--- Its runner was asked to cancel it, and the step is not done: whatever it returned, the instance ends.
-create function durable.cancel_claim(r durable.gen_durable, late boolean) returns void language sql volatile as $$
-    select durable.commit_claim(
+-- Its runner was asked to cancel it, and the step is not done: whatever it returned, the instance ends, or enters the step that compensates.
+create function durable.cancel_claim(r durable.gen_durable, late boolean) returns void language plpgsql volatile as $$
+declare
+    undo text := durable.compensation(r.request, r.partition_key);
+begin
+    if undo is not null then
+        perform durable.compensate(r.id, r.request, undo);
+        if r.partition_key is not null then
+            perform durable.promote_siblings(array[r.partition_key]);
+        end if;
+        return;
+    end if;
+    perform durable.commit_claim(
         r, late, 'cancelled', 'cancelled', r.step, null, null, r.attempt, 0, 0, jsonb_build_object('text', r.request ->> 'reason'),
-        false, null, null, false, null, null, '{}', '{}')
-$$;
+        false, null, null, false, null, null, '{}', '{}');
+    if durable.asked_for_children(r.request) then
+        perform durable.cascade(r.id, null, r.request);
+    end if;
+end $$;
 
 -- The commit of children: the row is locked already.
 create function durable.spawn_from_claim(r durable.gen_durable, outcome jsonb, consumed bigint[]) returns void language plpgsql volatile as $$
@@ -713,6 +746,9 @@ begin
     end if;
     if wanted not in ('"all"', '"any_failed"') and (jsonb_typeof(wanted) <> 'number' or wanted::text !~ '^[1-9][0-9]{0,8}$') then
         raise exception '"join" must be "all", "any_failed" or a number of children: %', left(wanted::text, 200) using errcode = 'RD004';
+    end if;
+    if coalesce(outcome -> 'rest', '"leave"') not in ('"leave"', '"cancel"') then
+        raise exception '"rest" must be "leave" or "cancel": %', left((outcome -> 'rest')::text, 200) using errcode = 'RD004';
     end if;
     select k into odd from jsonb_array_elements(children) c, jsonb_object_keys(c) k
      where k not in ('machine', 'version', 'step', 'state', 'queue', 'priority', 'partition_key', 'unique_key', 'unique_key_hex',
@@ -750,7 +786,7 @@ begin
     perform durable.park_parent(
         r.id, durable.outcome_name(outcome, 'then'), (outcome -> 'state')::text, inserted, needed, wanted = '"any_failed"',
         durable.outcome_seconds(outcome, 'timeout'), r.step, r.attempt, r.locked_by, r.round,
-        case when r.journal >= 3 then r.lease_expires_at end, null, null);
+        case when r.journal >= 3 then r.lease_expires_at end, null, null, coalesce(outcome ->> 'rest', '') = 'cancel');
     perform durable.check_written(r.id);
     if consumed <> '{}' then
         perform durable.consume_signals(array_fill(r.id, array[cardinality(consumed)]), consumed);
@@ -811,6 +847,9 @@ begin
     end if;
     r := durable.own_claim(complete.id, complete.claim_id, token, late);
     if r.locked_by is null then
+        if r.cancellation is not null and what in ('done', 'stop') then
+            kind := 'cancelled';
+        end if;
         if durable.conflicts(r, complete.claim_id, kind, to_step, outcome -> 'state', outcome -> 'done') then
             raise exception 'instance %: this claim was completed with another outcome; nothing was written', complete.id using errcode = 'RD003';
         end if;
@@ -886,7 +925,8 @@ begin
     end if;
     r := durable.own_claim(fail.id, fail.claim_id, token, late);
     if r.locked_by is null then
-        if durable.conflicts(r, fail.claim_id, 'retry', null, null, null) and durable.conflicts(r, fail.claim_id, 'failed', null, null, null) then
+        if durable.conflicts(r, fail.claim_id, 'retry', null, null, null) and durable.conflicts(
+               r, fail.claim_id, case when r.cancellation is null then 'failed' else 'cancelled' end, null, null, null) then
             raise exception 'instance %: this claim was completed, and did not fail; nothing was written', fail.id using errcode = 'RD003';
         end if;
         return query select 'already_completed', r.status::text, r.step, r.visit, r.attempt, r.eligible_at;
@@ -943,7 +983,7 @@ end $$;
 create function durable.claim_next(queue text, steps text[], owner text, lease interval default '5 minutes')
 returns table (id bigint, claim_id uuid, token text, lease_until timestamptz, machine text, version int, step text, state jsonb,
                attempt int, visit bigint, idempotency_key text, partition_key text, parent_id bigint, awaited jsonb, signals jsonb,
-               more_signals boolean, children jsonb, children_counts jsonb, decision jsonb)
+               more_signals boolean, children jsonb, children_counts jsonb, decision jsonb, cancellation jsonb)
 language plpgsql volatile
 set jit = off set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
 set synchronous_commit = on as $$
@@ -1066,7 +1106,7 @@ end $$;
 create function durable.claimed_row(instance bigint, secret text)
 returns table (id bigint, claim_id uuid, token text, lease_until timestamptz, machine text, version int, step text, state jsonb,
                attempt int, visit bigint, idempotency_key text, partition_key text, parent_id bigint, awaited jsonb, signals jsonb,
-               more_signals boolean, children jsonb, children_counts jsonb, decision jsonb)
+               more_signals boolean, children jsonb, children_counts jsonb, decision jsonb, cancellation jsonb)
 language sql volatile as $$
 with mine as materialized (
     select g.* from durable.gen_durable g where g.id = instance
@@ -1092,7 +1132,7 @@ select m.id, m.claim_id,
        (select count(*) > 1000 from inbox),
        case when (select count(*) from brood) > 10000 then null else coalesce((select jsonb_agg(b.told order by b.id) from brood b), '[]') end,
        coalesce((select jsonb_object_agg(n.status, n.count) from (select b.status, count(*) from brood b group by b.status) n), '{}'),
-       m.manual -> 'decision'
+       m.manual -> 'decision', m.cancellation
   from mine m
 $$;
 

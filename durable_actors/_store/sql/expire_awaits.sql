@@ -1,7 +1,8 @@
 -- expire_awaits: wake instances of one queue whose await or barrier deadline has passed. A timeout is a wake, not a failure; but an approval
 --          that nobody decided is as good as rejected: it enters await_step (on_timeout, else on_reject), or has failed. Never "then".
 -- params   $1 queue text · $2 limit int
--- returns  id · status: runnable or failed · of an approval that has failed: its parent, and that one's queue if this has opened its barrier
+-- returns  id · status: runnable or failed · of an approval that has failed: its parent, and that one's queue if this has opened its barrier ·
+--          whether the children that are left are to be cancelled
 -- moves    unfit · expired · timed_out · child_ended · joined
 -- locks    FOR NO KEY UPDATE SKIP LOCKED: an instance that is being signalled or decided is woken by that. First, as reap_claims does, the
 --          parents whose barriers count an approval that ends here: one that is locked, or whose own deadline has passed (a row is written
@@ -45,6 +46,7 @@ update durable.gen_durable g
  where g.id = d.id
 returning g.id, g.status, case when d.asks and not d.wide and g.status = 'failed' then g.parent_id end,
           case when d.asks and not d.wide and g.status = 'failed' then durable.count_ended(g.parent_id, g.barrier) end,
+          case when g.cancel_rest and d.status = 'awaiting_children' and g.status = 'runnable' then durable.cascade(g.id, g.visit, null) end,
           case when g.journal >= case when d.fault is not null then 1 when d.asks then 2 else 3 end then durable.note(
               g.id, g.rev, case when d.wide then 'unfit' when d.asks then 'timed_out' else 'expired' end, d.step,
               case when not d.asks or d.wide or d.fault is null then g.step end, g.visit, g.attempt, g.round,

@@ -1,6 +1,6 @@
 -- join_parents: count ended children at the current barrier of their parents; open the barriers that are complete.
 -- params   $1 ended children bigint[]
--- returns  parent id, queue of those whose barrier opened
+-- returns  parent id, queue of those whose barrier opened, whether the children that are left are to be cancelled
 -- moves    unfit · child_ended · joined
 -- locks    the parents, in id order. One update per parent and statement, however many children end together. Only children
 --          that this transaction ended: a repeated or stale outcome counts nothing.
@@ -52,6 +52,7 @@ with ended as materialized (
      where p.id = e.parent_id and p.id = any (array(select q.id from parents q)) and p.visit = e.barrier
        and p.status::text = 'awaiting_children'
     returning p.id, p.queue, p.status,
+              case when p.cancel_rest and p.status = 'runnable' then durable.cascade(p.id, p.visit, null) end as cascades,
               case when p.journal >= case when p.status = 'failed' then 1 else 3 end then durable.note(
                   p.id, p.rev, case p.status when 'runnable' then 'joined' when 'failed' then 'unfit' else 'child_ended' end,
                   (select q.step from parents q where q.id = p.id), case when p.status <> 'awaiting_children' then p.step end, p.visit, p.attempt, p.round,
@@ -60,4 +61,4 @@ with ended as materialized (
                              then jsonb_build_object('eligible_at', p.eligible_at, 'children_pending', p.children_pending)
                              else jsonb_build_object('count', e.n, 'failed', e.failed, 'pending', p.children_pending) end) end
 )
-select c.id, c.queue from counted c where c.status = 'runnable'
+select c.id, c.queue, c.cascades from counted c where c.status = 'runnable'

@@ -8,10 +8,10 @@
 --          predicates) · shelved_step · await_deadline · journal · of one that is parked: awaited signals that came after it parked, and how
 --          many children its barrier has, and has alive · ids of the first three children that it waits for · the last five receipts ·
 --          the definition that it was started with · another one that ran a step, among its last 20 records ·
---          the pauses of its queue and of its machine there
+--          the pauses of its queue and of its machine there · whether children of it are being cancelled
 -- locks    none
 -- index    gen_durable_pkey, signals_unread, signals_inbox, gen_durable_parent, gen_durable_key_executing, gen_durable_key, receipts_target,
---          journal_pkey, pauses_pkey
+--          journal_pkey, pauses_pkey, cascades_parent
 -- cost     linear in the inbox and the siblings (both bounded), and in the children
 with recursive wanted(id, level) as (
     select u.id, 0 from unnest($1::bigint[]) u(id)
@@ -31,6 +31,7 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        g.interruptions, case when $2::bool then g.error_type end, case when $2::bool then g.traceback end, g.tags,
        case when $2::bool then g.meta end,
        case when $2::bool then g.manual else durable.shown_manual(g.manual) end, g.await_deadline, g.request, g.rerun_of,
+       case when $2::bool or jsonb_typeof(g.cancellation) <> 'object' then g.cancellation else g.cancellation - 'reason' end,
        (extract(epoch from g.eligible_at) - extract(epoch from durable.now()))::float8,
        (extract(epoch from g.lease_expires_at) - extract(epoch from pg_catalog.now()))::float8,
        (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,
@@ -74,7 +75,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
            select j.rev, j.data from durable.journal j where g.fingerprint is not null and j.instance_id = g.id order by j.rev desc limit 20) e
          where e.data ? 'definition' order by e.rev desc limit 1),
        (select jsonb_agg(jsonb_build_array(p.fsm, p.until, p.at, p.by, p.reason) order by p.fsm)
-          from durable.pauses p where p.queue = g.queue and p.fsm in ('', g.fsm) and durable.lasts(p.until))
+          from durable.pauses p where p.queue = g.queue and p.fsm in ('', g.fsm) and durable.lasts(p.until)),
+       exists (select 1 from durable.cascades c where c.parent_id = g.id)
   from durable.gen_durable g
   left join lateral (
       select y.id, y.locked_by from durable.gen_durable y

@@ -116,15 +116,15 @@ with extra as materialized (
     returning g.id, g.priority, g.eligible_at, g.claim_id, g.fsm, g.fsm_version, g.step, g.attempt, g.crashes,
               g.visit, g.state, g.partition_key, g.parent_id, g.awaits, g.inbox, g.children_total, g.round,
               case when g.journal > 0 then g.journal || case when g.journal < 2 then '' else ' ' || coalesce(encode(g.fingerprint, 'hex'), '') end
-                  || case when g.journal < 3 then '' else ' ' || g.lease_expires_at end end as journal,
+                  || case when g.journal < 3 then '' else ' ' || g.lease_expires_at end end as journal, g.cancellation,
               case when g.journal >= 3 then durable.note(g.id, g.rev, 'claimed', g.step, null, g.visit, g.attempt, g.round, g.claim_id,
                   g.locked_by, further => jsonb_build_object('lease_until', g.lease_expires_at, 'token_hash', g.claim_token_hash)) end
 )
 select id, priority, eligible_at, 'c', claim_id, fsm, fsm_version, step, attempt, crashes, visit, state, partition_key,
-       parent_id, awaits, inbox, children_total, round, journal
+       parent_id, awaits, inbox, children_total, round, journal, cancellation
   from claimed
 union all
-select id, priority, eligible_at, what, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null from (
+select id, priority, eligible_at, what, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null from (
     select id, priority, eligible_at, 'h' as what from held
     union all
     select id, priority, eligible_at, 's' from shelved

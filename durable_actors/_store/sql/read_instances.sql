@@ -9,7 +9,8 @@ select g.id, g.fsm, g.fsm_version, g.step, g.status, g.queue, g.priority, g.atte
        g.inserted_at, g.updated_at, g.finished_at, g.hold,
        g.interruptions, case when $2::bool then g.error_type end, case when $2::bool then g.traceback end, g.tags,
        case when $2::bool then g.meta end,
-       case when $2::bool then g.manual else durable.shown_manual(g.manual) end, g.await_deadline, g.request, g.rerun_of
+       case when $2::bool then g.manual else durable.shown_manual(g.manual) end, g.await_deadline, g.request, g.rerun_of,
+       case when $2::bool or jsonb_typeof(g.cancellation) <> 'object' then g.cancellation else g.cancellation - 'reason' end
   from durable.gen_durable g
  where g.id = any ($1::bigint[])
  order by g.id

@@ -2,9 +2,9 @@
 -- params   $1 limit int · $2 dead owners text[] · $3 max crashes int or null · $4 the latest end of a lease that was seen of
 --          each dead owner float8[], seconds since the epoch: one that was renewed since then is not dead · $5 schema text, for the
 --          lock of a dead owner: one that has taken it again since it was found dead is back
--- returns  id, queue, partition_key, status (runnable; failed when the step crashed too often, or cancelled if that was requested: it keeps
---          its inbox), fsm, step, why it failed
--- moves    cancelled · reaped · unfit
+-- returns  id, queue, partition_key, status (runnable; failed when the step crashed too often, or cancelled if that was requested or it compensated: it
+--          keeps its inbox), fsm, step, why it failed, whether its children are to be cancelled
+-- moves    cancelled · compensating · reaped · unfit
 -- locks    FOR NO KEY UPDATE SKIP LOCKED in id order: any number of reapers, never waiting. Before them the parents whose
 --          barrier must count a child that ends (join_parents, in the same transaction), SKIP LOCKED, too: a child whose
 --          parent somebody else has locked stays as it is until the next round.
@@ -46,7 +46,33 @@ with locks as materialized (  -- read only if some owner is said to be dead
                  and (y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000 or durable.asked_to_cancel(y.request))))
        and p.status::text = 'awaiting_children'
      order by p.id for no key update skip locked
-)
+), mine as materialized (
+    select y.id, y.claim_id as claim, y.locked_by as owner, y.lease_expires_at as lease, y.lease_expires_at <= pg_catalog.now() as expired,
+           octet_length(y.partition_key) > 2000 as wide,
+           x.asked or x.over as asked, case when x.asked then y.request ->> 'reason' else x.crashed end as reason,
+           case when x.asked then durable.compensation(y.request, y.partition_key) end as undo, y.request, y.partition_key, y.fsm,
+           case when x.asked or x.over then null when octet_length(y.partition_key) > 2000
+                then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
+                else x.crashed end as fault, s.stopped
+      from durable.gen_durable y
+      cross join lateral (select exists (
+          select 1 from durable.nodes n where n.incarnation = y.locked_by and n.stopped_at is not null) as stopped) s
+      cross join lateral (select case when y.crashes >= $3::int - 1 and not s.stopped
+           then format('quarantined: step %s ended %s without an outcome (its worker died or lost it)', left(y.step, 255),
+                       case when y.crashes = 0 then 'once' else y.crashes + 1::bigint || ' times' end) end) q(crashed)
+      cross join lateral (select q.crashed, durable.asked_to_cancel(y.request) as asked,  -- over: what compensates has crashed too often
+                                 y.cancellation is not null and q.crashed is not null and octet_length(coalesce(y.partition_key, '')) <= 2000 as over) x
+     where y.id = any (array(select o.id from over o))
+       and (y.lease_expires_at <= pg_catalog.now() or y.lease_expires_at > pg_catalog.now() + interval '11 years'
+            or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
+       and (y.barrier is null or not coalesce(y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000 or durable.asked_to_cancel(y.request), false)
+            or y.parent_id = any (array(select p.id from parents p))
+            or not exists (select 1 from durable.gen_durable p
+                            where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
+     order by y.id limit $1::int for no key update of y skip locked
+), entered as materialized (
+    select d.id, durable.compensate(d.id, d.request, d.undo) as queue, d.partition_key, d.fsm, d.undo, d.request from mine d where d.undo is not null
+), taken as (
 update durable.gen_durable g
    set status = (case when d.asked then 'cancelled' when d.fault is not null then 'failed' else 'runnable' end)::durable.durable_status,
        hold = case when d.fault is null then durable.hold_of(g.request) else 0 end,
@@ -57,35 +83,18 @@ update durable.gen_durable g
        eligible_at = case when d.asked then g.eligible_at
                           else durable.now() + make_interval(secs => case when g.crashes = 0 or d.stopped then 0
                                                                           else least(2 ^ least(g.crashes - 1, 9), 300) end) end,
-       last_error = case when d.asked then g.request ->> 'reason' else coalesce(d.fault, g.last_error) end,
+       last_error = case when d.asked then d.reason else coalesce(d.fault, g.last_error) end,
        error_type = case when d.fault is null and not d.asked then g.error_type end,
        traceback = case when d.fault is null and not d.asked then g.traceback end,
        finished_at = case when d.fault is not null or d.asked then durable.now() end,
        children_pending = case when d.asked then 0 else g.children_pending end, wake_on_failure = g.wake_on_failure and not d.asked,
        locked_by = null, lease_expires_at = null, claim_id = null, claim_token_hash = null, updated_at = durable.now()
-  from (select y.id, y.claim_id as claim, y.locked_by as owner, y.lease_expires_at as lease, y.lease_expires_at <= pg_catalog.now() as expired,
-               octet_length(y.partition_key) > 2000 as wide, durable.asked_to_cancel(y.request) as asked,
-               case when durable.asked_to_cancel(y.request) then null
-                    when octet_length(y.partition_key) > 2000
-                    then format('its partition key has %s bytes, at most 2000 are allowed', octet_length(y.partition_key))
-                    when y.crashes >= $3::int - 1 and not s.stopped
-                    then format('quarantined: step %s ended %s without an outcome (its worker died or lost it)', left(y.step, 255),
-                                case when y.crashes = 0 then 'once' else y.crashes + 1::bigint || ' times' end) end as fault, s.stopped
-          from durable.gen_durable y
-          cross join lateral (select exists (
-              select 1 from durable.nodes n where n.incarnation = y.locked_by and n.stopped_at is not null) as stopped) s
-         where y.id = any (array(select o.id from over o))
-           and (y.lease_expires_at <= pg_catalog.now() or y.lease_expires_at > pg_catalog.now() + interval '11 years'
-                or y.lease_expires_at <= (select d.seen from dead d where d.owner = y.locked_by))
-           and (y.barrier is null or not coalesce(y.crashes >= $3::int - 1 or octet_length(y.partition_key) > 2000 or durable.asked_to_cancel(y.request), false)
-                or y.parent_id = any (array(select p.id from parents p))
-                or not exists (select 1 from durable.gen_durable p
-                                where p.id = y.parent_id and p.visit = y.barrier and p.status::text = 'awaiting_children'))
-         order by y.id limit $1::int for no key update of y skip locked) d
- where g.id = d.id
-returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when d.fault is not null then g.last_error end,
+  from mine d
+ where g.id = d.id and d.undo is null
+returning g.id, g.queue, g.partition_key, g.status::text, g.fsm, g.step, case when d.fault is not null then g.last_error end as fault,
+          case when d.asked and durable.asked_for_children(g.request) then durable.cascade(g.id, null, g.request) end as cascades,
           case when d.asked then case when g.journal >= 2 then durable.note_cancelled(
-                   g.id, g.rev, g.step, g.visit, g.attempt, g.round, g.request) end
+                   g.id, g.rev, g.step, g.visit, g.attempt, g.round, g.request, d.reason) end
                when g.journal >= case when d.fault is not null then 1 else 3 end then durable.note(
               g.id, g.rev, case when d.wide then 'unfit' else 'reaped' end, g.step, null, g.visit,
               case when d.stopped or d.fault is not null then g.attempt else g.attempt - 1 end,
@@ -96,3 +105,7 @@ returning g.id, g.queue, g.partition_key, g.status, g.fsm, g.step, case when d.f
                                            'proof', case when d.stopped then 'stopped' when d.expired then 'lease' else 'dead' end)
                         || case when g.journal < 3 then '{"folded": {}}'::jsonb
                                 when d.expired then jsonb_build_object('renewed_until', greatest(d.lease, 'epoch')) else '{}' end end) end
+)
+select t.id, t.queue, t.partition_key, t.status, t.fsm, t.step, t.fault, t.cascades from taken t
+union all
+select n.id, n.queue, n.partition_key, 'runnable', n.fsm, n.undo, null, durable.asked_for_children(n.request) from entered n

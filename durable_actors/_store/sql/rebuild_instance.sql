@@ -24,7 +24,8 @@ with told as materialized (
            wake_on_failure = t.wake_on_failure, child_uid = t.child_uid, round = t.round, interruptions = t.interruptions, tags = t.tags,
            meta = t.meta, child_args = t.child_args, error_type = t.error_type, traceback = t.traceback, shelved_step = t.shelved_step,
            request = case when durable.asked_to_pause(t.request) and durable.asked_to_pause(g.request) then g.request else t.request end, manual = t.manual,
-           journal = t.journal, fingerprint = t.fingerprint, rerun_of = t.rerun_of,
+           journal = t.journal, fingerprint = t.fingerprint, rerun_of = t.rerun_of, cancellation = t.cancellation,
+           cancel_rest = t.cancel_rest,
            -- Also a tombstone: it goes with the row only if the row says that it has signals.
            inbox = exists (select 1 from durable.signals s where s.target_id = $1::bigint and s.consumed_at is null)
                    or exists (select 1 from durable.signals s where s.target_id = $1::bigint and s.dedup_key is not null)

@@ -51,7 +51,8 @@ with page as materialized (
                   g.id, g.rev, case when w.opens then 'joined' when w.pending < w.before then 'child_ended' else 'recounted' end,
                   w.step, case when w.opens then g.step end, g.visit, g.attempt, g.round, further => jsonb_build_object(
                       'count', (coalesce(w.recorded, w.before) - w.pending) * case when w.pending > w.before then -1 else 1 end,
-                      'pending', w.pending, 'failed', w.failed)) end
+                      'pending', w.pending, 'failed', w.failed)) end,
+              case when w.opens and g.cancel_rest then durable.cascade(g.id, g.visit, null) end
 ), told as (
     insert into durable.receipts (command, scope, target, by, reason, result)
     select 'recover', 'instance', c.id::text, $3::text, $4::text, to_jsonb('recounted'::text) from corrected c
