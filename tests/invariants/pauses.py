@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 from durable_actors._store.holds import PAUSED
-from durable_actors._store.moves import MoveName
+from durable_actors._store.move_parts import MoveName
 from tests.invariants.changes import InstanceChange, InstanceState, ReceiptRow
 from tests.invariants.effect_log import Effect
 from tests.invariants.history import History, Violation
