@@ -210,7 +210,7 @@ BREAKAGES: Final = {
     # who was asked to end, and is given back, runs again
     "release-asked": _edit(
         f"{STORE}/sql/release_claims.sql",
-        "durable.asked_to_cancel(y.request) as ends",
+        "durable.asked_to_cancel(y.request) and x.undo is null as ends",
         "false as ends",
         "commands",
     ),

@@ -58,6 +58,8 @@ class InstanceState:
     """What a command has asked of it, or of the node that runs it: JSON."""
     manual: Mapping[str, Any] | None = None
     """The boundary at which it waits for a person, and from then on what was decided."""
+    cancellation: Mapping[str, Any] | None = None
+    """Who has cancelled it, from when it compensates on."""
     state: int | None = None
     """A fingerprint."""
     result: int | None = None
