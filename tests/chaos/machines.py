@@ -273,7 +273,9 @@ class Desk(Base, name="chaos.Desk", queue="work"):
         """Somebody has let it proceed."""
         with effect(ctx) as run:
             await moment(ctx)
-            if ctx.decision is None or ctx.decision.kind != "proceeded":
+            # Cancelled at its own boundary and retried, it runs at a later visit, and its decision is used up.
+            again = ctx.visit > 2 and ctx.decision is None
+            if not again and (ctx.decision is None or ctx.decision.kind != "proceeded"):
                 return run.end(da.Done(f"went on by {ctx.decision}"))
             return run.end(self._approval(ctx))
 

@@ -348,13 +348,10 @@ async def command(client: Client, orders: Sequence[Order]) -> None:
 
 async def give(client: Client, order: Order, target: int, key: str) -> None:
     about: dict[str, Any] = {"by": "operator", "reason": order.command, "idempotency_key": key}
-    calls: dict[str, Callable[..., Awaitable[object]]] = {
-        "cancel": partial(client.cancel, force=order.force),
-        "retry": client.retry,
-        "pause": client.pause,
-    }
-    if order.command in calls:
-        await answered(order.command, partial(calls[order.command], target, **about), target, key)
+    if order.command in {"cancel", "retry", "pause"}:
+        about |= {"force": order.force} if order.command == "cancel" else {}
+        call: Callable[..., Awaitable[object]] = getattr(client, order.command)
+        await answered(order.command, partial(call, target, **about), target, key)
     else:  # receipts of queues are not modelled
         await client.pause_queue(*queue_of(order), by="operator")
         book().world.log("client", order.command, order.target)
