@@ -277,33 +277,10 @@ class _Parked(msgspec.Struct):
 
 def _details(instance: Instance, row: Row) -> InstanceDetails:
     (
-        eligible,
-        lease,
-        deadline,
-        awaits,
-        step,
-        pending,
-        total,
-        unread,
-        children,
-        sibling,
-        owner,
-        elders,
-        now,
-        rev,
-        offered,
-        due,
-        shelved_step,
-        deadline_at,
-        journal,
-        parked,
-        missing,
-        receipts,
-        fingerprint,
-        definition,
-        pauses,
-        cascade,
-    ) = row
+        eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, elders, now, rev,
+        offered, due, shelved_step, deadline_at, journal, parked, missing, receipts, fingerprint, definition,
+        pauses, cascade,
+    ) = row  # fmt: skip
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
     request = instance.request
     present, since = decode_instant(now), None if request is None else request.at

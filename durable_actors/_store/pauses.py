@@ -19,6 +19,7 @@ class QueuePause:
     """A queue, or one machine in it, from which nothing is picked."""
 
     queue: str
+    """The queue from which nothing is picked."""
     machine: str | None = None
     """Only instances of this machine; None: the whole queue."""
     at: datetime
