@@ -108,7 +108,7 @@ def started_in_paused_queues(history: History) -> Iterator[Violation]:
 def wrong_decisions(history: History) -> Iterator[Violation]:
     """Each boundary is resolved by one command, which the row tells; and the step is told what the row says."""
     for change, move in history.moves:
-        if move not in DECISIONS:
+        if move is None or move not in DECISIONS:
             continue
         receipts = [each for each in history.commanded(change) if each.command in DECISIONS.values()]
         if len(receipts) != 1:
