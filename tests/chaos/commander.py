@@ -17,17 +17,18 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Any, Final, Literal, LiteralString
 
 import attrs
 import durable_actors as da
 import psycopg
 import trio
 from durable_actors._client import Client
+from durable_actors._store.pauses import pause_target
 from tests.chaos import machines
 from tests.chaos.workload import ALWAYS, default_level
-from tests.invariants.commands import ANSWERED, ASKED
 from tests.invariants.effect_log import EffectLog
+from tests.invariants.notes import ANSWERED, ASKED
 
 CALL: Final = 3.0
 """Seconds for one attempt; then nobody knows, and it is repeated."""
@@ -55,6 +56,19 @@ select g.id from durable.gen_durable g
 """
 """Who waits for what a command has prevented: signals that were refused while it was cancelled, or whose sender was."""
 
+ASKING: Final[LiteralString] = """
+select id, manual ->> 'kind' from durable.gen_durable
+ where status = 'awaiting_signal' and manual is not null and manual -> 'decision' is null order by random()
+"""
+"""Who waits for a person, and at what."""
+REST: Final = (0.05, 0.8)
+"""Seconds for which something is paused, least and most."""
+QUEUES: Final = (("work", None), ("work", "chaos.Chain"), ("jobs", None), ("jobs", "chaos.job"), ("keys", None),
+                 ("keys", "chaos.Lane"), ("work", "chaos.Desk"))  # fmt: skip
+"""What is paused: queues, and machines in them."""
+WAYS: Final = ("plain", "pause", "strict", "timeout")
+"""Of desks; `tests.chaos.machines` has what they mean."""
+
 logger = logging.getLogger("chaos.commander")
 
 
@@ -67,6 +81,11 @@ class Command:
     key: str
     options: dict[str, Any] = attrs.field(factory=dict[str, Any])
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """How the effect log names it."""
+        return {"id": self.target, "command": self.name, "key": self.key, **self.options}
+
     async def send(self, client: Client) -> object:
         """Give it; returns the answer."""
         call: Callable[..., Awaitable[object]] = getattr(client, self.name)
@@ -75,11 +94,43 @@ class Command:
         )
 
 
+@attrs.frozen(kw_only=True)
+class QueueCommand:
+    """A pause or a resume of a queue, or of a machine in it."""
+
+    name: Literal["pause", "resume"]
+    queue: str
+    machine: str | None
+    key: str
+    options: dict[str, Any] = attrs.field(factory=dict[str, Any])
+
+    @property
+    def target(self) -> str:
+        return pause_target(self.queue, self.machine)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """How the effect log names it."""
+        return {"target": self.target, "command": self.name, "key": self.key, **self.options}
+
+    async def send(self, client: Client) -> object:
+        """Give it; returns which queue it was."""
+        call = client.pause_queue if self.name == "pause" else client.resume_queue
+        found = await call(
+            self.queue, self.machine, by="chaos", reason="chaos", idempotency_key=self.key, **self.options
+        )
+        return pause_target(found.queue, found.machine)
+
+
 def choose(rng: random.Random, status: str) -> tuple[str, dict[str, Any]]:
     """A command for an instance that was seen in this status, mostly one that fits."""
     fits = rng.random() < 0.85
     if (status in {"failed", "cancelled"}) == fits:
         return "retry", {}
+    if (draw := rng.random()) < 0.35:
+        return "pause", {}
+    if draw < 0.55 and status == "runnable":
+        return "run_now", {}
     return "cancel", {"force": rng.random() < 0.3}
 
 
@@ -90,11 +141,11 @@ class Orders:
         self._client = client
         self._log = log
 
-    async def give(self, command: Command) -> object:
+    async def give(self, command: Command | QueueCommand) -> object:
         """Send it until it is answered; None: it was refused."""
+        about = command.about
         while True:
-            about = {"id": command.target, "command": command.name, "key": command.key}
-            self._log.note(ASKED, **about, **command.options)
+            self._log.note(ASKED, **about)
             try:
                 with trio.fail_after(CALL):
                     answer = await command.send(self._client)
@@ -108,11 +159,11 @@ class Orders:
                 return answer
             await trio.sleep(AGAIN)
 
-    async def give_twice(self, command: Command) -> None:
-        """Two callers with one key, at the same time."""
+    async def give_all(self, *commands: Command | QueueCommand) -> None:
+        """Several callers at the same time."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.give, command)
-            nursery.start_soon(self.give, command)
+            for command in commands:
+                nursery.start_soon(self.give, command)
 
 
 class Commander:
@@ -130,14 +181,15 @@ class Commander:
         end = trio.current_time() + self._options.seconds
         with trio.move_on_at(end + INSIST) as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._hang, end)
+                for loop in (self._hang, self._desks, self._decide, self._pause_queues):
+                    nursery.start_soon(loop, end)
                 while trio.current_time() < end:
                     await trio.sleep(self._rng.uniform(*PAUSE))
-                    await self._once()
+                    await self._once(nursery)
         if scope.cancelled_caught:
             raise SystemExit("a command was not answered")
 
-    async def _once(self) -> None:
+    async def _once(self, nursery: trio.Nursery) -> None:
         found = await trio.to_thread.run_sync(look, self._options.direct, CANDIDATES)
         if not found:
             return
@@ -146,11 +198,56 @@ class Commander:
         command = Command(name=name, target=number, key=next(self._keys), options=options)
         how = self._rng.random()
         if how < 0.15:
-            await self._orders.give_twice(command)
+            await self._orders.give_all(command, command)
         else:
             await self._orders.give(command)
         if how > 0.9:
             await self._orders.give(command)
+        if name == "pause":
+            nursery.start_soon(self._resume, number)
+
+    async def _resume(self, number: int) -> None:
+        """After a while; whoever has not paused it is refused."""
+        await trio.sleep(self._rng.uniform(*REST))
+        await self._orders.give(Command(name="resume", target=number, key=next(self._keys)))
+
+    async def _pause_queues(self, end: float) -> None:
+        """One queue after the other, or a machine in it, for a moment; some pauses end by themselves."""
+        while trio.current_time() < end:
+            await trio.sleep(self._rng.uniform(*REST))
+            queue, machine = self._rng.choice(QUEUES)
+            rest = self._rng.uniform(*REST)
+            until: dict[str, Any] = {"until": rest / 2} if self._rng.random() < 0.3 else {}
+            pause, resume = (
+                QueueCommand(name=name, queue=queue, machine=machine, key=next(self._keys), options=options)
+                for name, options in (("pause", until), ("resume", dict[str, Any]()))
+            )
+            await self._orders.give_all(*([pause] * self._rng.choice((1, 1, 1, 2))))
+            await trio.sleep(rest)
+            await self._orders.give(resume)
+
+    async def _desks(self, end: float) -> None:
+        """Instances that ask people."""
+        for n in itertools.count():
+            await trio.sleep(self._rng.uniform(0.05, 0.3))
+            if trio.current_time() > end:
+                return
+            way = WAYS[n % len(WAYS)]
+            state = {"way": way, "timeout": self._rng.uniform(0.1, 1.5), "flops": self._rng.random() < 0.3}
+            await self._insert(machines.Desk, f"desk:{way}:{self._options.number}:{n}", state)
+
+    async def _decide(self, end: float) -> None:
+        """Decide what is asked, at random; at times two do so at once, and one of them is refused."""
+        while trio.current_time() < end:
+            await trio.sleep(self._rng.uniform(*PAUSE))
+            found = await trio.to_thread.run_sync(look, self._options.direct, ASKING)
+            for number, kind in found[:2]:
+                decisions = [self._decision(number, kind) for _ in range(self._rng.choice((1, 1, 2)))]
+                await self._orders.give_all(*decisions)
+
+    def _decision(self, number: int, kind: str) -> Command:
+        name = "proceed" if kind == "pause" else self._rng.choice(("approve", "reject"))
+        return decision(name, number, next(self._keys))
 
     async def _hang(self, end: float) -> None:
         """Instances that only a command ends: each is given one, here or on whichever node it runs by then."""
@@ -158,19 +255,22 @@ class Commander:
             await trio.sleep(self._rng.uniform(0.1, 1.0))
             if trio.current_time() > end:
                 return
-            number = await self._insist(
-                partial(
-                    self._client.insert,
-                    machines.Hang,
-                    state={},
-                    unique_key=f"hang:{self._options.number}:{n}",
-                    unique_scope=ALWAYS,
-                    on_duplicate="return",
-                    journal=default_level(self._options.seed),
-                )
-            )
+            number = await self._insert(machines.Hang, f"hang:{self._options.number}:{n}", {})
             await trio.sleep(self._rng.uniform(0.0, 1.5))
             await self._orders.give(Command(name="cancel", target=number, key=next(self._keys)))
+
+    async def _insert(self, machine: type[machines.Base], key: str, state: dict[str, Any]) -> int:
+        return await self._insist(
+            partial(
+                self._client.insert,
+                machine,
+                state=state,
+                unique_key=key,
+                unique_scope=ALWAYS,
+                on_duplicate="return",
+                journal=default_level(self._options.seed),
+            )
+        )
 
     async def _insist(self, call: Callable[[], Awaitable[int]]) -> int:
         while True:
@@ -180,6 +280,11 @@ class Commander:
             except (da.StoreUnavailable, trio.TooSlowError, psycopg.Error) as exc:
                 logger.warning("insert: %s; again", exc)
             await trio.sleep(AGAIN)
+
+
+def decision(name: str, number: int, key: str) -> Command:
+    """What a person decides; comment and data tell which decision it was."""
+    return Command(name=name, target=number, key=key, options={"comment": f"key {key}", "data": {"key": key}})
 
 
 def look(dsn: str, query: LiteralString) -> list[tuple[Any, ...]]:

@@ -104,7 +104,7 @@ def judge_sums(dsn: str, plan: Plan, folder: Path) -> list[str]:
         [unread] = conn.execute(UNREAD).fetchone() or (0,)
         given = {command: frozenset(targets) for command, targets in conn.execute(COMMANDS)}
     acks = [ack for number in range(SENDERS) for ack in read_acks(folder / f"sender{number}.acks")]
-    commands = Commands(given.get("cancel", frozenset()), given.get("retry", frozenset()))
+    commands = Commands(given.get("cancel", frozenset()), given.get("retry", frozenset()), given)
     return check_sums(plan, rows, acks, unread, commands)
 
 

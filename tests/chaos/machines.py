@@ -257,6 +257,60 @@ class Courier(Base, name="chaos.Courier", queue="work"):
             return run.end(da.Done("delivered"))
 
 
+class Desk(Base, name="chaos.Desk", queue="work"):
+    """Waits for what people decide: for an approval, in one way also at a pause before it."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            if ctx.state["way"] == "pause":
+                return run.end(da.Pause(self.ask, title="go on?"))
+            return run.end(self._approval(ctx))
+
+    @da.step
+    async def ask(self, ctx: Ctx) -> da.Outcome:
+        """Somebody has let it proceed."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            # Cancelled at its own boundary and retried, it runs at a later visit, and its decision is used up.
+            again = ctx.visit > 2 and ctx.decision is None
+            if not again and (ctx.decision is None or ctx.decision.kind != "proceeded"):
+                return run.end(da.Done(f"went on by {ctx.decision}"))
+            return run.end(self._approval(ctx))
+
+    def _approval(self, ctx: Ctx) -> da.Outcome:
+        way = ctx.state["way"]
+        refused = None if way == "strict" else self.refused
+        if way != "timeout":
+            return da.Approval(self.granted, on_reject=refused, title="may it?")
+        deadline = ctx.state["timeout"]
+        return da.Approval(self.granted, on_reject=refused, timeout=deadline, on_timeout=self.late)
+
+    @da.step
+    async def granted(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            return await self._finish(ctx, run, "approved")
+
+    @da.step
+    async def refused(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            return await self._finish(ctx, run, "rejected")
+
+    @da.step
+    async def late(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            return await self._finish(ctx, run, "timed_out")
+
+    async def _finish(self, ctx: Ctx, run: Run, kind: str) -> da.Outcome:
+        """What was decided; it is there in every attempt."""
+        await moment(ctx)
+        if ctx.attempt == 0 and ctx.state["flops"]:
+            raise Boom
+        told = None if ctx.decision is None else ctx.decision.kind
+        return run.end(da.Done(kind if told == kind else f"{kind} by {ctx.decision}"))
+
+
 class Hang(Base, name="chaos.Hang", queue="work"):
     """Never ends by itself: whoever commands it to end must reach it, wherever it runs."""
 

@@ -34,6 +34,8 @@ class Commands:
     cancelled: frozenset[int] = frozenset()
     """Cancelled at least once, or asked to end."""
     retried: frozenset[int] = frozenset()
+    decided: Mapping[str, frozenset[int]] = attrs.field(factory=dict[str, frozenset[int]])
+    """By what people decided: `proceed`, `approve`, `reject`."""
 
     def touched(self, row: Row | None) -> bool:
         return row is not None and (row.id in self.cancelled or row.id in self.retried)
@@ -97,6 +99,35 @@ def _check_ends(found: Found) -> Iterator[str]:
             yield f"instance {row.id} ({row.machine}, key {row.key}) is cancelled, and nobody has cancelled it"
         if row.machine == "chaos.Hang" and row.status != "cancelled":
             yield f"instance {row.id} hangs until it is cancelled, and is {row.status}"
+        if row.machine == "chaos.Desk" and not _was_decided(found.commands, row):
+            yield (
+                f"instance {row.id} (key {row.key}) is {row.status} with {row.result!r}, error {row.last_error!r},"
+                " and nobody has decided that"
+            )
+
+
+def _was_decided(commands: Commands, row: Row) -> bool:
+    """Whether a desk has ended as people decided; its key tells which way it went."""
+    way = (row.key or "").split(":")[1]
+
+    def by(command: str) -> bool:
+        return row.id in commands.decided.get(command, ())
+
+    if row.status == "cancelled":
+        return True
+    if way == "pause" and not by("proceed"):
+        return False
+    if row.gone:
+        return True
+    if row.status == "failed":
+        return way == "strict" and by("reject") and (row.last_error or "").startswith("rejected by chaos")
+    match row.result:
+        case "approved":
+            return by("approve")
+        case "rejected":
+            return by("reject") and way != "strict"
+        case _:
+            return row.result == "timed_out" and way == "timeout"
 
 
 def _may_end_so(found: Found, insert: Insert, row: Row) -> bool:

@@ -210,7 +210,7 @@ BREAKAGES: Final = {
     # who was asked to end, and is given back, runs again
     "release-asked": _edit(
         f"{STORE}/sql/release_claims.sql",
-        "durable.asked_to_cancel(y.request) as ends",
+        "durable.asked_to_cancel(y.request) and x.undo is null as ends",
         "false as ends",
         "commands",
     ),
@@ -242,6 +242,42 @@ BREAKAGES: Final = {
     ),
     # nodes do not learn what is asked of them
     "control": _edit(f"{ENGINE}/maintenance/control.py", "await self._look()", "pass", "commands"),
+    # who picks does not look whether the queue is paused
+    "paused-queue": Breakage(
+        (
+            (
+                f"{STORE}/sql/pick_instances.sql",
+                "from durable.pauses p where p.queue = $1::text and",
+                "from durable.pauses p where false and p.queue = $1::text and",
+            ),
+            (
+                f"{STORE}/sql/pick_instances_by_id.sql",
+                "from durable.pauses p where p.queue = $1::text and",
+                "from durable.pauses p where false and p.queue = $1::text and",
+            ),
+        ),
+        ("commands",),
+    ),
+    # a step that was asked to pause commits as if nobody had asked
+    "paused-commit": Breakage(
+        (
+            (f"{STORE}/sql/commit_outcomes.sql", "durable.asked_to_pause(g.request)", "false"),
+            (f"{STORE}/sql/commit_outcomes.sql", "durable.hold_of(g.request)", "0"),
+        ),
+        ("commands",),
+    ),
+    # a decision is taken whether the boundary is open or not
+    "decided-again": Breakage(
+        (
+            (f"{STORE}/sql/resolve_boundary.sql", "and y.status = 'awaiting_signal'", ""),
+            (
+                f"{STORE}/sql/resolve_boundary.sql",
+                "durable.waits_for(y.status, y.manual) = case",
+                "y.status <> 'executing' and y.finished_at is null and y.manual ->> 'kind' = case",
+            ),
+        ),
+        ("commands",),
+    ),
     # retention deletes what has just ended
     "retention-age": _edit(
         f"{STORE}/sql/delete_ended.sql",

@@ -97,5 +97,29 @@ def test_a_family_counts_the_children_that_were_not_cancelled():
     assert wrong({4: {"result": [[3, 4], [9, 4]]}}, retried={31})
 
 
+@pytest.mark.parametrize(
+    ("way", "status", "result", "by", "ok"),
+    [
+        ("plain", "done", "approved", {"approve"}, True),
+        ("plain", "done", "approved", {"reject"}, False),
+        ("plain", "done", "rejected", {"approve", "reject"}, True),
+        ("plain", "done", "timed_out", {"approve"}, False),
+        ("timeout", "done", "timed_out", set[str](), True),
+        ("pause", "done", "approved", {"approve"}, False),
+        ("pause", "done", "approved", {"proceed", "approve"}, True),
+        ("strict", "failed", None, {"reject"}, True),
+        ("plain", "failed", None, {"reject"}, False),
+        ("strict", "done", "rejected", {"reject"}, False),
+    ],
+)
+def test_a_desk_ends_as_people_decided(way, status, result, by, ok):
+    desk = Row(
+        id=90, machine="chaos.Desk", key=f"desk:{way}:0:1", status=status, result=result, parent_id=None,
+        last_error="rejected by chaos: no" if status == "failed" else None,
+    )  # fmt: skip
+    commands = Commands(decided={name: frozenset({90}) for name in by})
+    assert (check_sums(Plan((), ()), [desk], [], 0, commands) == []) is ok
+
+
 def test_what_hangs_is_cancelled():
     assert wrong({1: {"machine": "chaos.Hang"}})

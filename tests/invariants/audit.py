@@ -149,9 +149,10 @@ def fetch_signals(connection: psycopg.Connection[Any], schema: str) -> Mapping[i
 
 def fetch_receipts(connection: psycopg.Connection[Any], schema: str) -> Sequence[ReceiptRow]:
     """The commands that were carried out, in order."""
-    columns = "id, xmin::text::bigint, command, scope, target, by, idempotency_key, result"
+    columns = "id, xmin::text::bigint, command, scope, target, by, idempotency_key, result, data"
+    columns += ", extract(epoch from at)::float8"
     query = f"select {columns} from durable.receipts order by id"
-    names = ("id", "xid", "command", "scope", "target", "by", "key", "result")
+    names = ("id", "xid", "command", "scope", "target", "by", "key", "result", "data", "began")
     return [
         ReceiptRow(**dict(zip(names, row, strict=True))) for row in connection.execute(_text(query, schema))
     ]

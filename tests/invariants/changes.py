@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -55,7 +55,11 @@ class InstanceState:
     inbox: bool = False
     last_error: str | None = None
     request: str | None = None
-    """What a command has asked of the node that runs it: JSON."""
+    """What a command has asked of it, or of the node that runs it: JSON."""
+    manual: Mapping[str, Any] | None = None
+    """The boundary at which it waits for a person, and from then on what was decided."""
+    cancellation: Mapping[str, Any] | None = None
+    """Who has cancelled it, from when it compensates on."""
     state: int | None = None
     """A fingerprint."""
     result: int | None = None
@@ -70,6 +74,16 @@ class InstanceState:
     def asked_to_end(self) -> bool:
         """Whether a command has asked to cancel it."""
         return self.request is not None and json.loads(self.request).get("kind") == "cancel"
+
+    @property
+    def paused(self) -> bool:
+        """Whether a command has paused it."""
+        return self.request is not None and json.loads(self.request).get("kind") == "pause"
+
+    @property
+    def decision(self) -> Mapping[str, Any] | None:
+        """What a person has decided for the step that it is in."""
+        return None if self.manual is None else self.manual.get("decision")
 
     @property
     def occupies(self) -> str | None:
@@ -179,6 +193,14 @@ class ReceiptRow:
     by: str | None = None
     key: str | None = None
     result: Any = None
+    data: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    began: float = 0.0
+    """When its transaction began."""
+
+    @property
+    def told(self) -> object:
+        """What its caller was told; of a queue, which."""
+        return self.target if self.scope == "queue" else self.result
 
     @property
     def instance(self) -> int | None:
@@ -260,7 +282,10 @@ _NAMES: Final = tuple(field.name for field in attrs.fields(InstanceState))
 
 
 def _row(state: InstanceState | None) -> Row | None:
-    return None if state is None else dict(zip(_NAMES, _columns(state), strict=True))
+    if state is None:
+        return None
+    row = dict(zip(_NAMES, _columns(state), strict=True))
+    return row if state.request is None else {**row, "request": json.loads(state.request)}
 
 
 AUDITED: Final = tuple(

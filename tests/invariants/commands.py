@@ -1,8 +1,4 @@
-"""I13 and I14: what commands have answered, and what retention deletes. Pure.
-
-Whoever gives commands in a run writes each attempt to an effect log: `ASKED` before it is sent, `ANSWERED` with what it
-was told. An attempt without an answer may have been carried out, or not.
-"""
+"""I13 and I14: what commands have answered, and what retention deletes. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +11,32 @@ from durable_actors._store.move_parts import MoveName
 from tests.invariants.changes import InstanceChange, InstanceState, ReceiptRow
 from tests.invariants.effect_log import Effect
 from tests.invariants.history import XIDS, History, Violation
+from tests.invariants.notes import ANSWERED, ASKED
+from tests.invariants.pauses import paused_and_run, started_in_paused_queues, wrong_decisions
 
-ASKED: Final = "asked"
-"""A command is about to be sent: `id`, `command`, `key` (its idempotency key)."""
-ANSWERED: Final = "answered"
-"""The same command was answered: with `answer`, or `refused` by the name of an error: nothing was done."""
 HAIR: Final = 0.01
 """Seconds: instants are rounded on the way."""
 
 EFFECTS: Final[Mapping[str, Mapping[object, MoveName]]] = {
     "cancel": {"cancelled": "cancelled", "requested": "requested"},
     "retry": {None: "revived"},
+    "pause": {None: "paused"},
+    "resume": {None: "resumed"},
+    "run_now": {"hastened": "hastened"},
+    "proceed": {None: "proceeded"},
+    "approve": {None: "approved"},
+    "reject": {None: "rejected"},
 }
 """By command and answer (None: any): what it does to its instance, in the transaction of its receipt."""
-COMMANDS: Final[Mapping[MoveName, str]] = {"requested": "cancel"}
+COMMANDS: Final[Mapping[MoveName, str]] = {
+    "requested": "cancel",
+    "paused": "pause",
+    "resumed": "resume",
+    "hastened": "run_now",
+    "proceeded": "proceed",
+    "approved": "approve",
+    "rejected": "reject",
+}
 """Moves that only a command makes; I8 looks after `revived`."""
 
 
@@ -46,12 +54,16 @@ def i13_commands_do_what_they_answered(history: History) -> list[Violation]:
     * Receipt and effect are in one transaction, which was committed before the answer came.
     * Only commands cancel, and ask a node for anything. After "cancelled" nothing is written until a retry (I8); an
       instance that was asked to end is done or cancelled next, whoever ends its claim, and enters no other step.
+    * What is paused starts nothing until it is resumed, and a decision counts once (`pauses`, `decisions`).
     """
     return [
         *_wrong_answers(history),
         *_without_effect(history),
         *_uncommanded(history),
         *_not_overruled(history),
+        *paused_and_run(history),
+        *started_in_paused_queues(history),
+        *wrong_decisions(history),
     ]
 
 
@@ -64,14 +76,14 @@ class _Attempts:
 
 
 def _wrong_answers(history: History) -> Iterator[Violation]:
-    commands: dict[tuple[object, int | None, object], _Attempts] = defaultdict(_Attempts)
+    commands: dict[tuple[object, ...], _Attempts] = defaultdict(_Attempts)
     for note in history.notes(ASKED):
-        commands[note.data.get("command"), note.id, note.data.get("key")].asked.append(note)
+        commands[_name(note)].asked.append(note)
     for note in history.notes(ANSWERED):
-        commands[note.data.get("command"), note.id, note.data.get("key")].answered.append(note)
-    receipts: dict[tuple[object, int | None, object], list[ReceiptRow]] = defaultdict(list)
+        commands[_name(note)].answered.append(note)
+    receipts: dict[tuple[object, ...], list[ReceiptRow]] = defaultdict(list)
     for receipt in history.receipts:
-        receipts[receipt.command, receipt.instance, receipt.key].append(receipt)
+        receipts[receipt.command, receipt.target, receipt.key].append(receipt)
     for name, attempts in commands.items():
         found = receipts.get(name, [])
         if len(found) > 1:
@@ -86,6 +98,12 @@ def _wrong_answers(history: History) -> Iterator[Violation]:
             yield history.violation("I13", sentence, *attempts.answered, *found)
 
 
+def _name(note: Effect) -> tuple[object, ...]:
+    """Which command it is: what, on what, with which key."""
+    target = note.data.get("target") if note.id is None else str(note.id)
+    return note.data.get("command"), target, note.data.get("key")
+
+
 def _wrong_answer(history: History, note: Effect, found: Sequence[ReceiptRow]) -> Iterator[Violation]:
     command, answer = note.data.get("command"), note.data.get("answer")
     if not found:
@@ -93,8 +111,8 @@ def _wrong_answer(history: History, note: Effect, found: Sequence[ReceiptRow]) -
         yield history.violation("I13", sentence, note)
         return
     receipt = found[0]
-    if receipt.result != answer:
-        sentence = f"{command} was answered {answer!r}, and its receipt says {receipt.result!r}"
+    if receipt.told != answer:
+        sentence = f"{command} was answered {answer!r}, and its receipt says {receipt.told!r}"
         yield history.violation("I13", sentence, note, receipt)
     made = [each for each, _ in history.by_instance.get(note.id or 0, ()) if each.txid % XIDS == receipt.xid]
     at = history.at(note) + history.doubt
@@ -108,7 +126,8 @@ def _without_effect(history: History) -> Iterator[Violation]:
         if expected is None or number is None or number not in history.by_instance:
             continue
         here = [move for change, move in history.by_instance[number] if change.txid % XIDS == receipt.xid]
-        if expected not in here:
+        # Who compensates was asked to end, whether a step ran or not.
+        if expected not in here and not (expected == "requested" and "compensating" in here):
             told = f"{receipt.command}: {receipt.result!r}"
             sentence = f"a receipt says {told}, and its transaction has not {expected} it"
             yield history.violation("I13", sentence, receipt)
@@ -121,7 +140,8 @@ def _uncommanded(history: History) -> Iterator[Violation]:
         commands = {receipt.command for receipt in history.commanded(change)}
         if move in COMMANDS and COMMANDS[move] not in commands:
             yield history.violation("I13", f"it was {move} without a command", change)
-        if move == "cancelled" and not ("cancel" in commands or change.old.asked_to_end):
+        asked = change.old.asked_to_end or change.old.cancellation is not None
+        if move in {"cancelled", "compensating"} and not ("cancel" in commands or asked):
             yield history.violation("I13", "it was cancelled, and nobody had asked for that", change)
 
 
@@ -142,7 +162,8 @@ def _not_overruled(history: History) -> Iterator[Violation]:
 def _ends_as_asked(old: InstanceState, new: InstanceState) -> bool:
     """Whether an instance that was asked to end is still where it was, or has ended as it may."""
     same = (new.status, new.claim_id, new.visit) == (old.status, old.claim_id, old.visit)
-    return new.status in {"done", "cancelled"} or same
+    compensates = old.cancellation is None and new.cancellation is not None
+    return new.status in {"done", "cancelled"} or same or compensates
 
 
 def i14_retention_removes_nothing_that_lives(history: History) -> list[Violation]:

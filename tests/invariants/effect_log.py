@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 import attrs
 import trio
-from durable_actors.machine import Await, Context, Next, Outcome, ScheduleChildren
+from durable_actors.machine import Approval, Await, Context, Decision, Next, Outcome, Pause, ScheduleChildren
 
 O = TypeVar("O", bound=Outcome)  # noqa: E741 - an outcome
 
@@ -106,6 +106,8 @@ class EffectLog:
             "signals": [signal.id for signal in ctx.signals],
             "children": sum(ctx.children_counts.values()),
         }
+        if ctx.decision is not None:
+            data["decision"] = _decided(ctx.decision)
         self._write("handle" if ctx.in_handle else BEGIN, ctx, data | more)
 
     def end(self, ctx: Context[Any], **more: object) -> None:
@@ -182,6 +184,11 @@ _FIRST: Final = b'{"at": '
 _OF_STEP: Final = ("id", "fsm", "step", "visit", "attempt", "claim")
 
 
+def _decided(decision: Decision) -> dict[str, object]:
+    found = {"kind": decision.kind, "by": decision.by, "comment": decision.comment, "data": decision.data}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _describe(outcome: Outcome) -> dict[str, object]:
     data: dict[str, object] = {"outcome": type(outcome).__name__}
     match outcome:
@@ -191,6 +198,8 @@ def _describe(outcome: Outcome) -> dict[str, object]:
             data |= {"awaits": list(outcome.names), "next": outcome.then, "consumed": list(outcome.consume)}
         case ScheduleChildren():
             data |= {"next": outcome.then, "children": len(outcome.children)}
+        case Pause() | Approval():
+            data |= {"next": outcome.then}
         case _:
             pass
     return data

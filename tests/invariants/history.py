@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -148,7 +149,9 @@ class History:
     def at(self, event: Event) -> float:
         """The time of an event, on the server's clock."""
         if isinstance(event, ReceiptRow):
-            return next((change.at for change in self.changes if change.txid % XIDS == event.xid), 0.0)
+            return next(
+                (change.at for change in self.changes if change.txid % XIDS == event.xid), event.began
+            )
         return self.clock.at(event.at) if isinstance(event, Effect) else event.at
 
     def violation(self, invariant: str, sentence: str, *events: Event | None) -> Violation:
@@ -234,6 +237,29 @@ class History:
     def commanded(self, change: Change) -> Sequence[ReceiptRow]:
         """The commands that were carried out in the transaction of this change, on its instance."""
         return self.commands.get((change.instance, change.txid % XIDS), ())
+
+    def queue_paused(self, row: InstanceState, at: float) -> bool:
+        """Whether its queue, or its machine there, may have been paused at that time or shortly before."""
+        names = {row.queue, f"{row.queue}/{row.fsm}"}
+        return any(
+            since <= at <= until + self.margin
+            for target in names
+            for since, until in self._queue_pauses.get(target, ())
+        )
+
+    @cached_property
+    def _queue_pauses(self) -> Mapping[str, Sequence[tuple[float, float]]]:
+        """By queue, or queue and machine: from when until when it may have been paused."""
+        found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        since: dict[str, float] = {}
+        for receipt in self.receipts:
+            if receipt.scope == "queue" and receipt.command == "pause":
+                since.setdefault(receipt.target, receipt.began)
+            elif receipt.scope == "queue" and receipt.target in since:
+                found[receipt.target].append((since.pop(receipt.target), receipt.began))
+        for target, at in since.items():
+            found[target].append((at, math.inf))
+        return found
 
     @cached_property
     def open_until(self) -> Mapping[int, float]:

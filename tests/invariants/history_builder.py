@@ -20,7 +20,7 @@ from tests.invariants.effect_log import Effect
 from tests.invariants.history import History
 
 LEASE = 10.0
-NOT_COUNTED = frozenset({"lease_expires_at", "inbox", "request"})
+NOT_COUNTED = frozenset({"lease_expires_at", "inbox"})
 """Columns whose change alone is no move."""
 
 
@@ -52,7 +52,9 @@ class HistoryBuilder:
             )
             self.rows[number] = new
         else:
-            moves = any(getattr(old, name) != columns[name] for name in columns.keys() - NOT_COUNTED)
+            changed = {name for name in columns if getattr(old, name) != columns[name]}
+            requested = changed == {"request"} and "cancel" in (columns["request"] or "")
+            moves = bool(changed - NOT_COUNTED) and not requested
             new = self.rows[number] = attrs.evolve(old, **({"rev": old.rev + moves} | columns))
         return self._change(InstanceChange, number, old, new, tx, writer, at)
 
@@ -90,15 +92,43 @@ class HistoryBuilder:
             number, "cancel", "cancelled", self.put(number, **({"status": "cancelled"} | free | columns)), key
         )
 
-    def receipt(self, number: int, command: str, result: object, tx: int, key: str | None = None) -> int:
+    def pause(self, number: int) -> int:
+        row = self.rows[number]
+        hold = 4 if row.status == "runnable" else row.hold
+        tx = self.put(number, hold=hold, request='{"kind": "pause"}')
+        return self.receipt(number, "pause", "requested" if row.status == "executing" else "paused", tx)
+
+    def resume(self, number: int) -> int:
+        return self.receipt(number, "resume", number, self.put(number, hold=0, request=None))
+
+    def decide(self, number: int, command: str = "approve", *, by: str = "ada", **told: Any) -> int:
+        """Somebody decides; `told` is what the row says otherwise than the receipt."""
+        kind = {"proceed": "proceeded", "approve": "approved", "reject": "rejected"}[command]
+        row = self.rows[number]
+        manual = {**(row.manual or {}), "decision": {"kind": kind, "by": by, **told}}
+        woken = {
+            "status": "runnable",
+            "step": manual["then"],
+            "await_step": None,
+            "eligible_at": self.now + 1,
+        }
+        tx = self.put(number, manual=manual, **woken)
+        return self.receipt(number, command, number, tx, by=by)
+
+    def receipt(
+        self, number: int | str, command: str, result: object, tx: int, key: str | None = None, **more: Any
+    ) -> int:
+        """Of an instance by its number, of a queue by its name."""
         row = ReceiptRow(
             id=len(self.receipts) + 1,
             xid=tx,
             command=command,
-            scope="instance",
+            scope="queue" if isinstance(number, str) else "instance",
             target=str(number),
             key=key,
             result=result,
+            began=self.now,
+            **more,
         )
         self.receipts.append(row)
         return tx

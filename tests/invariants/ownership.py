@@ -104,6 +104,8 @@ _STATUSES: Final[Mapping[str, frozenset[str]]] = {
     "Next": frozenset({"runnable", "executing"}),
     "Retry": frozenset({"runnable"}),
     "Await": frozenset({"awaiting_signal"}),
+    "Pause": frozenset({"awaiting_signal"}),
+    "Approval": frozenset({"awaiting_signal"}),
     "ScheduleChildren": frozenset({"awaiting_children", "runnable"}),
     "Done": frozenset({"done"}),
     "Stop": frozenset({"failed"}),
@@ -136,8 +138,14 @@ def _agrees(outcome: Effect, run: StepRun, change: InstanceChange) -> bool:
     entered = outcome.data.get("next")
     if entered is None:
         return new.visit == old.visit
-    parked = new.status in {"awaiting_signal", "awaiting_children"}
-    return new.visit == old.visit + 1 and entered == (new.await_step if parked else new.step)
+    return new.visit == old.visit + 1 and entered == _to_enter(new)
+
+
+def _to_enter(row: InstanceState) -> str | None:
+    """The step that it enters next; the await_step of a boundary is that of its deadline."""
+    if row.status not in {"awaiting_signal", "awaiting_children"}:
+        return row.step
+    return row.await_step if row.manual is None else row.manual.get("then")
 
 
 def _lost_inserts(history: History) -> Iterator[Violation]:

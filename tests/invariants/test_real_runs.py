@@ -27,8 +27,7 @@ MARGIN = 10.0
 """The machine is loaded."""
 NOT_HERE = {
     "asked",
-    "paused",
-    "resumed",
+    "compensating",
     "proceeded",
     "approved",
     "rejected",

@@ -317,6 +317,7 @@ def _was_due(history: History, other: InstanceChange, change: InstanceChange) ->
         row is not None
         and row.status == "runnable"
         and row.hold in _KEEPING
+        and not history.queue_paused(row, change.at)
         and row.eligible_at <= change.began
         and history.ended_by.get(other.txid, change.began + 1) <= change.began
     )

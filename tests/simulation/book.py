@@ -138,8 +138,8 @@ class Book:
 
     def _commanded(self, tx: Tx, old: Row, new: Row, why: tuple[Any, ...]) -> None:
         what = why[0]
-        if what in {"cancel", "ask", "retry"}:
-            name = "retry" if what == "retry" else "cancel"
+        if what in {"cancel", "ask", "retry", "pause", "resume"}:
+            name = "cancel" if what == "ask" else what
             self._commands[name, new.id, why[1]] += 1
             if why[1] is not None and self._commands[name, new.id, why[1]] > 1:
                 self.fail("receipt", f"instance {new.id}: {name} with key {why[1]} was carried out twice")
@@ -148,6 +148,14 @@ class Book:
             self.fail("cancel", f"instance {old.id} was asked to end, and {what} made it {new.status}")
         if new.status == "cancelled" and not asked_to_cancel(new) and new.cancellation is None:
             self.fail("cancel", f"instance {old.id} was cancelled, and nobody had asked for that")
+        if old.paused and not old.terminal:
+            if new.status == "executing" and not same:
+                self.fail("pause", f"instance {old.id} is paused, and {what} let it enter a step")
+            over = new.terminal or asked_to_cancel(new) or what == "resume"
+            if not new.paused and not over:
+                self.fail("pause", f"instance {old.id} was paused, and {what} has ended that")
+        if what == "claim" and tx.is_stopped(new):
+            self.fail("pause", f"instance {old.id} was claimed, and its queue or machine is paused")
         if new.terminal and new.barrier is not None:
             self._ends.setdefault((new.parent_id, new.barrier), Counter())[new.status] += 1
         if what == "join" and new.status == "runnable":

@@ -46,6 +46,8 @@ STORE: dict[str, str] = {
     "uncounted cancel": "the end of a cancelled child is not counted at the barrier",
     "counts requests": "a child that is asked to end is counted before it has ended",
     "receipt": "a command leaves no receipt: what is repeated is done again",
+    "pauses": "a pick does not look whether its queue is paused",
+    "paused ahead": "a step that was asked to pause runs ahead",
     "cuts too far": "retention deletes the snapshot, too, behind which it deletes records",
     "unrecorded wake": "the wake by a signal that was there before the park leaves no record",
     "unsaid": "the record of an outcome that was accepted after its lease does not say so",
@@ -274,6 +276,14 @@ def _commanded(plan: Plan) -> Plan:
     return attrs.evolve(plan, rates=Rates(lost_reply=0.1))
 
 
+def _paused(plan: Plan) -> Plan:
+    """Chains, whose steps follow each other; an operator who pauses them, and their queue."""
+    items = tuple(Item(f"chain-{n}", "chain", 0.1 * n, 6, 0.5) for n in range(4))
+    orders = [Order(0.2 + 0.2 * n, "pause", f"chain-{n % 4}", rest=1.0) for n in range(8)]
+    orders.append(Order(0.3, "pause_queue", "chain-0", rest=2.0))
+    return attrs.evolve(plan, items=items, orders=tuple(orders), strikes=(), rates=Rates(), lasts=3.0)
+
+
 def _asked(plan: Plan) -> Plan:
     """A step that does not end, until it is asked to."""
     items, orders = (Item("stuck-0", "stuck", 0.1, 1, 0.1),), (Order(3.0, "cancel", "stuck-0"),)
@@ -286,7 +296,7 @@ FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "keyed steps": _keyed, "no reaper": _killed, "dead at once": _back_again, "old statistics": _idle,
     "overrule": _commanded, "release asked": _commanded, "reap asked": _commanded, "uncounted cancel": _commanded,
     "counts requests": _commanded, "receipt": _commanded, "no control": _asked,
-    "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
+    "pauses": _paused, "paused ahead": _paused, "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
 

@@ -10,7 +10,7 @@ from durable_actors._journal_level import LEVELS, JournalLevel
 from tests.simulation.driver import Rates
 
 Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper", "stuck"]
-CommandName = Literal["cancel", "retry"]
+CommandName = Literal["cancel", "retry", "pause", "pause_queue", "pause_machine"]
 Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain", "bug"]
 
 KINDS: tuple[Kind, ...] = (
@@ -63,6 +63,8 @@ class Order:
     """It is for one of the item's children."""
     again: bool = False
     """It is repeated after its answer, with the same key."""
+    rest: float = 0.0
+    """Of a pause: seconds until it is resumed. That of a queue, or of the item's machine in it, is of all items."""
 
 
 @attrs.frozen
@@ -142,6 +144,19 @@ def with_orders(plan: Plan, chance: float) -> Plan:
     return attrs.evolve(plan, items=tuple(items), orders=tuple(orders))
 
 
+def with_pauses(plan: Plan, chance: float) -> Plan:
+    """In some schedules an operator pauses instances, their machines or the queue, and resumes them."""
+    draw = Random(f"pauses {plan.seed}")  # of its own, see `with_levels`
+    if draw.random() >= chance:
+        return plan
+    commands: tuple[CommandName, ...] = ("pause", "pause", "pause_queue", "pause_machine")
+    orders = list(plan.orders)
+    for item in (draw.choice(plan.items) for _ in range(draw.randint(1, 4))):
+        at, rest = item.at + draw.random() ** 2 * plan.lasts, draw.random() * 3
+        orders.append(Order(at, draw.choice(commands), item.name, again=draw.random() < 0.3, rest=rest))
+    return attrs.evolve(plan, orders=tuple(sorted(orders, key=lambda order: order.at)))
+
+
 def make_plan(seed: int) -> Plan:
     """Draw a plan. Each seed has its own mixture: few kinds of fault often show more than all at once."""
     draw = Random(f"plan {seed}")
@@ -183,7 +198,7 @@ def make_plan(seed: int) -> Plan:
         seed=seed, nodes=nodes, lasts=lasts, options=options, concurrency=draw.choice((1, 2, 4)),
         prefetch=draw.choice((0, 0, 2)), rates=rates, items=_items(draw, lasts, lease), strikes=strikes,
     )  # fmt: skip
-    return with_orders(with_levels(plan), 0.4)
+    return with_pauses(with_orders(with_levels(plan), 0.4), 0.4)
 
 
 def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:

@@ -65,7 +65,7 @@ def due(row: Row, tx: Tx, queue: str) -> bool:
 def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue = (params[0] or b"").decode()
     limit = int(params[1] or 0)
-    stopped = tx.stopped(queue)
+    stopped = set[str]() if "pauses" in scene.broken else tx.stopped(queue)
     if "" in stopped:
         return []
     known = set(lit.texts(params[4]))
@@ -337,7 +337,9 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = _current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(scene, row, status):
             continue
-        stays = ahead and not row.paused and (key is None or key not in due)
+        stays = (
+            ahead and ("paused ahead" in scene.broken or not row.paused) and (key is None or key not in due)
+        )
         new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         if stays:
             new.status, new.eligible_at = "executing", row.eligible_at

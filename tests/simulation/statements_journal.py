@@ -187,7 +187,7 @@ def stored(row: Row) -> dict[str, Any]:
     found["unique_key"] = row.unique_key and f"\\x{row.unique_key.hex()}"
     for name in ("awaits", "tags"):
         found[name] = None if found[name] is None else list(found[name])
-    for name in ("state", "result", "meta", "cancellation"):
+    for name in ("state", "result", "meta", "request", "cancellation"):
         found[name] = None if found[name] is None else json.loads(found[name])
     for name in ("eligible_at", "inserted_at", "finished_at", "await_deadline", "lease_expires_at"):
         found[name] = None if found[name] is None else iso(found[name])

@@ -1,4 +1,4 @@
-"""What the statements of pauses mean; see `statements`. Receipts are not modelled."""
+"""What the statements of pauses mean; see `statements`. Receipts of queues are not modelled."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ def pause_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     if row is None or row.terminal or row.paused or asked_to_cancel(row):
         return []
     old = row.clone()
-    new = tx.write(row, "pause")
+    key = params[3] and params[3].decode()
+    new = tx.write(row, "pause", key)
     by, reason, data = _command(params, "pause")
     new.request = jsonb(json.dumps(present(kind="pause", by=by, reason=reason, at=iso(tx.now))))
     if row.status == "runnable":
         new.hold = new.held
     note(tx, new, "paused", old, level=OUTCOMES, by=by, data=data)
     said = "requested" if old.status == "executing" else "paused"
+    tx.receipt("pause", row.id, key, json.dumps(said).encode())
     return [shown(json.dumps(said), new.partition_key if old.status == "runnable" else None)]
 
 
@@ -46,7 +48,9 @@ def resume_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     if row is None or row.terminal or not _resumable(row):
         return []
     old = row.clone()
-    new = tx.write(row, "resume")
+    key = params[3] and params[3].decode()
+    new = tx.write(row, "resume", key)
+    tx.receipt("resume", row.id, key, str(row.id).encode())
     new.request, new.hold = None, 0 if row.status == "runnable" and row.hold == 4 else row.hold
     by, _, data = _command(params, "resume")
     note(tx, new, "resumed", old, level=OUTCOMES, by=by, data=data)

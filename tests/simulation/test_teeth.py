@@ -12,7 +12,8 @@ pytestmark = pytest.mark.slow
 SEEDS = 40
 FIRST = {
     "lease": 250,
-    "consume": 36,
+    "consume": 23,
+    "unsaid": 147,
     "strays": 4,
     "trust": 1,
     "no deadline": 1,
@@ -58,6 +59,8 @@ RULES = {
     "counts requests": {"I11"},
     "receipt": {"receipt"},
     "no control": {"I7"},
+    "pauses": {"pause"},
+    "paused ahead": {"pause"},
     "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},

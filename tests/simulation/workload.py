@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -340,20 +341,45 @@ async def command(client: Client, orders: Sequence[Order]) -> None:
         key = f"{order.target} {number}"
         for _ in range(1 + order.again):
             await insist(partial(give, client, order, target, key))
+        if order.rest:
+            await trio.sleep(order.rest)
+            await insist(partial(resume, client, order, target, f"{key} resume"))
 
 
 async def give(client: Client, order: Order, target: int, key: str) -> None:
     about: dict[str, Any] = {"by": "operator", "reason": order.command, "idempotency_key": key}
-    answer: object = None
+    if order.command in {"cancel", "retry", "pause"}:
+        about |= {"force": order.force} if order.command == "cancel" else {}
+        call: Callable[..., Awaitable[object]] = getattr(client, order.command)
+        await answered(order.command, partial(call, target, **about), target, key)
+    else:  # receipts of queues are not modelled
+        await client.pause_queue(*queue_of(order), by="operator")
+        book().world.log("client", order.command, order.target)
+
+
+async def resume(client: Client, order: Order, target: int, key: str) -> None:
+    """End a pause; one that is over, or was never begun, is a conflict."""
+    if order.command == "pause":
+        call = partial(client.resume, target, by="operator", idempotency_key=key)
+        await answered("resume", call, target, key)
+        return
+    with suppress(da.Conflict):
+        await client.resume_queue(*queue_of(order), by="operator")
+    book().world.log("client", "resume_queue", order.target)
+
+
+def queue_of(order: Order) -> tuple[str, str | None]:
+    """The queue that it pauses, or the machine of its item there."""
+    return "default", order.target.partition("-")[0] if order.command == "pause_machine" else None
+
+
+async def answered(command: str, call: Callable[[], Awaitable[object]], target: int, key: str) -> None:
     try:
-        if order.command == "cancel":
-            answer = await client.cancel(target, force=order.force, **about)
-        else:
-            answer = await client.retry(target, **about)
+        answer = await call()
     except (da.Conflict, da.NoTarget) as exc:
-        book().world.log("client", order.command, target, key, type(exc).__name__)
+        book().world.log("client", command, target, key, type(exc).__name__)
     else:
-        book().answered(order.command, target, key, answer)
+        book().answered(command, target, key, answer)
 
 
 async def run_client(process: Process, client: Client, plan: Plan) -> None:

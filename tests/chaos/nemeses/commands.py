@@ -9,11 +9,11 @@ from typing import Final
 import durable_actors as da
 import trio
 from psycopg.conninfo import make_conninfo
-from tests.chaos.commander import INSIST, STARVED, Command, Orders, look
+from tests.chaos.commander import ASKING, INSIST, STARVED, Command, Orders, decision, look
 from tests.chaos.nemeses import Attack, database, nemesis, network, process, strangers
 from tests.chaos.world import World
-from tests.invariants.commands import ANSWERED
 from tests.invariants.effect_log import read_effects
+from tests.invariants.notes import ANSWERED
 
 COMMANDERS: Final = 2
 LOOK: Final = 0.2
@@ -58,17 +58,22 @@ async def _commander(world: World, number: int) -> None:
 
 def _told(data: dict[str, object]) -> str:
     answer = data.get("answer")
+    if "target" in data:
+        return f"{data['command']} of a queue {data.get('refused') or 'done'}"
     return f"{data['command']} {data.get('refused') or (answer if isinstance(answer, str) else 'done')}"
 
 
 async def end_the_starved(world: World) -> None:
-    """Cancel who waits for signals that a command has kept from it, again and again."""
+    """Cancel who waits for signals that a command has kept from it, and decide what is asked, again and again."""
     keys = itertools.count()
     async with da.open_client(world.dsn, name=f"closing {world.seed}") as client:
         orders = Orders(client, world.log)
         while True:
             for (number,) in await trio.to_thread.run_sync(look, world.dsn, STARVED):
                 await orders.give(Command(name="cancel", target=number, key=f"closing:{next(keys)}"))
+            for number, kind in await trio.to_thread.run_sync(look, world.dsn, ASKING):
+                name = "proceed" if kind == "pause" else "reject"
+                await orders.give(decision(name, number, f"closing:{next(keys)}"))
             await trio.sleep(LOOK)
 
 
@@ -80,7 +85,7 @@ async def _with_commands(world: World, *attacks: Attack) -> None:
 
 @nemesis("commands", afterwards=end_the_starved)
 async def commands(world: World) -> None:
-    """Cancels, with and without force, and retries of random instances."""
+    """Cancels, retries, pauses, run_now of random instances; pauses of queues; decisions at boundaries."""
     await command(world)
 
 
