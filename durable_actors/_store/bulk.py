@@ -43,6 +43,8 @@ TARGET: Final = "instances"
 WINDOW: Final = 10_000
 """Rows that one statement looks at: about 10 ms of index and heap reads."""
 
+_PARKED: Final = frozenset({"awaiting_signal", "awaiting_children"})
+
 FIRST: Final = -(2**63)
 """Below every id."""
 
@@ -118,6 +120,7 @@ class Frozen(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None = None
     due: bool | None = None
     hold: int | None = None
+    waiting: str | None = None
 
 
 class Matched(msgspec.Struct, frozen=True):
@@ -152,7 +155,13 @@ def check_where(command: BulkCommand, where: object) -> Filter:
                 option="where",
                 value=where,
             )
-    if where == Filter():
+    if where.waiting is not None and _PARKED.isdisjoint(command.kind.allowed):
+        raise ConfigError(
+            f"{command.name} does not apply to instances that wait for {where.waiting}: {command.kind.otherwise}",
+            option="where",
+            value=where,
+        )
+    if attrs.evolve(where, tag=where.tag or None) == Filter():
         raise ConfigError(
             "where=Filter() names nothing: give a status, a machine, …, or say Filter(everything=True)",
             option="where",
@@ -180,6 +189,7 @@ def given_filter(where: Filter) -> dict[str, Any]:
         if where.older_than is None
         else duration("older_than", where.older_than, positive=False),
         "everything": where.everything or None,
+        "waiting": where.waiting,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -208,6 +218,7 @@ async def freeze(conn: PgConn, schema: str, command: BulkCommand, where: Filter)
         parent=where.parent,
         due=command.due,
         hold=command.hold,
+        waiting=where.waiting,
     )
 
 
@@ -227,6 +238,7 @@ def match_call(schema: str, frozen: Frozen, *, after: int, limit: int) -> tuple[
         encode.number(frozen.parent),
         None if frozen.due is None else b"t" if frozen.due else b"f",
         encode.number(frozen.hold),
+        encode.text(frozen.waiting),
     ]
     return statement("match_instances", schema, read_only=True), params
 

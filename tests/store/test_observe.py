@@ -87,7 +87,7 @@ def test_nodes_and_retry_have_their_indexes(filled: psycopg.Connection):
 def test_a_bulk_reads_its_window(
     filled: psycopg.Connection, key: bytes | None, parent: int | None, index: str
 ):
-    given = [["failed"], None, None, None, None, None, None, key, parent, None, None]
+    given = [["failed"], None, None, None, None, None, None, key, parent, None, None, None]
     plan = plan_of(filled, "match_instances", 0, 10**9, 500, 100, *given)
     plan.assert_no_seq_scan("gen_durable")
     plan.assert_uses(index)

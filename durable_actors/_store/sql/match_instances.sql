@@ -2,23 +2,27 @@
 -- params   $1 above this id bigint · $2 up to this id bigint · $3 window int (rows looked at) · $4 limit int · $5 statuses text[]
 --          each may be null: $6 machine text · $7 queue text · $8 step text · $9 part of the error text · $10 tags text[]
 --          $11 unchanged since timestamptz · $12 unique key bytea · $13 parent bigint · $14 due bool · $15 hold smallint
+--          $16 what it waits for text
 -- returns  id or null (none passed), oldest first · its queue · its priority · how many rows were looked at · the highest id of them
 -- locks    none
 -- index    gen_durable_pkey; by key or parent gen_durable_key_history, gen_durable_parent
 -- cost     the window's, whatever the table's size; the caller pages
 with win as materialized (
     (select g.id, g.status, g.fsm, g.queue, g.step, g.priority, g.updated_at, g.eligible_at, g.hold,
-            case when $10::text[] is not null then g.tags end as tags, case when $9::text is not null then g.last_error end as last_error
+            case when $10::text[] is not null then g.tags end as tags, case when $9::text is not null then g.last_error end as last_error,
+            case when $16::text is not null then durable.waits_for(g.status, g.manual) end as waiting
        from durable.gen_durable g
       where $12::bytea is null and $13::bigint is null and g.id > $1::bigint and g.id <= $2::bigint order by g.id limit $3::int)
     union all
-    (select g.id, g.status, g.fsm, g.queue, g.step, g.priority, g.updated_at, g.eligible_at, g.hold, g.tags, g.last_error
+    (select g.id, g.status, g.fsm, g.queue, g.step, g.priority, g.updated_at, g.eligible_at, g.hold, g.tags, g.last_error,
+            durable.waits_for(g.status, g.manual)
        from durable.gen_durable g
       where $12::bytea is not null and g.unique_key = $12::bytea and ($13::bigint is null or g.parent_id = $13::bigint)
         and g.id > $1::bigint and g.id <= $2::bigint
       order by g.id limit $3::int)
     union all
-    (select g.id, g.status, g.fsm, g.queue, g.step, g.priority, g.updated_at, g.eligible_at, g.hold, g.tags, g.last_error
+    (select g.id, g.status, g.fsm, g.queue, g.step, g.priority, g.updated_at, g.eligible_at, g.hold, g.tags, g.last_error,
+            durable.waits_for(g.status, g.manual)
        from durable.gen_durable g
       where $12::bytea is null and $13::bigint is not null and g.parent_id = $13::bigint and g.id > $1::bigint and g.id <= $2::bigint
       order by g.id limit $3::int)
@@ -36,5 +40,6 @@ select f.id, f.queue, f.priority, w.looked, w.highest
        and ($11::timestamptz is null or y.updated_at < $11::timestamptz)
        and ($14::bool is null or durable.due(y.eligible_at) = $14::bool)
        and ($15::smallint is null or y.hold = $15::smallint)
+       and ($16::text is null or y.waiting = $16::text)
      order by y.id limit $4::int) f on true
  order by f.id
