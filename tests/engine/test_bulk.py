@@ -282,6 +282,33 @@ async def test_an_abort_in_the_background(durable: Bench, monkeypatch: pytest.Mo
     assert (same.id, same.state) == (bulk.id, "aborted")
 
 
+async def test_an_abort_in_the_middle_of_a_batch(durable: Bench, monkeypatch: pytest.MonkeyPatch):
+    """The state of its instance has not counted that batch; `done` and the receipt do. A retry finishes it."""
+    monkeypatch.setattr(_bulk, "BATCH", 4)
+    fill(durable, 10)
+    bulk = await durable.retry(where=da.Filter(status="failed"), background=True)
+    assert await durable.execute_next("durable.ops") is not None
+    durable.crash_after(BulkMachine.batch)
+    await durable.drain(only=bulk.instance_id, max_steps=1)
+    await bulk.abort()
+    await durable.drain(only=bulk.instance_id)
+    await bulk.wait()
+    assert (bulk.state, bulk.done, statuses(durable)) == ("aborted", 8, {"runnable": 8, "failed": 2})
+    result = "select result from durable.receipts where scope = 'bulk'"
+    [(told,)] = look(durable, result)
+    assert (told["count"], told["done"], told["aborted"]) == (10, 8, True)
+    late = _bulk.BulkProgress()
+    assert bulk.instance_id is not None
+    assert bulk.id is not None
+    await durable.retry(bulk.instance_id)
+    await durable.drain(only=bulk.instance_id)
+    await durable.bulk_ended(bulk.id, 10, late, aborted=True)
+    [(told,)] = look(durable, result)
+    assert (told["done"], told["finished"], "aborted" in told) == (10, True, False), (
+        "who looked late changes nothing"
+    )
+
+
 @pytest.mark.parametrize("queues", [None, {"q": 1}])
 async def test_every_engine_that_serves_a_queue_serves_this_one(
     durable: Bench, queues: dict[str, int] | None
