@@ -136,11 +136,12 @@ class QueueCommand:
 
 
 def pausing_queue(schema: str, plan: QueuePlan, command: Command) -> Dialogue[QueueCommand]:
-    """Pause a queue, or change its pause."""
+    """Pause a queue, or change its pause. Raises `Conflict` if its end has passed, by the clock of the database."""
     instant = None if plan.until is None else plan.until.isoformat().encode()
     call = statement("pause_queue", schema), [instant, encode.number(plan.seconds)]
     done = yield from _on_queue("pause", schema, plan, command, call)
-    assert done is not None
+    if done is None:
+        raise Conflict(f"until={shown(plan.until)} has passed: nothing would be paused")
     return done
 
 

@@ -124,10 +124,12 @@ reject = _verb(
 
 
 def status_of(instance: Instance) -> Text:
-    """The status; of an instance that waits for a person, that."""
-    if instance.boundary is None:
-        return coloured(instance.status)
-    return Text(f"waits for a person ({instance.boundary.kind})", style="magenta")
+    """The status; of an instance that waits for a person, that; and whether it is paused."""
+    asks = instance.boundary
+    status = (
+        coloured(instance.status) if asks is None else Text(f"waits for a person ({asks.kind})", "magenta")
+    )
+    return status.append(", paused" if instance.paused is not None else "", style="yellow")
 
 
 def title_of(instance: Instance) -> str | None:

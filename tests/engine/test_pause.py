@@ -320,6 +320,17 @@ async def test_until_in_a_zone_whose_offset_postgres_does_not_read(durable, offs
     assert (await durable.pause_queue("q", until=end.astimezone(timezone(offset)))).until == end
 
 
+async def test_until_an_instant_that_has_passed(durable):
+    """It would say that the queue is paused, and end a pause that lasts."""
+    await durable.pause_queue("q", by="ada")
+    for end in (datetime(2020, 1, 1, tzinfo=UTC), await durable.now()):
+        with pytest.raises(da.Conflict, match="has passed"):
+            await durable.pause_queue("q", until=end)
+    [pause] = await durable.pauses()
+    assert (pause.queue, pause.until, pause.by) == ("q", None, "ada")
+    assert len(await durable.receipts()) == 1
+
+
 @pytest.mark.parametrize("request_", ["{}", "[]", "null", '"pause"', '{"kind": "other"}'])
 async def test_whatever_a_hand_has_held_as_paused_is_resumed(durable, request_: str):
     """Caller and statement agree on what is paused: otherwise the command would be tried for ever."""
