@@ -103,6 +103,7 @@ class BulkClient(Protocol):
     async def inspect(self, target: int, /) -> Instance: ...
     async def result(self, target: int, /) -> object: ...
     async def cancel(self, target: int, /, *, reason: str | None = None) -> object: ...
+    async def bulk_ended(self, number: int, count: int, progress: BulkProgress, *, aborted: bool) -> None: ...
 
 
 class Bulk:
@@ -159,7 +160,10 @@ class Bulk:
     async def refresh(self) -> Bulk:
         """Read how far a bulk in the background has come. Returns itself."""
         if self.instance_id is not None and self.state == "running":
-            self._read(await self._client.inspect(self.instance_id))
+            stopped = self._read(await self._client.inspect(self.instance_id))
+            if stopped and self.id is not None:
+                # The batch that was interrupted is not in the instance's state, and has not told the receipt.
+                await self._client.bulk_ended(self.id, self.count, self._progress, aborted=True)
         return self
 
     async def wait(self) -> Bulk:
@@ -180,13 +184,15 @@ class Bulk:
         with suppress(Conflict):  # it has ended
             await self._client.cancel(self.instance_id, reason="aborted")
 
-    def _read(self, instance: Instance) -> None:
+    def _read(self, instance: Instance) -> bool:
+        """Take over what its instance says. Returns whether it was stopped before its end."""
         ended: Mapping[str, BulkState] = {"done": "finished", "cancelled": "aborted", "failed": "failed"}
         self.state = ended.get(instance.status, "running")
         found: object = (
             instance.result if instance.status == "done" else cast("Any", instance.state)["progress"]
         )
         self._progress = msgspec.convert(found, BulkProgress)
+        return self.state in {"aborted", "failed"}
 
     def _ended_as(self, result: object) -> bool:
         """Take over what its receipt says, if it has ended."""
@@ -336,7 +342,7 @@ class BulkCalls(HintCalls):
                 found = progress(bulk)
                 if inspect.isawaitable(found):
                     await cast("Awaitable[object]", found)
-        await self.bulk_finished(job, made, aborted=bulk.state == "aborted")
+        await self.bulk_ended(job.id, job.count, made, aborted=bulk.state == "aborted")
         if bulk.state == "running":
             bulk.state = "finished"
         return bulk
@@ -407,18 +413,18 @@ class BulkCalls(HintCalls):
         if self.wakeups is not None:
             self.wakeups.add(tuple(each.id for each in changed))
 
-    async def bulk_finished(self, job: BulkJob, progress: BulkProgress, *, aborted: bool = False) -> None:
-        """Write into its receipt what came of it."""
-        result = {"count": job.count, **msgspec.to_builtins(progress)}
+    async def bulk_ended(self, number: int, count: int, progress: BulkProgress, *, aborted: bool) -> None:
+        """Write into its receipt what came of it, and count in `progress` what was carried out."""
+        result = {"count": count, **msgspec.to_builtins(progress)}
         result |= {"aborted": True} if aborted else {"finished": True}
         rows = (
-            await self._run(lambda conn: conn.run(*finish_call(self._schema, job.id, result=result)))
+            await self._run(lambda conn: conn.run(*finish_call(self._schema, number, result=result)))
         ).rows
         if rows:
             told = msgspec.json.decode(rows[0][0] or b"{}", type=dict[str, Any])
             progress.done = int(told.get("done", progress.done))
         if not aborted:
-            progress.skipped = max(progress.skipped, job.count - progress.done - progress.failed)
+            progress.skipped = max(progress.skipped, count - progress.done - progress.failed)
 
 
 def _count_failure(progress: BulkProgress, target: Matched, reason: str) -> bool:

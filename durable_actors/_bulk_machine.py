@@ -26,7 +26,7 @@ class BulkMachine(Machine[BulkWork], name=MACHINE, queue=QUEUE):
         ended = await client.bulk_batch(work.job, work.progress)
         if not ended:
             return Next(self.batch, work)
-        await client.bulk_finished(work.job, work.progress)
+        await client.bulk_ended(work.job.id, work.job.count, work.progress, aborted=False)
         return Done(msgspec.to_builtins(work.progress))
 
     async def handle(self, error: Exception, ctx: Context[BulkWork]) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from durable_actors.errors import ConfigError
@@ -73,6 +73,22 @@ def duration(option: str, value: Any, *, positive: bool = True) -> float:
             value=value,
         )
     return float(number)
+
+
+def has_zone(instant: datetime) -> bool:
+    """Whether it is an instant, and not a time of day somewhere."""
+    try:
+        return instant.utcoffset() is not None
+    except Exception:  # noqa: BLE001 - tzinfo classes are user code
+        return False
+
+
+def in_utc(instant: datetime) -> datetime:
+    """An instant that has a zone, in UTC. Where its year would be 0 or 10000: the first or last one of the calendar."""
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC) if instant.year == 1 else datetime.max.replace(tzinfo=UTC)
 
 
 _MIN_AGE: Final = 1.0

@@ -72,8 +72,9 @@ async def pause_queue(
     all versions. Rows of a paused queue or machine give up their place in their partition keys.
 
     `until` is an instant with a time zone, or seconds or a timedelta from now. To pause a queue that is paused already
-    changes `until`, `by` and `reason`. It is a command: it leaves a `Receipt` (scope "queue"). Nodes of the release
-    before ignore it: `durable-actors nodes` shows them.
+    changes `until`, `by` and `reason`. An instant that has passed is a `Conflict`, and changes nothing. It is a
+    command: it leaves a `Receipt` (scope "queue"). Nodes of the release before ignore it: `durable-actors nodes` shows
+    them.
     """
     return await find_client(engine).pause_queue(
         queue, machine, until,

@@ -61,7 +61,7 @@ def read_manual(
     if "decision" in manual:
         return None, read_decision(manual["decision"])
     kind = manual.get("kind")
-    if not parked or kind not in {"pause", "approval"}:
+    if not parked or not isinstance(kind, str) or kind not in {"pause", "approval"}:
         return None, None
     boundary = Boundary(
         kind=cast("Literal['pause', 'approval']", kind),

@@ -44,6 +44,8 @@ TARGET: Final = "instances"
 WINDOW: Final = 10_000
 """Rows that one statement looks at: about 10 ms of index and heap reads."""
 
+_PARKED: Final = frozenset({"awaiting_signal", "awaiting_children"})
+
 FIRST: Final = -(2**63)
 """Below every id."""
 
@@ -172,7 +174,13 @@ def check_where(command: BulkCommand, where: object) -> Filter:
                 option="where",
                 value=where,
             )
-    if where == Filter():
+    if where.waiting is not None and _PARKED.isdisjoint(command.kind.allowed):
+        raise ConfigError(
+            f"{command.name} does not apply to instances that wait for {where.waiting}: {command.kind.otherwise}",
+            option="where",
+            value=where,
+        )
+    if attrs.evolve(where, tag=where.tag or None) == Filter():
         raise ConfigError(
             "where=Filter() names nothing: give a status, a machine, …, or say Filter(everything=True)",
             option="where",

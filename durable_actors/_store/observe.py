@@ -70,6 +70,11 @@ class Filter:
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
                 raise ConfigError(f"{option}={shown(value)} must be a string", option=option, value=value)
+        key: object = self.unique_key
+        if key is not None and not isinstance(key, str | bytes):
+            raise ConfigError(
+                f"unique_key={shown(key)} must be a string or bytes", option="unique_key", value=key
+            )
         flag("everything", self.everything)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)

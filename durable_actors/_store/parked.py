@@ -70,7 +70,13 @@ def asked(boundary: Boundary, deadline: str) -> str:
         then = f"then runs step {boundary.then!r}"
         return f"its step has paused it{title}: it waits until somebody lets it proceed, {then}"
     rejected = f"step {boundary.on_reject!r} runs" if boundary.on_reject else "it fails"
-    return f"it waits for an approval{title}{deadline}, then runs step {boundary.then!r}; if it is rejected, {rejected}"
+    text = f"it waits for an approval{title}, then runs step {boundary.then!r}; if it is rejected, {rejected}"
+    if not deadline:
+        return text
+    late = f"step {boundary.on_timeout!r} runs" if boundary.on_timeout else rejected
+    if deadline.startswith(","):  # it has passed
+        return f"{text}; nobody has decided{deadline}, then {late}"
+    return f"{text}; if nobody decides{deadline}, {late}"
 
 
 def ways_of(boundary: Boundary) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ import attrs
 import msgspec
 import psycopg
 
-from durable_actors._option_checks import duration, queue_name, shown
+from durable_actors._option_checks import duration, has_zone, in_utc, queue_name, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
@@ -107,13 +107,15 @@ def plan_queue(queue: object, machine: object = None, until: object = None) -> Q
     if until is None:
         return QueuePlan(given, of)
     if isinstance(until, datetime):
-        if until.tzinfo is None:
+        if not has_zone(until):
             raise ConfigError(
                 f"until={shown(until)} has no time zone: use an instant with one, or seconds from now",
                 option="until",
                 value=until,
             )
-        return QueuePlan(given, of, until=until)
+        return QueuePlan(
+            given, of, until=in_utc(until)
+        )  # Postgres does not read every offset that Python has
     return QueuePlan(given, of, seconds=duration("until", until))
 
 
@@ -134,11 +136,12 @@ class QueueCommand:
 
 
 def pausing_queue(schema: str, plan: QueuePlan, command: Command) -> Dialogue[QueueCommand]:
-    """Pause a queue, or change its pause."""
+    """Pause a queue, or change its pause. Raises `Conflict` if its end has passed, by the clock of the database."""
     instant = None if plan.until is None else plan.until.isoformat().encode()
     call = statement("pause_queue", schema), [instant, encode.number(plan.seconds)]
     done = yield from _on_queue("pause", schema, plan, command, call)
-    assert done is not None
+    if done is None:
+        raise Conflict(f"until={shown(plan.until)} has passed: nothing would be paused")
     return done
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeGuard, get_args
 
 import attrs
 
 from durable_actors._journal_level import OFF, OUTCOMES, JournalLevel, check_journal, journal_level
-from durable_actors._option_checks import shown
+from durable_actors._option_checks import has_zone, in_utc, shown
 from durable_actors.errors import ConfigError
 from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, text, whole
 from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, Status, check_option_names
@@ -219,29 +219,20 @@ def _instant(options: InsertOptions) -> datetime | None:
         instant: object = options.get(name)
         if instant is None:
             continue
-        if not isinstance(instant, datetime) or not _has_zone(instant):
+        if not isinstance(instant, datetime) or not has_zone(instant):
             raise ConfigError(
                 f"{name} must be a datetime with a time zone; it is {shown(instant)}",
                 option=name,
                 value=instant,
             )
-        return _in_utc(instant) if instant.year in {1, 9999} else instant
+        return in_utc(instant) if instant.year in {1, 9999} or _is_odd(instant) else instant
     return None
 
 
-def _in_utc(instant: datetime) -> datetime:
-    """An instant at either end of the calendar. In UTC its year may be 0 or 10000, which no datetime has."""
-    try:
-        return instant.astimezone(UTC)
-    except OverflowError:
-        return datetime.min.replace(tzinfo=UTC) if instant.year == 1 else datetime.max.replace(tzinfo=UTC)
-
-
-def _has_zone(instant: datetime) -> bool:
-    try:
-        return instant.utcoffset() is not None
-    except Exception:  # noqa: BLE001 - tzinfo classes are user code
-        return False
+def _is_odd(instant: datetime) -> bool:
+    """Whether Postgres does not read its offset: a datetime's may have 24 hours, and fractions of a second."""
+    offset = instant.utcoffset() or timedelta()
+    return abs(offset) >= timedelta(hours=16) or offset.microseconds != 0
 
 
 def _delay(options: InsertOptions) -> float:

@@ -40,6 +40,13 @@ def test_who_waits_is_listed_and_decided(shell: Shell):
     assert (newest["by"], newest["data"]) == ("ada", {"comment": "fine"})
 
 
+def test_who_is_paused_while_it_asks_is_shown_as_both(shell: Shell):
+    number = asking(shell)
+    shell.ok("pause", number)
+    for shown in (shell.ok("list"), shell.ok("show", number)):
+        assert "waits for a person (approval), paused" in shown
+
+
 def test_what_is_refused_is_said_and_the_rest_is_done(shell: Shell):
     waits, done = asking(shell), shell.add(status="done")
     result = shell.run("reject", waits, done, 999, "--by", "ada", "--comment", "no")

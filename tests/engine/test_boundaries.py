@@ -451,6 +451,18 @@ async def test_who_waits_for_whom(durable: Bench):
     assert (await durable.explain(next(each for each in rest if each % 2))).reason == "awaiting_proceed"
 
 
+@pytest.mark.parametrize("kind", ['["approval"]', "{}", "7", "null"])
+async def test_what_a_hand_has_written_is_no_boundary_and_can_be_read(durable: Bench, kind: str):
+    number = await durable.insert(refund(**ASKED), state={})
+    await durable.drain()
+    with psycopg.connect(durable.dsn, autocommit=True) as conn:
+        conn.execute("update durable.gen_durable set manual = jsonb_build_object('kind', %s::jsonb)", [kind])
+    [shown] = await durable.list_instances(full=True)
+    assert (shown.id, shown.boundary) == (number, None)
+    with pytest.raises(da.Conflict, match="awaiting_signal"):
+        await durable.approve(number)
+
+
 async def test_from_a_web_handler(durable: Bench):
     """`sync` in your own transaction and savepoint: what is rolled back was not decided."""
     number = await durable.insert(refund(**ASKED), state={})

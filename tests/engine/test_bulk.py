@@ -78,6 +78,9 @@ async def test_everything_that_failed_with_one_error(durable: Bench):
         ({"where": {"status": "failed"}}, "must be a Filter"),
         ({"where": da.Filter(step=3)}, "step=3 must be a string"),  # type: ignore[arg-type]
         ({"where": da.Filter(everything=1)}, "everything"),  # type: ignore[arg-type]
+        ({"where": da.Filter(tag=())}, "names nothing"),
+        ({"where": da.Filter(waiting="approval")}, "does not apply to instances that wait for approval"),
+        ({"where": da.Filter(unique_key=5)}, "unique_key=5 must be a string"),  # type: ignore[arg-type]
         ({"where": da.Filter(status="failed"), "conn": object()}, "takes no conn"),
         ({"where": da.Filter(status="failed"), "dry_run": 1}, "dry_run"),
         ({"where": da.Filter(status="failed"), "background": True, "progress": print}, "progress"),
@@ -88,6 +91,36 @@ async def test_what_is_refused(durable: Bench, arguments: dict[str, Any], text: 
     with pytest.raises(da.ConfigError, match=text):
         await durable.retry(**arguments)
     assert look(durable, "select * from durable.receipts") == []
+
+
+async def test_what_no_column_can_hold(durable: Bench):
+    with pytest.raises(da.StateError, match="lone surrogate"):
+        await durable.retry(where=da.Filter(tag=("a", "\ud800")))
+
+
+@pytest.mark.parametrize("further", [{}, {"parent": True}, {"unique_key": "k"}], ids=str)
+async def test_those_that_wait_for_a_person(durable: Bench, further: dict[str, Any]):
+    """By all three ways in which a bulk finds its rows."""
+    rows = (
+        "insert into durable.gen_durable (fsm, step, state, status, awaits, manual, children_pending, parent_id, "
+        "unique_key) select 'm', 's', '{}', v.status::durable.durable_status, '{}', "
+        "case when kind is not null then jsonb_build_object('kind', kind) end, 1, %s, 'k' from (values "
+        "('runnable', null), ('awaiting_signal', null), ('awaiting_signal', 'approval'), "
+        "('awaiting_signal', 'pause'), ('awaiting_children', null)) v(status, kind) returning id"
+    )
+    [parent] = fill(durable, 1)
+    numbers = [number for (number,) in look(durable, rows, [parent])]
+    if "parent" in further:
+        further = {"parent": parent}
+    for waiting, expected in (("approval", 2), ("pause", 3), ("signal", 1), ("children", 4)):
+        where = da.Filter(waiting=waiting, **further)  # type: ignore[arg-type]
+        assert (await durable.cancel(where=where, dry_run=True)).count == 1
+        bulk = await durable.cancel(where=where, idempotency_key=waiting)
+        assert (bulk.count, bulk.done) == (1, 1)
+        assert (await durable.inspect(numbers[expected])).status == "cancelled"
+    assert statuses(durable) == {"cancelled": 4, "failed": 1, "runnable": 1}
+    given = look(durable, "select data -> 'where' ->> 'waiting' from durable.receipts where scope = 'bulk'")
+    assert {waiting for (waiting,) in given} == {"approval", "pause", "signal", "children"}
 
 
 async def test_an_unknown_argument(durable: Bench):
@@ -270,6 +303,33 @@ async def test_an_abort_in_the_background(durable: Bench, monkeypatch: pytest.Mo
     assert statuses(durable) == {"runnable": 8, "failed": 2}
     same = await durable.retry(where=da.Filter(status="failed"), idempotency_key="k")
     assert (same.id, same.state) == (bulk.id, "aborted")
+
+
+async def test_an_abort_in_the_middle_of_a_batch(durable: Bench, monkeypatch: pytest.MonkeyPatch):
+    """The state of its instance has not counted that batch; `done` and the receipt do. A retry finishes it."""
+    monkeypatch.setattr(_bulk, "BATCH", 4)
+    fill(durable, 10)
+    bulk = await durable.retry(where=da.Filter(status="failed"), background=True)
+    assert await durable.execute_next("durable.ops") is not None
+    durable.crash_after(BulkMachine.batch)
+    await durable.drain(only=bulk.instance_id, max_steps=1)
+    await bulk.abort()
+    await durable.drain(only=bulk.instance_id)
+    await bulk.wait()
+    assert (bulk.state, bulk.done, statuses(durable)) == ("aborted", 8, {"runnable": 8, "failed": 2})
+    result = "select result from durable.receipts where scope = 'bulk'"
+    [(told,)] = look(durable, result)
+    assert (told["count"], told["done"], told["aborted"]) == (10, 8, True)
+    late = _bulk.BulkProgress()
+    assert bulk.instance_id is not None
+    assert bulk.id is not None
+    await durable.retry(bulk.instance_id)
+    await durable.drain(only=bulk.instance_id)
+    await durable.bulk_ended(bulk.id, 10, late, aborted=True)
+    [(told,)] = look(durable, result)
+    assert (told["done"], told["finished"], "aborted" in told) == (10, True, False), (
+        "who looked late changes nothing"
+    )
 
 
 @pytest.mark.parametrize("queues", [None, {"q": 1}])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import attrs
@@ -29,6 +29,16 @@ from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
 STOPPED = attrs.evolve(EMPTY, pauses={"": math.inf})
+
+
+class NoZone(tzinfo):
+    """Of no place: a datetime with it is no instant."""
+
+    def utcoffset(self, _: datetime | None) -> timedelta | None:
+        return None
+
+    def __repr__(self) -> str:
+        return "NoZone()"
 
 
 @pytest.fixture
@@ -290,6 +300,7 @@ async def test_siblings_in_another_queue_do_not_wait_for_a_paused_one(durable):
         {"queue": "q", "until": 0},
         {"queue": "q", "until": "soon"},
         {"queue": "q", "until": datetime(2030, 1, 1)},  # noqa: DTZ001 - that is the point
+        {"queue": "q", "until": datetime(2030, 1, 1, tzinfo=NoZone())},
         {"queue": "q", "by": ""},
     ],
     ids=str,
@@ -299,6 +310,37 @@ async def test_wrong_arguments_write_nothing(db: Db, given: dict[str, Any]):
         with pytest.raises(da.DurableError):
             await client.pause_queue(**given)
         assert await client.pauses() == []
+
+
+@pytest.mark.parametrize(
+    "offset", [timedelta(hours=23), -timedelta(hours=16), timedelta(microseconds=1)], ids=str
+)
+async def test_until_in_a_zone_whose_offset_postgres_does_not_read(durable, offset: timedelta):
+    end = datetime(2100, 1, 1, tzinfo=UTC)
+    assert (await durable.pause_queue("q", until=end.astimezone(timezone(offset)))).until == end
+
+
+async def test_until_an_instant_that_has_passed(durable):
+    """It would say that the queue is paused, and end a pause that lasts."""
+    await durable.pause_queue("q", by="ada")
+    for end in (datetime(2020, 1, 1, tzinfo=UTC), await durable.now()):
+        with pytest.raises(da.Conflict, match="has passed"):
+            await durable.pause_queue("q", until=end)
+    [pause] = await durable.pauses()
+    assert (pause.queue, pause.until, pause.by) == ("q", None, "ada")
+    assert len(await durable.receipts()) == 1
+
+
+@pytest.mark.parametrize("request_", ["{}", "[]", "null", '"pause"', '{"kind": "other"}'])
+async def test_whatever_a_hand_has_held_as_paused_is_resumed(durable, request_: str):
+    """Caller and statement agree on what is paused: otherwise the command would be tried for ever."""
+    number = await durable.insert(simple(), state={"n": 1})
+    with psycopg.connect(durable.dsn, autocommit=True) as db:
+        db.execute("update durable.gen_durable set hold = 4, request = %s::jsonb", [request_])
+    with trio.fail_after(10):
+        assert await durable.resume(number) == number
+    found = await durable.inspect(number)
+    assert (found.hold, found.request) == (0, None)
 
 
 # -- the planner

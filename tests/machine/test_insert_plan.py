@@ -108,6 +108,13 @@ def test_an_instant_at_the_end_of_the_calendar_stays_in_it(given, hours, stored)
         assert (found, found.tzinfo) == (stored, dt.UTC)
 
 
+@pytest.mark.parametrize("seconds", [16 * 3600, -23 * 3600, 1e-6], ids=str)
+def test_an_offset_that_postgres_does_not_read(seconds: float):
+    zone = dt.timezone(dt.timedelta(seconds=seconds))
+    found = plan(schedule_at=NOON.astimezone(zone)).eligible_at
+    assert (found, found.tzinfo) == (NOON, dt.UTC)
+
+
 def test_a_step_by_reference():
     cls = checkout()
     assert da.plan_insert(cls.__durable__, {"step": cls.ship}).step == "ship"

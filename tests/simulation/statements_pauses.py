@@ -39,7 +39,7 @@ def pause_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 
 def _resumable(row: Row) -> bool:
-    return row.paused or (row.status == "runnable" and row.hold == 4 and row.request is None)
+    return row.paused or (row.status == "runnable" and row.hold == 4)
 
 
 @meaning

@@ -126,7 +126,11 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     ),
     "asks": (
         *(instance(status="awaiting_signal", boundary=APPROVAL), around(deadline_in=90.0), []),
-        "it waits for an approval (ok?) until its deadline in 90 s, then runs step 't'; if it is rejected, it fails",
+        "then runs step 't'; if it is rejected, it fails; if nobody decides until its deadline in 90 s, it fails",
+    ),
+    "asks in vain": (
+        *(instance(status="awaiting_signal", boundary=APPROVAL), around(deadline_in=-2.0), []),
+        "; nobody has decided, its deadline passed 2.0 s ago (a node that serves its queue wakes it), then it fails",
     ),
     "paused by its step": (
         *(instance(status="awaiting_signal", boundary=PAUSE), around(), []),
@@ -222,6 +226,7 @@ REASON: dict[str, Reason] = {
     "awaits": "awaiting_signal",
     "overdue": "awaiting_signal",
     "asks": "awaiting_approval",
+    "asks in vain": "awaiting_approval",
     "paused by its step": "awaiting_proceed",
     "children": "awaiting_children",
     "due": "ready",

@@ -37,7 +37,10 @@ def text_array(values: Iterable[str | None]) -> bytes:
     )
     if "\0" in literal:
         raise StateError("Postgres text cannot hold a NUL character")
-    return ("{" + literal + "}").encode()
+    try:
+        return ("{" + literal + "}").encode()
+    except UnicodeEncodeError:
+        raise StateError("Postgres text cannot hold a lone surrogate") from None
 
 
 def uuid_array(values: Iterable[str]) -> bytes:

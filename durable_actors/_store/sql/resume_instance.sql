@@ -5,14 +5,14 @@
 -- locks    its row
 -- index    gen_durable_pkey, receipts_once
 -- keeps    its siblings: whether it is its turn is decided by the pick, as for every row that becomes due. Effect and receipt are one
---          statement, also in a savepoint. A row that is held with reason 4 without a request (only a hand writes one) is resumed, too.
+--          statement, also in a savepoint. A row that is held with reason 4 and has not that request (only a hand writes one) is resumed, too.
 with resumed as (
     update durable.gen_durable g
        set hold = case when g.status = 'runnable' and g.hold = 4 then 0 else g.hold end, request = null,
            rev = least(g.rev, 9223372036854775806) + 1, updated_at = durable.now()
       from (select y.id from durable.gen_durable y
              where y.id = $1::bigint and y.status in ('runnable', 'executing', 'awaiting_signal', 'awaiting_children')
-               and (durable.asked_to_pause(y.request) or (y.status = 'runnable' and y.hold = 4 and y.request is null))
+               and (durable.asked_to_pause(y.request) or (y.status = 'runnable' and y.hold = 4))
                for no key update) t
      where g.id = t.id
     returning g.id, case when g.journal >= 2 then durable.note(
