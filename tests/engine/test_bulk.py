@@ -14,7 +14,9 @@ from durable_actors._engine.setup import plan_queues
 from durable_actors.testing import Bench
 from tests.support.commands import retry_instance
 
-FAILED = "status, finished_at, last_error) select 'm', 's', '{}', 'failed', now(), 'boom ' || n %% 5 from"
+FAILED = (
+    "status, finished_at, last_error) select 'nobody', 's', '{}', 'failed', now(), 'boom ' || n %% 5 from"
+)
 ROWS = f"insert into durable.gen_durable (fsm, step, state, {FAILED} generate_series(1, %s) n returning id"
 
 LIVE = "{runnable,executing,awaiting_signal,awaiting_children}"
@@ -33,7 +35,7 @@ def look(bench: Bench, query: str, params: Any = None) -> list[Any]:
 
 def statuses(bench: Bench) -> dict[str, int]:
     return dict(
-        look(bench, "select status::text, count(*) from durable.gen_durable where fsm = 'm' group by 1")
+        look(bench, "select status::text, count(*) from durable.gen_durable where fsm = 'nobody' group by 1")
     )
 
 
@@ -103,7 +105,7 @@ async def test_those_that_wait_for_a_person(durable: Bench, further: dict[str, A
     """By all three ways in which a bulk finds its rows."""
     rows = (
         "insert into durable.gen_durable (fsm, step, state, status, awaits, manual, children_pending, parent_id, "
-        "unique_key) select 'm', 's', '{}', v.status::durable.durable_status, '{}', "
+        "unique_key) select 'nobody', 's', '{}', v.status::durable.durable_status, '{}', "
         "case when kind is not null then jsonb_build_object('kind', kind) end, 1, %s, 'k' from (values "
         "('runnable', null), ('awaiting_signal', null), ('awaiting_signal', 'approval'), "
         "('awaiting_signal', 'pause'), ('awaiting_children', null)) v(status, kind) returning id"
@@ -195,13 +197,13 @@ async def test_a_call_that_was_interrupted_goes_on_with_its_key(
 async def test_cancel_and_run_now_by_filter(durable: Bench):
     look(
         durable,
-        "insert into durable.gen_durable (fsm, step, state, queue, eligible_at, tags) select 'm', 's', '{}', 'q',"
+        "insert into durable.gen_durable (fsm, step, state, queue, eligible_at, tags) select 'nobody', 's', '{}', 'q',"
         " now() + n * interval '1 h', array['t' || n % 2] from generate_series(-1, 8) n returning 1",
     )
     hastened = await durable.run_now(where=da.Filter(tag="t1"))
     assert (hastened.count, hastened.done, hastened.answers) == (4, 4, {"hastened": 4})
     assert look(durable, "select count(*) from durable.gen_durable where eligible_at <= now()") == [(6,)]
-    cancelled = await durable.cancel(where=da.Filter(queue="q", machine="m", older_than=0), by="ada")
+    cancelled = await durable.cancel(where=da.Filter(queue="q", machine="nobody", older_than=0), by="ada")
     assert (cancelled.count, cancelled.done, cancelled.answers) == (10, 10, {"cancelled": 10})
     assert statuses(durable) == {"cancelled": 10}
     assert (await durable.cancel(where=da.Filter(everything=True))).count == 0
@@ -212,7 +214,7 @@ async def test_pause_and_resume_by_filter(durable: Bench):
     look(
         durable,
         "insert into durable.gen_durable (fsm, step, state, queue, status, finished_at, awaits, tags)"
-        " select 'm', 's', '{}', 'q',"
+        " select 'nobody', 's', '{}', 'q',"
         " (array['runnable', 'awaiting_signal', 'done'])[n % 3 + 1]::durable.durable_status,"
         " case when n % 3 = 2 then now() end, '{x}', array['t' || n % 2]"
         " from generate_series(1, 12) n returning 1",
