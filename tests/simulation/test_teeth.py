@@ -17,7 +17,7 @@ FIRST = {
     "strays": 4,
     "trust": 1,
     "no deadline": 1,
-    "keyed steps": 36,
+    "keyed steps": 68,
     "dedup": 20,
 }
 """Where to begin with those that show rarely."""
