@@ -104,7 +104,9 @@ class StepRun:
             outcome = normalize_outcome(
                 value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
             )
-            pending = self._pending(outcome, keep_claim=isinstance(outcome, Next) and self._may_run_ahead())
+            if isinstance(outcome, Next):  # first: most steps of machines end so
+                return self._pending(outcome, keep_claim=self._may_run_ahead())
+            pending = self._pending(outcome)
             if isinstance(value, Error):  # a failed run, as if it had raised: a retry stores the reason, too
                 pending.transition.last_error = reason_text(value.reason)
             if not isinstance(outcome, ScheduleChildren):
