@@ -50,6 +50,7 @@ RULES: dict[str, set[str]] = {
     "wrong clock": {"I5", "calm", "storm"},
     "late start": {"I5"},
     "keyed steps": {"I9"},
+    "long trust": {"I9"},
     "no reaper": {"I7"},
     "dead at once": {"I2"},
     "restart proves": {"I2"},
