@@ -14,7 +14,7 @@ import trio.testing
 from durable_actors._engine.claims import ActiveClaim, ClaimState
 from durable_actors._engine.keys import locks as keys, session as key_session
 from durable_actors._engine.keys.locks import KEEPER_TIMEOUT
-from durable_actors._engine.keys.session import KeySession, trust_window
+from durable_actors._engine.keys.session import SHORTEST_TRUST, KeySession, trust_window
 from durable_actors._engine.node import Node
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors.errors import ConfigError, StoreUnavailable
@@ -146,11 +146,32 @@ async def test_silence_ends_the_trust(db: Db):
         await until(lambda: active.interrupted)
         waited = trio.current_time() - began
         assert "could not be confirmed" in active.interrupted  # type: ignore[operator]
-        assert trust_window(1.2) - 0.3 < waited < trust_window(1.2) + 2
+        window = trust_window(1.2, a.node.config.dead_after)
+        assert window - 0.3 < waited < window + 2
         assert await a.keys.take([claim("l", 2)]) == set()
         await until(lambda: a.keys.statistics().locked == 0)
         proxy.heal()
         await until(lambda: a.keys.up, timeout=20)
+
+
+@pytest.mark.slow
+async def test_a_node_that_cannot_learn_that_its_session_ended_stops_before_its_claims_are_reaped(db: Db):
+    """The server restarts, or an operator ends the session, while the node is cut off. Its leases are long."""
+    async with (
+        open_proxy(db.dsn) as proxy,
+        keep(proxy.dsn, name="a", lease_ttl=60, dead_after=2) as a,
+        keep(db.dsn, name="b") as b,
+    ):
+        active = await running(a, "k")
+        proxy.blackhole()
+        began = trio.current_time()
+        db.execute("select pg_terminate_backend(%s, 5000)", session_pid(db, "a"))
+        assert session_pid(db, "a") == 0
+        assert not active.interrupted, "it does not know"
+        await until(lambda: active.interrupted)
+        assert trio.current_time() - began < 2, "no reaper has seen its lock free for dead_after"
+        assert "could not be confirmed" in active.interrupted  # type: ignore[operator]
+        assert await b.keys.take([claim("k", 2)]) == {"k/2"}
 
 
 async def test_a_node_that_was_late_itself_keeps_its_session_and_the_keys_of_its_threads(db: Db):
@@ -158,7 +179,7 @@ async def test_a_node_that_was_late_itself_keeps_its_session_and_the_keys_of_its
     async with keep(db.dsn, name="a", lease_ttl=0.9) as a, keep(db.dsn, name="b") as b:
         active = await running(a, "k")
         first = session_pid(db, "a")
-        time.sleep(trust_window(0.9) + 0.1)  # nothing of this process moves
+        time.sleep(trust_window(0.9, a.node.config.dead_after) + 0.1)  # nothing of this process moves
         await until(lambda: active.interrupted)
         assert "could not be confirmed" in active.interrupted  # type: ignore[operator]
         await until(lambda: a.keys.up)
@@ -192,7 +213,7 @@ async def test_a_refused_check_does_not_end_the_session(db: Db, monkeypatch: pyt
 
 
 async def test_a_confirmed_session_stays_trusted(db: Db, monkeypatch: pytest.MonkeyPatch):
-    """Confirmed every sixth of a lease: after seven of these its first trust is long over."""
+    """Confirmed every third of a trust window: after seven of these its first trust is long over."""
     checks = 0
     check = key_session.check_session
 
@@ -436,5 +457,12 @@ async def test_the_old_sessions_lock_is_taken_over_when_the_server_has_noticed(d
 @pytest.mark.parametrize("lease", [0.3, 1, 3, 4, 6, 7.9, 8, 60, 3600])
 def test_trust_ends_before_the_server_can_take_us_for_gone(lease: float):
     keepalive = max(1, int(lease / 4))
-    assert 0 < trust_window(lease) <= lease / 2
-    assert trust_window(lease) < 3 * keepalive
+    assert 0 < trust_window(lease, 3600) <= lease / 2
+    assert trust_window(lease, 3600) < 3 * keepalive
+
+
+@pytest.mark.parametrize("dead_after", [0.5, 1, 10, 60])
+def test_trust_ends_before_another_node_can_prove_us_dead(dead_after: float):
+    """Counted from the question whose answer was the last: the lock was there later than that."""
+    assert trust_window(3600, dead_after) < dead_after
+    assert trust_window(3600, 0.001) == SHORTEST_TRUST

@@ -108,6 +108,9 @@ class Server:
             session.end()
 
     def start(self) -> None:
+        """It may be up again already, because the faults have ended: sessions that are open have seen no start."""
+        if self.up:
+            return
         self.up = True
         self.scene.started_at = self.now()
         self.world.log("server", "start")

@@ -139,7 +139,7 @@ class Keeper(Actor[object]):
 
     async def _watch(self) -> None:
         """Doubt a session whose answer is overdue, even if a statement still waits for it."""
-        window = trust_window(self._node.config.lease_ttl)
+        window = trust_window(self._node.config.lease_ttl, self._node.config.dead_after)
         while True:
             session = self._session
             until = trio.current_time() + window / 2 if session is None else session.trusted_until

@@ -23,15 +23,24 @@ SECOND_PROCESS: Final = 2.0
 """Seconds that a pooler may take to provide a second server process, at the start."""
 
 
-def trust_window(lease_ttl: float) -> float:
+SHORTEST_TRUST: Final = 0.3
+"""Seconds that `dead_after` leaves of the trust, at least: a shorter pause of this process must not end keyed steps."""
+
+
+def trust_window(lease_ttl: float, dead_after: float) -> float:
     """Seconds for which an answer of the session is trusted. Pure.
 
-    The server frees the locks of a host that has vanished when its keepalives go unanswered (`lanes`: idle, then two
-    probes, a quarter of a lease each, in whole seconds): three quarters of a lease after the last message from us. Our
-    keyed steps must have stopped before that: half a lease leaves them time to end.
+    Our keyed steps must have stopped before another node can have both our key and our row:
+
+    * The server frees the locks of a host that has vanished when its keepalives go unanswered (`lanes`: idle, then two
+      probes, a quarter of a lease each, in whole seconds): three quarters of a lease after the last message from us.
+      Half a lease leaves the steps time to end.
+    * A server that restarts or fails over, or an operator, ends the session at any time, and if we are cut off we do
+      not learn it. Our row is reaped when our lock was seen free for `dead_after` (`failure_detector`): that long after
+      our last answer was asked for, at the earliest. Three quarters of it leave the steps time to end.
     """
     keepalive = max(1, int(lease_ttl / 4))
-    return min(lease_ttl / 2, keepalive * 2.5)
+    return min(lease_ttl / 2, keepalive * 2.5, max(dead_after * 0.75, SHORTEST_TRUST))
 
 
 @attrs.frozen
@@ -53,7 +62,7 @@ class KeySession:
         self._conn = conn
         self._backend = 0
         self._locked = False  # it has the node's own lock
-        self._trust = trust_window(node.config.lease_ttl)
+        self._trust = trust_window(node.config.lease_ttl, node.config.dead_after)
         self.trusted_until = trio.current_time() + self._trust
         """On Trio's clock; moves with every answer."""
         self.check_at = self.trusted_until
@@ -68,7 +77,7 @@ class KeySession:
         lease = node.pool.acquire(node.lane("session"))
         session = cls(node, lease, await lease.__aenter__())
         try:
-            with trio.move_on_at(session.trusted_until) as scope:
+            with trio.move_on_after(node.config.lease_ttl / 2) as scope:  # no step depends on it yet
                 await session._begin()
             if scope.cancelled_caught:
                 raise StoreUnavailable("the new session did not answer in time")  # noqa: TRY301 - ended below, too
@@ -131,7 +140,7 @@ class KeySession:
                 raise
             # Refused, e.g. by a statement_timeout. Closing the session would free its locks: the trust window decides.
             logger.warning("keeper: Postgres refused to confirm the session: %s", exc)
-            self.check_at = sent + node.config.lease_ttl / 12
+            self.check_at = sent + self._trust / 6
             return
         if state.backend != self._backend:
             raise _pooled(f"it was server process {self._backend} and is {state.backend} now")
@@ -140,7 +149,7 @@ class KeySession:
         if not self._locked:
             await self._lock_node()
         self._confirmed(sent)
-        self.check_at = sent + node.config.lease_ttl / 6
+        self.check_at = sent + self._trust / 3
 
     def _confirmed(self, sent: float) -> None:
         self.trusted_until = sent + self._trust

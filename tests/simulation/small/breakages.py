@@ -16,6 +16,7 @@ import psycopg
 import trio
 from durable_actors._engine.claiming import cursor
 from durable_actors._engine.committing import flusher, transition
+from durable_actors._engine.keys import keeper, session as key_session
 from durable_actors._engine.limits import QueueLimits, demand
 from durable_actors._engine.maintenance import heartbeat, reaper
 from durable_actors._engine.maintenance.failure_detector import judge_owners
@@ -25,7 +26,7 @@ from durable_actors.otp import _pool, _pool_task, _supervisor
 from durable_actors.otp._restart import Leave
 from tests.simulation import breakages as large
 from tests.simulation.driver import Rates
-from tests.simulation.plan import Plan
+from tests.simulation.plan import Item, Plan, Strike
 from tests.simulation.small.plan import make_plan
 from tests.simulation.small.run import simulate
 
@@ -81,6 +82,10 @@ def _restart_proves(watch: Any, owners: Any, **options: Any) -> Any:
     return judge_owners(watch, owners, **{**options, "session": None, "dead_after": 0.0})
 
 
+def _half_a_lease(lease_ttl: float, dead_after: float) -> float:
+    return lease_ttl / 2
+
+
 def _no_kept(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     change = original(*args, **options)
     change.kept = ()
@@ -118,6 +123,12 @@ NODE: dict[str, tuple[str, Callable[[], Any]]] = {
         _patch(dispatcher, "_may_run", lambda active, now: True),
     ),
     "keyed steps": large.ENGINE["keyed steps"],
+    "long trust": (
+        "a keeper trusts its session for longer than it takes to prove its node dead",
+        partial(
+            _patches, _patch(key_session, "trust_window", _half_a_lease), _patch(keeper, "trust_window", _half_a_lease)
+        ),
+    ),
     "no reaper": large.ENGINE["no reaper"],
     "no control": large.ENGINE["no control"],
     "dead at once": large.ENGINE["dead at once"],
@@ -162,11 +173,23 @@ def _slow_beats(plan: Plan) -> Plan:
     )
 
 
+def _cut_and_restarted(plan: Plan) -> Plan:
+    """Long keyed steps on long leases; a node is cut off, and the server restarts meanwhile."""
+    at = plan.lasts / 2
+    return attrs.evolve(
+        plan, nodes=2, lasts=at + 4.0, rates=Rates(lag=0.04), prefetch=0,
+        items=tuple(Item(f"chain-{number}", "chain", 0.1, 1, 12.0, key="red") for number in range(2)),
+        strikes=(Strike(at, "cut", plan.seed % 2, 3.0), Strike(at + 0.05, "restart", 0, 0.2)),
+        options=plan.options | {"lease_ttl": 4.0, "dead_after": 0.9, "reap_interval": 0.5},
+    )  # fmt: skip
+
+
 FOCUS = {
     "trust": _slow_beats,
     "moved": _back_again,
     "consume": large.FOCUS["consume"],
     "keyed steps": large.FOCUS["keyed steps"],
+    "long trust": _cut_and_restarted,
     "no control": large.FOCUS["no control"],
     **{name: large._commanded for name, plan in large.FOCUS.items() if plan is large._commanded},
 }

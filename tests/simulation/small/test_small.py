@@ -67,6 +67,22 @@ def test_a_bug_of_a_host_that_is_killed_while_it_stands_still_reaches_nobody():
         assert simulate(plan).violation is None
 
 
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_node_that_is_cut_off_while_the_server_restarts_ends_its_keyed_step_before_another_begins(cut: int):
+    """Its key and its lock are gone, and it does not learn it; its lease is long. Found as seed 571."""
+    options = {"lease_ttl": 4.0, "dead_after": 0.9, "reap_interval": 0.2}
+    items = tuple(Item(f"chain-{number}", "chain", 0.1, 1, 12.0, key="red") for number in range(2))
+    strikes = (Strike(1.0, "cut", cut, 3.0), Strike(1.05, "restart", 0, 0.2))
+    reaps = 0
+    for seed in range(6):  # it decides who runs what for how long
+        plan = make_plan(seed)
+        plan = attrs.evolve(plan, nodes=2, concurrency=1, prefetch=0, items=items, strikes=strikes, orders=())
+        report = simulate(attrs.evolve(plan, rates=Rates(), lasts=6.0, options=plan.options | options))
+        assert report.violation is None, told(report, frozenset(), program=PROGRAM)
+        reaps += report.counts["reap"]
+    assert reaps, "nobody was taken for dead"
+
+
 def test_a_seed_repeats_itself_in_the_same_process_and_in_another():
     seeds = tuple(range(7, 19))
     first = [simulate(make_plan(seed)).digest for seed in seeds]

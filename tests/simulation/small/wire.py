@@ -127,7 +127,8 @@ class Line:
         return self.session.tx is None
 
     def alive(self) -> bool:
-        return not self.closed and self.session.alive
+        """As far as the node can see: that the server has closed it, a node that is cut off learns later."""
+        return not self.closed and (self.session.alive or self.network.is_cut(self.host))
 
     def close(self, *, later: bool = False) -> None:
         """`later`: a message is still on its way, and ends the session. That of a dead host, its kernel ends."""
