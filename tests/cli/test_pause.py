@@ -48,7 +48,7 @@ def test_a_queue_that_nobody_knows_is_paused_with_a_note(shell: Shell):
 
 
 def test_queues(shell: Shell):
-    shell.add(queue="mail", eligible_at="yesterday")
+    number = shell.add(queue="mail", eligible_at="yesterday")
     assert shell.ok("queue", "pause", "mail", "--reason", "SMTP is down") == (
         f"queue 'mail' is paused by {getpass.getuser()}: SMTP is down\n"
     )
@@ -60,6 +60,9 @@ def test_queues(shell: Shell):
     assert "mail PAUSED" in shown
     assert "queue 'mail' is paused by" in shown
     assert "1 due" in shown
+    facts = shell.ok("why", number)
+    assert "pauses [{queue mail, " in facts
+    assert "datetime" not in facts
     assert "machine 'm' in queue 'mail' is paused until" in shell.ok("top", "--count", 1)
     [view] = shell.json("queues")
     assert [each["machine"] for each in view["pauses"]] == [None, "m"]
