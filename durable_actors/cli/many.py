@@ -307,7 +307,7 @@ def _interrupted(given: Given, bulk: Bulk | None) -> str:
     so_far = (
         f"fewer than {BATCH} instances are done"
         if bulk is None
-        else f"{bulk.done} of {counted(bulk.count, 'instance')} are done"
+        else f"at least {bulk.done} of {counted(bulk.count, 'instance')} are done"
     )
     go_on = "the same command does the rest" if key is None else f"with --idempotency-key {key} it goes on"
     return f"interrupted: {so_far}, and stay so; given again, {go_on}"
