@@ -125,6 +125,11 @@ class Bulk:
         """The instance that runs it in the background; None if it runs in the caller."""
         self.state: BulkState = "dry run"
         """"dry run", "running", "finished", "aborted", or "failed" (in the background, after many errors)."""
+        self.earlier: Receipt | None = None
+        """The receipt of an earlier call with the same idempotency key: who gave it, and when."""
+        self.repeated = False
+        """Nothing was done now: what it tells is what the `earlier` call did, or does in the background. If `earlier`
+        is not None and this is False, the earlier call was interrupted, and this one has done the rest."""
 
     def __repr__(self) -> str:
         return (
@@ -288,9 +293,11 @@ class BulkCalls(HintCalls):
         bulk = Bulk(client, kind.name, job.count)
         bulk.id, bulk.state = job.id, "running"
         if earlier is not None:
-            if bulk._ended_as(earlier.result):  # noqa: SLF001 - same module
-                return bulk
+            ended = bulk._ended_as(earlier.result)  # noqa: SLF001 - same module
             background = bool(earlier.data.get("background"))
+            bulk.earlier, bulk.repeated = earlier, ended or background
+            if ended:
+                return bulk
         if not background:
             return await self._in_caller(bulk, job, progress)
         bulk.instance_id = await self._resolve(_unique_key(job.id))
@@ -306,7 +313,7 @@ class BulkCalls(HintCalls):
         self, kind: BulkCommand, where: Filter, command: Command, options: dict[str, Any], *, background: bool
     ) -> tuple[BulkJob, Receipt | None]:
         """Write the receipt of a new bulk, or find the one that an earlier call with the same key has begun."""
-        earlier = await self._earlier_bulk(kind.name, command)
+        earlier = await self.earlier_bulk(kind.name, command)
         if earlier is None:
             frozen, count = await self._freeze(kind, where)
             job = BulkJob(
@@ -319,12 +326,12 @@ class BulkCalls(HintCalls):
             try:
                 return await self._run(start), None
             except psycopg.errors.UniqueViolation:  # another call with the same key came first
-                earlier = await self._earlier_bulk(kind.name, command)
+                earlier = await self.earlier_bulk(kind.name, command)
                 if earlier is None:
                     raise
         return _job_of(earlier, where), earlier
 
-    async def _earlier_bulk(self, name: str, command: Command) -> Receipt | None:
+    async def earlier_bulk(self, name: str, command: Command) -> Receipt | None:
         """The receipt of the same bulk, if the caller has given a key that was used."""
         if command.idempotency_key is None:
             return None

@@ -14,7 +14,7 @@ import attrs
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.commands import MAX_TEXT, Command, plain_text
+from durable_actors._store.commands import MAX_TEXT, Command, Receipt, plain_text
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import Decision, decode_or_text, encode_json
@@ -126,10 +126,21 @@ async def decide_instance(
 
 
 def told(decision: Decision) -> str:
-    """A decision, in a sentence about an instance: "it was approved by ada (at 12:00): looks good"."""
-    done = "timed out" if decision.kind == "timed_out" else f"was {decision.kind}"
-    if decision.kind == "proceeded":
-        done = "was let proceed"
+    """A decision, in a sentence about an instance: "it was approved by ada at 12:00: looks good"."""
+    if decision.kind == "timed_out":
+        return "nobody decided in time"
+    done = "let proceed" if decision.kind == "proceeded" else decision.kind
     by = f" by {decision.by}" if decision.by else ""
     at = "" if decision.at is None else f" at {decision.at:%Y-%m-%d %H:%M:%S %Z}"
-    return f"it {done}{by}{at}" + (f": {decision.comment}" if decision.comment else "")
+    return f"it was {done}{by}{at}" + (f": {decision.comment}" if decision.comment else "")
+
+
+def decision_of(receipt: Receipt) -> Decision | None:
+    """The decision that a receipt tells; None for other commands."""
+    kinds: dict[str, DecisionKind] = {"proceed": "proceeded", "approve": "approved", "reject": "rejected"}
+    kind = kinds.get(receipt.command)
+    if kind is None:
+        return None
+    return Decision(
+        kind=kind, by=receipt.by, comment=_text(receipt.data.get("comment")), data=None, at=receipt.at
+    )

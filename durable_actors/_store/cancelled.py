@@ -16,6 +16,8 @@ def underway(instance: Instance, around: InstanceDetails) -> str:
     elif request is not None:
         since = "" if around.requested_ago is None else f" {seconds(around.requested_ago)} ago"
         text = f"; {request.kind} requested{_by(request.by)}{since}"
+        if request.cancels and instance.status == "executing":
+            text += " (a step in a thread runs to its end first)"
         if request.cancels and request.on_cancel is not None:
             text += f", then step {request.on_cancel!r} compensates"
     if (told := instance.cancellation) is not None:

@@ -18,13 +18,14 @@ from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
-from durable_actors._store.boundaries import Verb, told
+from durable_actors._store.boundaries import Verb, decision_of, told
 from durable_actors._store.claim import read_promoted
 from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
 from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.insert import key_as_given
 from durable_actors._store.observe import (
+    NEWEST,
     NodeView,
     Observed,
     nodes_call,
@@ -82,7 +83,8 @@ def resolving(schema: str, target: int | str | bytes) -> Dialogue[int]:
     if not rows:
         raise NoTarget(
             f"no instance has or had the unique key {shown(key_as_given(key))}; "
-            "if its row was deleted by hand, `durable-actors verify` tells its id, and `rebuild` finds it by the key"
+            "retention deletes instances some time after their end; if its row was deleted by hand, "
+            "`durable-actors verify` tells its id, and `rebuild` finds it by the key"
         )
     return int(rows[0][0] or 0)
 
@@ -228,6 +230,8 @@ class InstanceCommand:
     """Which instances allow it, for the error."""
     refuses: Callable[[Instance], str | None] | None = None
     """What of an instance in such a status does not allow it, for the error; None: nothing."""
+    recalls: Callable[[str, Instance], Dialogue[str]] | None = None
+    """What the error says after that: it may read."""
 
 
 RETRY: Final = InstanceCommand(
@@ -271,6 +275,17 @@ def _undecidable(kind: str, what: str, instance: Instance) -> str | None:
     return f"is {instance.status}" + (f" ({known})" if known else "") + otherwise
 
 
+def _last_decision(schema: str, instance: Instance) -> Dialogue[str]:
+    """What was decided last, by its receipt: the row forgets it when the step that got it has ended."""
+    if instance.boundary is not None or instance.decision is not None:
+        return ""
+    params = [encode.text(INSTANCE), encode.text(str(instance.id)), encode.number(NEWEST), b"100", None]
+    rows = yield statement("list_receipts_of", schema, read_only=True), params
+    decisions = (decision_of(read_receipt(row)) for row in rows)
+    last = next((each for each in decisions if each is not None), None)
+    return "" if last is None else f"; {told(last)}"
+
+
 _ASKS: Final = {"pause": "somebody to let it proceed", "approval": "an approval"}
 
 
@@ -282,6 +297,7 @@ def _decision(verb: Verb, kind: str, what: str) -> InstanceCommand:
         frozenset(get_args(Status)),
         otherwise,
         refuses=partial(_undecidable, kind, what),
+        recalls=_last_decision,
     )
 
 
@@ -332,7 +348,8 @@ def carrying_out(
             raise Conflict(f"instance {number} is {instance.status}, and {kind.otherwise}")
         refusal = None if kind.refuses is None else kind.refuses(instance)
         if refusal is not None:
-            raise Conflict(f"instance {number} {refusal}")
+            known = "" if kind.recalls is None else (yield from kind.recalls(schema, instance))
+            raise Conflict(f"instance {number} {refusal}{known}")
         try:
             done = yield statement(kind.sql, schema), [encode.number(number), *command.params(), *further]
         except psycopg.errors.UniqueViolation as refused:

@@ -12,7 +12,7 @@ from durable_actors._option_checks import count, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.commands import Command
-from durable_actors._store.dialogues import earlier_receipt, inspecting, resolving
+from durable_actors._store.dialogues import RETRY, earlier_receipt, inspecting, resolving
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.history import HistoryReader, full_row
 from durable_actors._store.move_rules import MAX_KEY
@@ -169,9 +169,10 @@ def _check_indexed(old: Instance, step: str | None, key: tuple[str | None] | Non
 def _unknown(old: Instance, state: bytes | None) -> NoReturn:
     """Say what is missing, and what to do."""
     missing, level = ("state", "full") if state is None else ("step", "outcomes")
+    hint = ", or retry it where it ended" if old.status in RETRY.allowed else ""
     raise Conflict(
         f"the first {missing} of instance {old.id} is not recorded (journal level {level!r} records it): "
-        f"give {missing}=..., or `retry` it where it ended"
+        f"give a {missing} (--{missing} on the command line){hint}"
     )
 
 

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import difflib
 from functools import partial
 from typing import Any, Final
 
 import attrs
 import click
+import trio
 
 from durable_actors._store.cascade import cascading
 from durable_actors._store.commands import plan_command
-from durable_actors._store.dialogues import RETRY, RUN_NOW, cancelling, carrying_out
+from durable_actors._store.dialogues import (
+    RETRY,
+    RUN_NOW,
+    cancelling,
+    carrying_out,
+    inspecting,
+    run_dialogue,
+)
+from durable_actors._store.observe import read_nodes
 from durable_actors.cli.history import address_of, with_client
 from durable_actors.cli.many import Answer, many_options, on_filter, on_targets, read_given, report
-from durable_actors.cli.options import Whole, command_options, database_options, json_option, read_json
+from durable_actors.cli.options import (
+    Whole,
+    command_options,
+    database_options,
+    json_option,
+    open_store,
+    read_json,
+)
 from durable_actors.cli.output import print_json
+from durable_actors.errors import NoTarget
 from durable_actors.machine import KEEP
 
 COURTESY: Final = 100
 """Statements by which `cancel` cancels children; the nodes do the rest."""
+
+_REQUESTED: Final = (
+    ": its node cancels the step (one in a thread runs to its end), or it compensates; then it ends"
+)
 
 
 @click.command(short_help="Cancel instances that have not ended.")
@@ -62,10 +84,7 @@ def cancel(*, force: bool, children: str, **options: Any) -> None:
     def said(answer: Answer) -> str:
         if given.dry_run:
             return "would be cancelled"
-        waits = (
-            "" if answer.result == "cancelled" else ": its step is cancelled, or it compensates; then it ends"
-        )
-        return f"{answer.result}{waits}"
+        return str(answer.result) + ("" if answer.result == "cancelled" else _REQUESTED)
 
     if given.as_json:
         print_json(found)
@@ -199,3 +218,27 @@ def rerun(
         print_json({"id": number})
     else:
         click.echo(number)
+    if step is not None:
+        warning = trio.run(_unknown_step, dsn, schema, number)
+        if warning is not None:
+            click.echo(f"durable-actors: {warning}", err=True)
+
+
+async def _unknown_step(dsn: str | None, schema: str, number: int) -> str | None:
+    """A warning if live nodes know the machine and version of an instance, and none of them its step."""
+    async with open_store(dsn, schema) as conn:
+        try:
+            new = await run_dialogue(conn, inspecting(schema, number))
+        except NoTarget:
+            return None  # an earlier call with the same key made it, long ago
+        machine = f"{new.machine}/{new.version}"
+        nodes = [each for each in await read_nodes(conn, schema) if each.alive and machine in each.machines]
+    if not nodes or any(each.knows(machine, new.step) for each in nodes):
+        return None
+    known = {each for node in nodes for each in (node.steps or {}).get(machine, ())}
+    near = difflib.get_close_matches(new.step, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else f" (they have: {', '.join(sorted(known))})"
+    return (
+        f"no live node has step {new.step!r} of {machine}{hint}: instance {number} waits for one that has; "
+        f"`durable-actors cancel {number}` ends it"
+    )

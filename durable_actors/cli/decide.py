@@ -40,6 +40,7 @@ class Decided:
 
 
 _DONE = {"proceed": "proceeds", "approve": "approved", "reject": "rejected"}
+_NOT = {**_DONE, "proceed": "let proceed"}
 
 
 def _verb(name: Verb, short: str, text: str) -> click.Command:
@@ -77,7 +78,7 @@ def _verb(name: Verb, short: str, text: str) -> click.Command:
             print_json(found)
         for each in found:
             if each.reason is not None:
-                click.echo(f"durable-actors: not {_DONE[name]}: {each.reason}", err=True)
+                click.echo(f"durable-actors: not {_NOT[name]}: {each.reason}", err=True)
             elif not as_json:
                 click.echo(f"{each.id} {_DONE[name]}")
         if not all(each.decided for each in found):

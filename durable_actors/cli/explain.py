@@ -71,5 +71,7 @@ def _blocker_lines(blocker: Blocker, indent: str) -> Iterator[tuple[str, str]]:
 def _shown(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} {_shown(each)}" for name, each in value.items()) + "}"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_shown, value)) + "]"  # pyright: ignore[reportUnknownArgumentType]
     isoformat = getattr(value, "isoformat", None)
     return str(value) if isoformat is None else isoformat()

@@ -11,10 +11,11 @@ import attrs
 import click
 import trio
 
-from durable_actors._bulk import Bulk
+from durable_actors._bulk import BATCH, Bulk
 from durable_actors._client import Client
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.bulk import BULK
+from durable_actors._store.commands import Receipt, plan_command
 from durable_actors._store.dialogues import CarriedOut, inspecting, resolving, run_dialogue
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.node import feature_warning
@@ -23,7 +24,7 @@ from durable_actors._store.releases import COMMANDS, PAUSES, Feature
 from durable_actors._wording import counted
 from durable_actors.cli.history import with_client
 from durable_actors.cli.options import Whole, duration, key_bytes, open_store, read_target
-from durable_actors.cli.output import print_json
+from durable_actors.cli.output import one_line, print_json
 from durable_actors.errors import Conflict, Duplicate, NoTarget
 from durable_actors.machine import Status
 
@@ -227,21 +228,12 @@ class Told:
     failures: list[tuple[int, str]]
     answers: dict[str, int]
     instance_id: int | None
+    repeated: bool
 
 
 def on_filter(name: BulkVerb, given: Given, **options: Any) -> None:
     """Count what the filter matches, ask if that is much, carry the command out and print what came of it."""
-
-    async def run(client: Client) -> Bulk:
-        call = cast("Callable[..., Awaitable[Bulk]]", getattr(client, name))
-        counted_first = await call(where=given.where, dry_run=True)
-        if given.dry_run or not counted_first.count:
-            return counted_first
-        _confirm(name, counted_first.count, yes=given.yes)
-        how = {"background": True} if given.background else {"progress": _Progress()}
-        return await call(where=given.where, **given.said, **options, **how)
-
-    bulk = with_client(given.dsn, given.schema, run)
+    bulk = _carry_out_many(name, given, options)
     if given.as_json:
         print_json(Told(**{each.name: getattr(bulk, each.name) for each in attrs.fields(Told)}))
     else:
@@ -253,6 +245,30 @@ def on_filter(name: BulkVerb, given: Given, **options: Any) -> None:
     elif bulk.answers.get("requested"):
         trio.run(_warn_alone, given, COMMANDS)
     if bulk.failed:
+        sys.exit(1)
+
+
+def _carry_out_many(name: BulkVerb, given: Given, options: dict[str, Any]) -> Bulk:
+    progress = _Progress()
+
+    async def run(client: Client) -> Bulk:
+        call = cast("Callable[..., Awaitable[Bulk]]", getattr(client, name))
+        # What an earlier call with the same key has done matches no more, and others may match now.
+        if given.dry_run or await client.earlier_bulk(name, plan_command(**given.said)) is None:
+            counted_first = await call(where=given.where, dry_run=True)
+            if given.dry_run or not counted_first.count:
+                return counted_first
+            _confirm(name, counted_first.count, yes=given.yes)
+        progress.begun = not given.background
+        how = {"background": True} if given.background else {"progress": progress}
+        return await call(where=given.where, **given.said, **options, **how)
+
+    try:
+        return with_client(given.dsn, given.schema, run)
+    except KeyboardInterrupt:
+        if not progress.begun:
+            raise
+        click.echo(f"durable-actors: {_interrupted(given, progress.bulk)}", err=True)
         sys.exit(1)
 
 
@@ -274,25 +290,54 @@ class _Progress:
 
     def __init__(self) -> None:
         self._next = time.monotonic() + TELL_EVERY
+        self.begun = False
+        self.bulk: Bulk | None = None
+        """It counts while it runs; None until its first batch has ended."""
 
     def __call__(self, bulk: Bulk) -> None:
+        self.bulk = bulk
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + TELL_EVERY
             click.echo(f"durable-actors: {bulk.done + bulk.skipped + bulk.failed} of {bulk.count}", err=True)
+
+
+def _interrupted(given: Given, bulk: Bulk | None) -> str:
+    """What Ctrl-C leaves, and how to go on."""
+    key = given.said["idempotency_key"]
+    so_far = (
+        f"fewer than {BATCH} instances are done"
+        if bulk is None
+        else f"at least {bulk.done} of {counted(bulk.count, 'instance')} are done"
+    )
+    go_on = "the same command does the rest" if key is None else f"with --idempotency-key {key} it goes on"
+    return f"interrupted: {so_far}, and stay so; given again, {go_on}"
 
 
 def _sentence(name: str, bulk: Bulk) -> str:
     verb = name.replace("_", "-")
     if not bulk.count:
         return "no instance matches the filters"
+    many = counted(bulk.count, "instance")
     if bulk.state == "dry run":
-        return f"{verb} would change {counted(bulk.count, 'instance')}"
-    if bulk.instance_id is not None:
+        return f"{verb} would change {many}"
+    before = "" if bulk.earlier is None else f"{_given_before(bulk.earlier)}: "
+    number = bulk.instance_id
+    if number is not None and bulk.state == "running":
+        of = f"{many}: {before}it" if before else many
         return (
-            f"{verb} of {counted(bulk.count, 'instance')} runs in the background, as instance {bulk.instance_id}: "
-            f"`durable-actors show {bulk.instance_id}`, `durable-actors cancel {bulk.instance_id}`"
+            f"{verb} of {of} runs in the background, as instance {number}: "
+            f"`durable-actors show {number}`, `durable-actors cancel {number}`"
         )
-    parts = [f"{number} {answer}" for answer, number in sorted(bulk.answers.items())] or [f"{bulk.done} done"]
+    parts = [f"{times} {answer}" for answer, times in sorted(bulk.answers.items())] or [f"{bulk.done} done"]
     parts += [f"{bulk.skipped} skipped, because they had changed"] * bool(bulk.skipped)
     parts += [f"{bulk.failed} failed"] * bool(bulk.failed)
-    return f"{verb} of {counted(bulk.count, 'instance')}: {', '.join(parts)}"
+    parts += ["then it was aborted"] * (bulk.state == "aborted") + ["then it gave up"] * (
+        bulk.state == "failed"
+    )
+    now = "; nothing was done now" if bulk.repeated else "; the rest was done now" if before else ""
+    return f"{verb} of {many}: {before}{', '.join(parts)}{now}"
+
+
+def _given_before(receipt: Receipt) -> str:
+    by = "" if receipt.by is None else f", by {one_line(receipt.by, limit=50)}"
+    return f"given before ({receipt.at:%Y-%m-%d %H:%M %Z}{by})"

@@ -9,10 +9,12 @@ import attrs
 import click
 import trio
 
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.commands import Command, plan_command
 from durable_actors._store.dialogues import CarriedOut, carrying_out, run_dialogue
 from durable_actors._store.foreign import Dialogue
 from durable_actors._store.node import feature_warning
+from durable_actors._store.observe import Filter, list_instances, read_nodes
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.pausing import RESUME, pausing, pausing_queue, plan_queue, resuming_queue
 from durable_actors._store.releases import PAUSES
@@ -152,23 +154,44 @@ def pause_queue(
     """Pause a queue: no pick that begins after this has returned takes a row of it, on any node.
 
     Steps that run finish. Deploys and restarts do not end a pause, and inserts and signals go on. A queue that is
-    paused already gets the new --until and --reason. It leaves a receipt: see audit.
+    paused already gets the new --until and --reason. A name that neither a live node nor a row has is paused, too, and
+    a note says so. It leaves a receipt: see audit.
     """
     command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key)
     plan = plan_queue(name, machine, until)
 
-    async def run() -> tuple[QueuePause, str | None]:
+    async def run() -> tuple[QueuePause, list[str | None]]:
         async with open_store(dsn, schema) as conn:
             done = await run_dialogue(conn, pausing_queue(schema, plan, command))
-            return done.pause, await feature_warning(conn, schema, PAUSES)
+            told = [await feature_warning(conn, schema, PAUSES), await _unknown(conn, schema, name, machine)]
+            return done.pause, told
 
-    found, warning = trio.run(run)
+    found, warnings = trio.run(run)
     if as_json:
         print_json(found)
     else:
         click.echo(f"{one_line(found.what, limit=600)} is {words(found)}")
-    if warning is not None:
+    for warning in filter(None, warnings):
         click.echo(f"durable-actors: {warning}", err=True)
+
+
+async def _unknown(conn: PgConn, schema: str, name: str, machine: str | None) -> str | None:
+    """A note if neither a live node nor a row has this queue, or this machine in it: the name may be misspelled."""
+    serving = [each for each in await read_nodes(conn, schema) if each.alive and name in each.queues]
+    known = {each.rpartition("/")[0] for node in serving for each in node.machines}
+    if serving if machine is None else machine in known:
+        return None
+    rows = await list_instances(conn, schema, Filter(queue=name, machine=machine), limit=1, full=False)
+    if rows.instances:
+        return None
+    none = "has no rows" if rows.before is None else f"has none of the newest {rows.looked} rows"
+    queue_name = f"queue {one_line(name, limit=300)!r}"
+    if machine is None:
+        return f"note: no live node serves {queue_name}, and it {none}: is the name right?"
+    what = f"machine {one_line(machine, limit=300)!r}"
+    return (
+        f"note: no live node that serves {queue_name} knows {what}, and it {none} there: are the names right?"
+    )
 
 
 @queue.command("resume", short_help="End the pause of a queue.")

@@ -15,6 +15,10 @@ from durable_actors.journal.verify import is_truncation
 
 GAP: Final = 1.0
 """Seconds between two records from which on the timeline shows the wait between them."""
+RAN: Final = "the step ran"
+CLAIM: Final = "it waited to be claimed"
+PAUSED: Final = "it was paused"
+NEXT_RUN: Final = "it waited for its next run"
 
 
 @attrs.frozen
@@ -52,7 +56,8 @@ def timeline(
         if last is not None and doing is not None:
             waited = (record.at - last.at).total_seconds()
             if waited >= GAP:
-                yield Line("", "", f"┆ {seconds(waited)} {_waits(doing, record)}", "dim")
+                what = _waits(doing, record, waited, unrecorded=gap)
+                yield Line("", "", f"┆ {seconds(waited)} {what}", "dim")
             if gap:
                 missing = record.rev - last.rev - 1
                 moves = "1 move was" if missing == 1 else f"{missing} moves were"
@@ -60,7 +65,7 @@ def timeline(
         since = (record.at - first.at).total_seconds()
         yield Line(f"+{seconds(since)}", record.kind, _text(record), _STYLES.get(record.kind, ""))
         last = record
-        if doing is None or not (record.kind == "wakeup" or is_truncation(record)):
+        if doing is None or not (record.kind == "wakeup" or is_truncation(record) or _runs_on(doing, record)):
             doing = record
     for rev, reason in wrong:
         yield _damaged(rev, reason)
@@ -83,37 +88,55 @@ _STYLES: Final = {
 }
 
 
-def _waits(before: Record, after: Record) -> str:
-    """What the instance did between two records."""
+def _runs_on(doing: Record, record: Record) -> bool:
+    """Whether it is about a pause, while a step runs: that runs to its end."""
+    return record.kind in {"paused", "resumed"} and _waits(doing, record, 0.0) == RAN
+
+
+def _waits(before: Record, after: Record, waited: float, *, unrecorded: bool = False) -> str:
+    """What the instance did between two records, in so many seconds; `unrecorded`: moves between them are missing."""
+    found = _does(before, after)
+    if found not in {CLAIM, PAUSED, NEXT_RUN}:
+        return found
+    if after.seconds is None:
+        return f"it ran, or {CLAIM.removeprefix('it ')}" if unrecorded and found == CLAIM else found
+    # An outcome, without the record of its claim: the run, and what was before it.
+    if found == PAUSED or waited - after.seconds < GAP:
+        return RAN
+    return found if after.seconds < GAP else f"it ran, or {found.removeprefix('it ')}"
+
+
+def _does(before: Record, after: Record) -> str:
+    """What an instance does after a record, as far as that says it."""
     if after.kind == "reaped":
         return "its node ran the step, or was gone"
     if before.kind == "parked":
         names = _names(before.data.get("awaits", ()))
         return f"it awaited a signal named {names}" if names else "it awaited a signal"
     if before.kind == "snapshot":
-        return _STANDS.get(before.data.get("row", {}).get("status"), "it waited to be claimed")
+        return _STANDS.get(before.data.get("row", {}).get("status"), CLAIM)
     if before.data.get("keeps_claim"):
-        return "the step ran"
-    return _WAITS.get(before.kind, "it waited to be claimed")
+        return RAN
+    return _WAITS.get(before.kind, CLAIM)
 
 
 _WAITS: Final = {
     "spawned": "it waited for its children",
     "child_ended": "it waited for its children",
     "recounted": "it waited for its children",
-    "retry": "it waited for its next run",
-    "claimed": "the step ran",
-    "child_started": "the step ran",
+    "retry": NEXT_RUN,
+    "claimed": RAN,
+    "child_started": RAN,
     "held": "it waited for its partition key",
     "shelved": "it waited for a node that has its step",
-    "paused": "it was paused",
+    "paused": PAUSED,
     "asked": "it waited for a person",
     **dict.fromkeys(("done", "failed", "cancelled", "unfit"), "it had ended"),
 }
 
 
 _STANDS: Final = {
-    "executing": "the step ran",
+    "executing": RAN,
     "awaiting_signal": "it awaited a signal",
     "awaiting_children": "it waited for its children",
     **dict.fromkeys(("done", "failed", "cancelled"), "it had ended"),

@@ -6,6 +6,10 @@ import getpass
 
 from tests.cli.conftest import Shell
 
+REQUESTED = (
+    "requested: its node cancels the step (one in a thread runs to its end), or it compensates; then it ends"
+)
+
 
 def test_by_id_and_by_key(shell: Shell):
     number, keyed = shell.add(), shell.add(unique_key=b"order:1")
@@ -20,7 +24,7 @@ def test_by_id_and_by_key(shell: Shell):
 
 def test_what_runs_is_asked_or_forced(shell: Shell):
     number = shell.add(status="executing")
-    said = f"{number} requested: its step is cancelled, or it compensates; then it ends\n"
+    said = f"{number} {REQUESTED}\n"
     assert shell.ok("cancel", number, "--by", "ada", "--reason", "wrong order") == said
     assert "cancel requested by ada" in shell.ok("show", number)
     assert shell.json("cancel", number) == [{"id": number, "result": "requested", "reason": None}]
@@ -61,10 +65,7 @@ def test_what_compensates(shell: Shell):
     shell.conn.execute(
         "insert into durable.compensations select fsm, fsm_version, 'undo' from durable.gen_durable"
     )
-    assert (
-        shell.ok("cancel", "k", "--by", "ada")
-        == f"{number} requested: its step is cancelled, or it compensates; then it ends\n"
-    )
+    assert shell.ok("cancel", "k", "--by", "ada") == f"{number} {REQUESTED}\n"
     assert "it compensates: cancelled by ada" in shell.ok("why", number)
     assert "compensates in step 'undo'; force=True ends it" in shell.refused("cancel", number)
     assert shell.ok("cancel", number, "--force") == f"{number} cancelled\n"

@@ -62,6 +62,26 @@ def test_what_is_refused_is_said_and_the_rest_is_done(shell: Shell):
     assert "--data" in shell.refused("approve", waits, "--data", "{", code=2)
 
 
+def test_who_decided_is_known_after_the_step(shell: Shell):
+    """The row forgets a decision with the step that got it; the receipt does not. Nobody, if the time was up."""
+    number = asking(shell, "pause")
+    shell.ok("proceed", number, "--by", "ada", "--comment", "go")
+    shell.ok("pause", number)
+    shell.conn.execute(
+        "update durable.gen_durable set status = 'done', finished_at = now(), manual = null, request = null"
+        " where id = %s",
+        [number],
+    )
+    said = shell.refused("proceed", number)
+    assert said.startswith(
+        f"durable-actors: not let proceed: instance {number} is done, and only one that waits"
+    )
+    assert "can be let proceed; it was let proceed by ada at " in said
+    assert said.endswith(": go\n")
+    late = shell.add(manual=Jsonb({"kind": "approval", "decision": {"kind": "timed_out"}}))
+    assert f"instance {late} is runnable (nobody decided in time), and only" in shell.refused("approve", late)
+
+
 def test_the_same_key_again_is_harmless(shell: Shell):
     number = asking(shell)
     for _ in range(2):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 import pytest
+from durable_actors import _bulk
 from durable_actors.cli import many
 from psycopg.types.json import Jsonb
 from tests.cli.conftest import Shell
 
-TOLD = {"id", "command", "state", "count", "done", "skipped", "failed", "failures", "answers", "instance_id"}
+TOLD = {
+    "id", "command", "state", "count", "done", "skipped", "failed", "failures", "answers", "instance_id", "repeated",
+}  # fmt: skip
 
 
 def test_retry_by_filter(shell: Shell):
@@ -33,6 +37,62 @@ def test_retry_by_filter(shell: Shell):
     shown = shell.ok("audit")
     assert "all error=such host, machine=shop:Checkout, status=failed" in shown
     assert "1 of 1 done" in shown
+
+
+def test_a_key_that_was_used_says_that_nothing_is_done_now(shell: Shell):
+    """Straight after it, when nothing matches any more, and when others have failed since."""
+    first = shell.add(status="failed", last_error="X")
+    given = ["retry", "--error", "X", "--yes", "--by", "ada", "--idempotency-key", "incident-7"]
+    assert shell.ok(*given) == "retry of 1 instance: 1 done\n"
+    said = shell.ok(*given)
+    assert re.fullmatch(
+        r"retry of 1 instance: given before \(\d{4}-\d\d-\d\d \d\d:\d\d \S+, by ada\): 1 done; nothing was done now\n",
+        said,
+    )
+    other = shell.add(status="failed", last_error="X")
+    assert shell.ok(*given) == said
+    assert shell.json(*given)["repeated"] is True
+    assert shell.ok(*given, "--dry-run") == "retry would change 1 instance\n"
+    assert (shell.row(first, "status"), shell.row(other, "status")) == (("runnable",), ("failed",))
+    assert shell.json(*given[:-1], "incident-8")["repeated"] is False
+    background = ["retry", "--error", "X", "--status", "cancelled", "--background", "--idempotency-key", "b"]
+    shell.add(status="cancelled", last_error="X")
+    shell.ok(*background)
+    again = shell.ok(*background)
+    assert again.startswith("retry of 1 instance: given before (")
+    assert "): it runs in the background, as instance " in again
+
+
+@pytest.mark.parametrize("key", [None, "incident-7"])
+def test_ctrl_c_tells_what_is_done_and_how_to_go_on(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, key: str | None
+):
+    monkeypatch.setattr(_bulk, "BATCH", 2)
+    plain = _bulk.BulkCalls._one
+    for _ in range(5):
+        shell.add(status="failed")
+    begun: list[int] = []
+
+    async def one(self: Any, kind: Any, target: Any, *rest: Any) -> bool:
+        begun.append(target.id)
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        return await plain(self, kind, target, *rest)
+
+    monkeypatch.setattr(_bulk.BulkCalls, "_one", one)
+    named = [] if key is None else ["--idempotency-key", key]
+    said = shell.refused("retry", "--status", "failed", *named)
+    go_on = "the same command does the rest" if key is None else f"with --idempotency-key {key} it goes on"
+    assert (
+        said
+        == f"durable-actors: interrupted: at least 3 of 5 instances are done, and stay so; given again, {go_on}\n"
+    )
+    told = shell.ok("retry", "--status", "failed", *named)
+    if key is None:
+        assert told == "retry of 2 instances: 2 done\n"
+    else:
+        assert told.startswith("retry of 5 instances: given before (")
+        assert told.endswith("): 5 done; the rest was done now\n")
 
 
 def test_needs_targets_or_filters(shell: Shell):
@@ -132,3 +192,18 @@ def test_rerun(shell: Shell):
     assert "there is no instance 999" in shell.refused("rerun", "999")
     assert "--state" in shell.refused("rerun", old, "--state", "{", code=2)
     assert {each["command"] for each in shell.json("audit", old)["receipts"]} == {"rerun"}
+
+
+def test_rerun_in_a_step_that_no_live_node_has(shell: Shell):
+    old = shell.add()
+    assert shell.run("rerun", old, "--step", "pai").stderr == "", "nobody knows the machine"
+    steps = {"shop:Checkout/1": ["charge", "pay"]}
+    shell.node("n:1", queues={"default": 1}, machines=[*steps], steps=steps)
+    said = shell.run("rerun", old, "--step", "pai")
+    new = int(said.stdout)
+    assert said.stderr == (
+        f"durable-actors: no live node has step 'pai' of shop:Checkout/1 (did you mean 'pay'?): instance {new} "
+        f"waits for one that has; `durable-actors cancel {new}` ends it\n"
+    )
+    assert "(they have: charge, pay)" in shell.run("rerun", old, "--step", "x", "--json").stderr
+    assert shell.run("rerun", old, "--step", "pay").stderr == ""

@@ -31,8 +31,24 @@ def test_instances(shell: Shell):
     assert len(shell.json("audit", "--command", "pause")["receipts"]) == 3
 
 
+def test_a_queue_that_nobody_knows_is_paused_with_a_note(shell: Shell):
+    """It may be empty for now; but the name may be misspelled."""
+    shell.node("n:1", queues={"mail": 1}, machines=["shop:send/1"])
+    shell.node("n:2", queues={"dead": 1}, machines=["shop:send/1"], alive=False)
+    shell.add(queue="old", status="done", fsm="shop:old")
+    note = "durable-actors: note: no live node serves queue 'dead', and it has no rows: is the name right?\n"
+    for extra in ([], ["--json"]):
+        said = shell.run("queue", "pause", "dead", *extra)
+        assert (said.exit_code, said.stderr[-len(note) :]) == (0, note)
+    of = "note: no live node that serves queue 'mail' knows machine 'shop:nosuch', and it has no rows there"
+    assert of in shell.run("queue", "pause", "mail", "--machine", "shop:nosuch").stderr
+    for known in (["mail"], ["old"], ["mail", "--machine", "shop:send"], ["old", "--machine", "shop:old"]):
+        assert "note:" not in shell.run("queue", "pause", *known).stderr
+    assert "knows machine 'shop:send'" in shell.run("queue", "pause", "old", "--machine", "shop:send").stderr
+
+
 def test_queues(shell: Shell):
-    shell.add(queue="mail", eligible_at="yesterday")
+    number = shell.add(queue="mail", eligible_at="yesterday")
     assert shell.ok("queue", "pause", "mail", "--reason", "SMTP is down") == (
         f"queue 'mail' is paused by {getpass.getuser()}: SMTP is down\n"
     )
@@ -44,6 +60,9 @@ def test_queues(shell: Shell):
     assert "mail PAUSED" in shown
     assert "queue 'mail' is paused by" in shown
     assert "1 due" in shown
+    facts = shell.ok("why", number)
+    assert "pauses [{queue mail, " in facts
+    assert "datetime" not in facts
     assert "machine 'm' in queue 'mail' is paused until" in shell.ok("top", "--count", 1)
     [view] = shell.json("queues")
     assert [each["machine"] for each in view["pauses"]] == [None, "m"]

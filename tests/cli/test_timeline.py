@@ -97,6 +97,41 @@ def test_a_gap_before_a_reap_may_be_a_dead_node():
     assert found[1] == "┆ 30 s its node ran the step, or was gone"
 
 
+@pytest.mark.parametrize(
+    ("before", "ran", "text"),
+    [
+        ("next", 4.9, "the step ran"),
+        ("next", 0.1, "it waited to be claimed"),
+        ("next", 2.0, "it ran, or waited to be claimed"),
+        ("retry", 2.0, "it ran, or waited for its next run"),
+        ("retry", 0.1, "it waited for its next run"),
+        ("paused", 2.0, "the step ran"),
+    ],
+)
+def test_a_gap_before_an_outcome_whose_claim_is_not_recorded(before: str, ran: float, text: str):
+    found = lines(record(1, before, step="s"), record(3, "done", 5.0, step="s", seconds=ran))
+    assert found[1] == f"┆ 5.0 s {text}"
+
+
+def test_a_gap_in_which_moves_are_missing():
+    found = lines(record(1, "started", step="s"), record(3, "paused", 5.0, step="s", by="ada"))
+    assert found[1] == "┆ 5.0 s it ran, or waited to be claimed"
+
+
+def test_a_step_runs_on_while_its_instance_is_paused():
+    found = lines(
+        record(1, "claimed", step="s"),
+        record(2, "paused", 2.0, step="s"),
+        record(3, "resumed", 4.0, step="s"),
+        record(4, "paused", 6.0, step="s"),
+        record(5, "next", 8.0, step="s", to_step="t", seconds=8.0),
+        record(6, "paused", 8.0, step="t"),
+        record(7, "resumed", 10.0, step="t"),
+    )
+    assert found[1::2][:4] == ["┆ 2.0 s the step ran"] * 4
+    assert found[-2] == "┆ 2.0 s it was paused"
+
+
 def test_no_history():
     assert lines() == []
 

@@ -186,11 +186,12 @@ async def test_a_call_that_was_interrupted_goes_on_with_its_key(
         await durable.retry(where=da.Filter(queue="default"), idempotency_key="k")
     bulk = await durable.retry(where=where, idempotency_key="k")
     assert (bulk.count, bulk.done, bulk.state) == (8, 8, "finished")
+    assert (bulk.earlier is not None, bulk.repeated) == (True, False), "it did the rest"
     assert statuses(durable) == {"runnable": 7, "failed": 2}, (
         "neither the one that failed again nor the new one"
     )
     again = await durable.retry(where=where, idempotency_key="k")
-    assert (again.id, again.done, again.state) == (bulk.id, 8, "finished")
+    assert (again.id, again.done, again.state, again.repeated) == (bulk.id, 8, "finished", True)
     assert look(durable, "select count(*) from durable.receipts") == [(9,)]
 
 

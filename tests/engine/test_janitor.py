@@ -102,6 +102,24 @@ async def test_a_round_deletes_what_is_old_and_tells_it(db: Db):
     assert db.execute("select array_agg(id order by id) from durable.gen_durable") == [(kept,)]
 
 
+async def test_one_line_a_minute_tells_what_was_deleted(db: Db, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "durable_actors")
+    ended(db, 2)
+    async with make_node(db.dsn) as node:
+        janitor = Janitor(node)
+        await janitor._round(node.config.retention)  # type: ignore[arg-type]
+        janitor._report()
+        janitor._log(Swept(9, None, None, 3, 1, 0, 7))
+        janitor._next_line -= janitor_module.LINE_EVERY
+        janitor._report()  # nothing was deleted since; but there is something to tell
+        janitor._next_line -= janitor_module.LINE_EVERY
+        janitor._report()
+    assert [each.getMessage() for each in caplog.records if "deleted" in each.getMessage()] == [
+        "retention: deleted 2 instances (2 done, 0 cancelled, 0 failed) and 0 records",
+        "retention: deleted 4 instances (3 done, 1 cancelled, 0 failed) and 7 records",
+    ]
+
+
 async def test_an_idle_round_looks_at_a_few_rows(db: Db, monkeypatch: pytest.MonkeyPatch):
     ended(db, 300, "1 day")
     sweeps = Sweeps(monkeypatch)

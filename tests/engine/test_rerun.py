@@ -96,8 +96,9 @@ async def test_where_nothing_is_recorded(durable: Bench):
     first = await durable.rerun(gone_on)  # no outcome can have changed it yet
     assert row(durable, first, "step, state") == ("begin", {"n": 7})
     await durable.drain()
-    with pytest.raises(da.Conflict, match=r"the first state of instance .* is not recorded .*give state="):
+    with pytest.raises(da.Conflict, match=r"the first state of instance .* is not recorded") as refused:
         await durable.rerun(gone_on)
+    assert str(refused.value).endswith(": give a state (--state on the command line)"), "no retry: it is done"
     with pytest.raises(da.Conflict, match=r"the first step of instance .* is not recorded"):
         await durable.rerun(gone_on, state=Cart(1))
     with pytest.raises(da.Conflict, match=r"has no record of revision 1.*Give step and state"):

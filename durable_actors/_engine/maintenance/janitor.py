@@ -58,6 +58,10 @@ LEAST_LAG: Final = 1.0
 INSERTED: Final = DAY
 """Seconds for which what a step inserted is kept, at least: a step that runs again must find it."""
 
+LINE_EVERY: Final = 60.0
+"""Seconds between two lines in the log about what was deleted, at least."""
+NOTHING: Final = Swept(0, None, None, 0, 0, 0, 0)
+
 
 def ages_of(retention: Retention) -> Ages:
     """What the statement is told."""
@@ -101,7 +105,9 @@ class Janitor(Actor[object]):
         self._most = BATCH
         self._told: int | None = None
         self._complained = False
-        self._deleted = Swept(0, None, None, 0, 0, 0, 0)
+        self._deleted = NOTHING
+        self._unlogged = NOTHING
+        self._next_line = -math.inf
         moves = None if self._retention is None else self._retention.history
         self._truncation = None if moves is None else Truncation(node, moves)
 
@@ -218,10 +224,22 @@ class Janitor(Actor[object]):
         """Tell what was deleted since the last report."""
         if self._truncation is not None:
             self._truncation.report()
-        gone, self._deleted = self._deleted, Swept(0, None, None, 0, 0, 0, 0)
-        if not gone.deleted:
+        gone, self._deleted = self._deleted, NOTHING
+        self._log(gone)
+        if gone.deleted and self._node.telemetry.active:
+            self._node.telemetry.emit(
+                InstancesDeleted(
+                    done=gone.done, cancelled=gone.cancelled, failed=gone.failed, records=gone.records
+                )
+            )
+
+    def _log(self, gone: Swept) -> None:
+        """Log what was deleted, at most one line a minute: what comes before it is in the next one."""
+        self._unlogged = gone = _sum(self._unlogged, gone)
+        if not gone.deleted or trio.current_time() < self._next_line:
             return
-        logger.debug(
+        self._unlogged, self._next_line = NOTHING, trio.current_time() + LINE_EVERY
+        logger.info(
             "retention: deleted %s (%d done, %d cancelled, %d failed) and %s",
             counted(gone.deleted, "instance"),
             gone.done,
@@ -229,12 +247,6 @@ class Janitor(Actor[object]):
             gone.failed,
             counted(gone.records, "record"),
         )
-        if self._node.telemetry.active:
-            self._node.telemetry.emit(
-                InstancesDeleted(
-                    done=gone.done, cancelled=gone.cancelled, failed=gone.failed, records=gone.records
-                )
-            )
 
 
 def _sum(one: Swept, other: Swept) -> Swept:
