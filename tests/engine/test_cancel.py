@@ -151,7 +151,8 @@ async def test_a_step_on_another_node_is_cancelled_within_two_seconds(durable_ds
         await gate.wait_entered()
         await trio.sleep(1.0)  # a step that is as old is looked after
         assert await client.cancel(number, by="ada", reason="wrong order") == "requested"
-        assert "cancel requested by ada" in (await client.explain(number)).summary
+        asked = await client.explain(number)  # its node may have looked in between
+        assert "cancel requested by ada" in asked.summary or asked.reason == "cancelled"
         with trio.fail_after(2):
             await cleaned.wait()
         found = await ends_cancelled(run, number, "wrong order")
@@ -238,6 +239,9 @@ async def test_any_outcome_but_done_becomes_cancelled(durable_dsn, db: Db, monke
             gate.open()
         if kind == "Done":
             await run.engine.client.result(number, timeout=PATIENCE)
+            await until(
+                lambda: run.events.all(StepCommitted, id=number)
+            )  # the row may tell before the node does
         else:
             found = await ends_cancelled(run, number, "because")
             assert (found.step, found.attempt) == ("begin", 0)
