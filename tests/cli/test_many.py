@@ -195,14 +195,14 @@ def test_rerun(shell: Shell):
 
 
 def test_rerun_in_a_step_that_no_live_node_has(shell: Shell):
-    old = shell.add()
+    old = shell.add(fsm="shop:Unknown")  # here: other tests define Checkout
     assert shell.run("rerun", old, "--step", "pai").stderr == "", "nobody knows the machine"
-    steps = {"shop:Checkout/1": ["charge", "pay"]}
+    steps = {"shop:Unknown/1": ["charge", "pay"]}
     shell.node("n:1", queues={"default": 1}, machines=[*steps], steps=steps)
     said = shell.run("rerun", old, "--step", "pai")
     new = int(said.stdout)
     assert said.stderr == (
-        f"durable-actors: no live node has step 'pai' of shop:Checkout/1 (did you mean 'pay'?): instance {new} "
+        f"durable-actors: no live node has step 'pai' of shop:Unknown/1 (did you mean 'pay'?): instance {new} "
         f"waits for one that has; `durable-actors cancel {new}` ends it\n"
     )
     assert "(they have: charge, pay)" in shell.run("rerun", old, "--step", "x", "--json").stderr
