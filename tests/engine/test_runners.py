@@ -450,4 +450,6 @@ async def test_children_that_python_cannot_decode(db: Db) -> None:
         assert claimed is not None
         assert claimed.children is not None
         assert [each.result for each in claimed.children] == [WIDE, {"n": 1}]
-    db.execute("update durable.gen_durable set result = null where status = 'done'")  # the fixtures read all rows
+    db.execute(
+        "update durable.gen_durable set result = null where status = 'done'"
+    )  # the fixtures read all rows
