@@ -59,7 +59,7 @@ async def test_histories_that_are_truncated_while_they_grow(db: Db, walk: Any, l
                 nursery.start_soon(reader)
                 await finish(run, ids)
                 nursery.cancel_scope.cancel()
-        assert gone > 50
+        assert gone, "nothing was truncated meanwhile"
         assert (await client.verify()).problems == []
         if level == "full":
             for number in ids:
