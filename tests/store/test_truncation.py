@@ -285,7 +285,7 @@ async def test_a_snapshot_and_a_batch_read_few_pages(db: psycopg.Connection, dur
     db.execute("vacuum analyze durable.journal")
     for name, params, most in (
         ("snapshot_journal", [1, 10_000], 60),
-        ("truncate_journal", ["durable", 1, 10_000, 500], 1200),
+        ("truncate_journal", ["durable", 1, 10_000, 500], 2000),
     ):
         found = explain(db, statement(name, SCHEMA).sql, params, settings=ROLES["client"].settings)
         found.assert_no_seq_scan()
