@@ -1,7 +1,7 @@
 -- Paused queues.
 
 -- No row: nothing is paused. Few rows, which every pick of a queue looks up by the primary key, in its own snapshot: so no pick that begins
--- after the pause was committed claims anything. A row whose time has passed says nothing; the next pause or resume of the queue removes it.
+-- after the pause was committed claims anything. A row whose time has passed says nothing; the next pause of the same name replaces it.
 create table durable.pauses (
     queue       text not null,
     fsm         text not null default '',                     -- of this machine only; '': the whole queue

@@ -6,7 +6,7 @@
 -- locks    its row
 -- index    gen_durable_pkey, receipts_once
 -- keeps    attempt, visit and round: the run that was to come later comes now. Its place in its partition key is that of a row that became
---          due now. A row that is held stays as it is: only what holds it may release it, and then it is due anyway.
+--          due now. A row that is held stays as it is: only what holds it may release it. A paused one keeps its delay.
 with target as materialized (
     select y.id, y.hold, durable.due(y.eligible_at) as due
       from durable.gen_durable y
