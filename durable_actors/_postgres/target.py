@@ -9,8 +9,8 @@ from typing import Final
 
 import attrs
 
+from durable_actors._dsn import EMBEDDED
 from durable_actors._postgres.embedded.server import EmbeddedServer, open_embedded
-from durable_actors.config import EMBEDDED
 
 logger: Final = logging.getLogger("durable_actors")
 

@@ -8,13 +8,13 @@ Only a hand writes another one; `durable.waits_for` and `read_manual` agree on w
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, Unpack, cast, get_args
 
 import attrs
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.commands import MAX_TEXT, Command, Receipt, plain_text
+from durable_actors._store.commands import MAX_TEXT, Command, Receipt, Said, plain_text, plan_command
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import Decision, decode_or_text, encode_json
@@ -101,6 +101,32 @@ def _instant(value: object) -> datetime | None:
     except ValueError:
         return None
     return found if found is not None and found.tzinfo is not None else None
+
+
+class DecisionSaid(Said, total=False):
+    """What a decision says about itself."""
+
+    comment: str | None
+    """What the person has to say, for the step and the receipt."""
+    data: object
+    """A JSON value for the step."""
+
+
+@attrs.frozen
+class DecisionPlan:
+    """A decision: the checked arguments of `proceed`, `approve` and `reject`."""
+
+    verb: Verb
+    command: Command
+    params: list[bytes | None]
+    """The last parameters of resolve_boundary.sql."""
+
+
+def plan_decision(
+    verb: Verb, *, comment: object = None, data: object = None, **said: Unpack[Said]
+) -> DecisionPlan:
+    """Check what a caller says about a decision. Raises `ConfigError`."""
+    return DecisionPlan(verb, plan_command(**said), decision_params(verb, comment, data))
 
 
 def decision_params(verb: Verb, comment: object, data: object) -> list[bytes | None]:

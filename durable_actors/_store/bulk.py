@@ -35,7 +35,7 @@ from durable_actors._store.pausing import PAUSE, RESUME, pausing
 from durable_actors._store.signal import key_bytes
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError
-from durable_actors.machine import Status, current_registry, encode_json
+from durable_actors.machine import Status, current_registry
 
 SCOPE: Final = "bulk"
 """The scope of the receipt of a bulk command."""
@@ -174,6 +174,17 @@ def check_where(command: BulkCommand, where: object) -> Filter:
                 option="where",
                 value=where,
             )
+    if where.paused is not None and command.paused is not None and where.paused != command.paused:
+        what = "paused" if where.paused else "not paused"
+        raise ConfigError(
+            f"{command.name} does not apply to instances that are {what}", option="where", value=where
+        )
+    if where.paused and command.kind.allowed.isdisjoint(_LIVE):
+        raise ConfigError(
+            f"{command.name} does not apply to paused instances: {command.kind.otherwise}",
+            option="where",
+            value=where,
+        )
     if where.waiting is not None and _PARKED.isdisjoint(command.kind.allowed):
         raise ConfigError(
             f"{command.name} does not apply to instances that wait for {where.waiting}: {command.kind.otherwise}",
@@ -205,6 +216,7 @@ def given_filter(where: Filter) -> dict[str, Any]:
         "unique_key": key if key is None or isinstance(key, str) else key.decode("utf-8", "backslashreplace"),
         "parent": where.parent,
         "waiting": where.waiting,
+        "paused": where.paused,
         "older_than": None
         if where.older_than is None
         else duration("older_than", where.older_than, positive=False),
@@ -236,8 +248,8 @@ async def freeze(conn: PgConn, schema: str, command: BulkCommand, where: Filter)
         unique_key=None if key is None else (key_bytes(key) if isinstance(key, str) else key).hex(),
         parent=where.parent,
         due=command.due,
-        hold=command.hold,
-        paused=command.paused,
+        hold=None if where.paused else command.hold,
+        paused=command.paused if where.paused is None else where.paused,
         waiting=where.waiting,
     )
 
@@ -261,6 +273,8 @@ def match_call(schema: str, frozen: Frozen, *, after: int, limit: int) -> tuple[
         None if frozen.paused is None else b"t" if frozen.paused else b"f",
         encode.text(frozen.waiting),
     ]
+    if frozen.statuses == ("failed",) and frozen.unique_key is None and frozen.parent is None:
+        return statement("match_failed", schema, read_only=True), params
     return statement("match_instances", schema, read_only=True), params
 
 
@@ -276,7 +290,7 @@ def read_window(rows: list[Row], *, after: int, limit: int) -> Window:
 
 
 async def count_matching(conn: PgConn, schema: str, frozen: Frozen) -> int:
-    """How many instances match. Reads the whole table up to the highest id, in windows."""
+    """How many instances match. Reads all failed rows, or the whole table, up to the highest id, in windows."""
     total, after = 0, FIRST
     while True:
         rows = (await conn.run(*match_call(schema, frozen, after=after, limit=WINDOW))).rows
@@ -285,23 +299,3 @@ async def count_matching(conn: PgConn, schema: str, frozen: Frozen) -> int:
         if found.ended:
             return total
         after = found.after
-
-
-def start_call(
-    schema: str, name: str, command: Command, *, data: Mapping[str, Any], result: Mapping[str, Any]
-) -> tuple[Statement, Params]:
-    """The statement that writes the receipt of a bulk."""
-    said = [*map(encode.text, (command.by, command.reason, command.idempotency_key))]
-    documents = [encode_json(data, what="data"), encode_json(result, what="result")]
-    return statement("start_bulk", schema), [encode.text(name), *said, *documents]
-
-
-def finish_call(schema: str, number: int, *, result: Mapping[str, Any]) -> tuple[Statement, Params]:
-    """The statement that writes into that receipt what came of it."""
-    params = [encode.number(number), encode_json(result, what="result"), encode.text(key_of(number))]
-    return statement("finish_bulk", schema), params
-
-
-def key_of(number: int) -> str:
-    """The idempotency key of the commands of a bulk: each instance is meant once."""
-    return f"bulk:{number}"

@@ -20,7 +20,13 @@ def underway(instance: Instance, around: InstanceDetails) -> str:
             text += " (a step in a thread runs to its end first)"
         if request.cancels and request.on_cancel is not None:
             text += f", then step {request.on_cancel!r} compensates"
-    if (told := instance.cancellation) is not None:
+    if (told := instance.cancellation) is not None and told.upstream is not None:
+        text += (
+            f"; instance {told.upstream}, which it comes after, did not succeed: whoever claims it cancels it"
+        )
+    elif told is not None and told.ends(instance.visit):
+        text += f"; the limit {told.limit!r} was full: whoever claims it cancels it"
+    elif told is not None:
         text += f"; it compensates: cancelled{_by(told.by)}" + (f": {told.reason}" if told.reason else "")
     return text + _cascade(around)
 
@@ -31,6 +37,10 @@ def ended_by(instance: Instance, around: InstanceDetails) -> str:
     text = ""
     if request is not None and request.cancels:
         text = _by(request.by) + (f": {request.reason}" if request.reason else "")
+    elif told is not None and told.upstream is not None:
+        text = f": instance {told.upstream}, which it came after, did not succeed"
+    elif told is not None and told.ends(instance.visit):
+        text = f": the limit {told.limit!r} was full"
     elif told is not None:
         text = _by(told.by) + (f": {told.reason}" if told.reason else "") + ", after its compensation"
     return text + _cascade(around)

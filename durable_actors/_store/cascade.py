@@ -2,7 +2,7 @@
 
 Whoever decides that children are cancelled writes a row of `cascades` in the same statement: a command (`cancel`), the
 end of a claim that was asked for it, a barrier that opens (`rest="cancel"`). The rest is done by whoever comes: the
-caller of the command, an actor of every engine, `execute_next`.
+caller of the command, an actor of every engine, `execute_next`, and runners (`durable.claim_next`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from durable_actors.machine import MachineSpec
 
 CASCADES: Final = 20
 CHILDREN: Final = 200
+"""Per statement: cascades, and children of each. A child costs about 0.1 ms."""
 LAP: Final = 0.5
 """Seconds for which a cascade rests that has met a locked child, in cancel_children.sql."""
-"""Per statement: cascades, and children of each. A child costs about 0.1 ms."""
+COURTESY: Final = 20
+"""Statements by which a call cancels children, where no engine runs in this process."""
 
 
 @attrs.frozen
@@ -85,5 +87,6 @@ async def write_compensations(conn: PgConn, schema: str, specs: Iterable[Machine
         encode.text_array([spec.name for spec in known]),
         encode.int_array([spec.version for spec in known]),
         encode.text_array([spec.on_cancel for spec in known]),
+        encode.text_array([spec.on_cancel and spec.steps[spec.on_cancel].limits for spec in known]),
     ]
     await conn.run(statement("write_compensations", schema), params)

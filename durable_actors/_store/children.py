@@ -15,8 +15,10 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params
 from durable_actors._store.claim import promote_siblings
-from durable_actors._store.commit import pair_params
+from durable_actors._store.commit import limit_params, pair_params
+from durable_actors._store.graph import graph_params
 from durable_actors._store.insert import MAX_OCCUPANT_READS, Insertion, in_chunks, insert_call, tags_literal
+from durable_actors._store.links import Graph, links_of
 from durable_actors._store.rows import Claim, Committed, Transition
 from durable_actors._store.sql import statement
 from durable_actors.machine import ChildView, InsertPlan, Status, decode_json
@@ -39,6 +41,8 @@ class Spawn:
     timeout: float | None
     cancel_rest: bool = False
     """Cancel the children that still live then."""
+    graph: Graph | None = None
+    """None: no child has a key or comes after another."""
 
 
 async def schedule_children(
@@ -61,14 +65,7 @@ async def schedule_children(
         fence = [encode.number(claim.id), claim.claim_id.encode(), encode.number(claim.visit), late]
         if not (await conn.run(statement("lock_parent", schema), fence)).rows:
             return None
-        children: list[int] = []
-        barrier = claim.visit + 1
-        for chunk in in_chunks(spawn.plans, rows=ROWS_PER_INSERT):
-            insertion = Insertion(chunk)
-            while insertion.pending:
-                call = insert_call(insertion.pending, schema, parent_id=claim.id, barrier=barrier)
-                insertion.answered((await conn.run(*call)).rows)
-            children += [number for number in insertion.ids() if number is not None]
+        children = await _insert_children(conn, schema, spawn, claim.id, claim.visit + 1)
         inserted = len(children)
         needed = inserted if spawn.quorum is None else min(spawn.quorum, inserted)
         result = await conn.run(
@@ -91,6 +88,8 @@ async def schedule_children(
                 b"t" if spawn.cancel_rest else b"f",
             ],
         )
+        if transition.relimits:
+            await conn.run(statement("write_limits", schema), limit_params([transition]))
         if transition.consumed:
             pairs = pair_params([(claim.id, signal) for signal in transition.consumed])
             await conn.run(statement("consume_signals", schema), pairs)
@@ -100,6 +99,30 @@ async def schedule_children(
     return Committed(
         int(visit or 0), cast("Status", (status or b"").decode()), offered=tuple(offered), children=children
     )
+
+
+async def _insert_children(conn: PgConn, schema: str, spawn: Spawn, parent: int, barrier: int) -> list[int]:
+    """Insert the children, and which of them come after which. Returns the ids of those that are new."""
+    graph = spawn.graph
+    links = None if graph is None else links_of(graph)
+    found: list[int | None] = []
+    for chunk in in_chunks(spawn.plans, rows=ROWS_PER_INSERT):
+        first = len(found)
+        part = None if links is None else links.part(first, first + len(chunk))
+        insertion = Insertion(chunk if part is None else part.firm(chunk))
+        while insertion.pending:
+            call = insert_call(
+                insertion.pending,
+                schema,
+                parent_id=parent,
+                barrier=barrier,
+                links=None if part is None else part.only(insertion.places),
+            )
+            insertion.answered((await conn.run(*call)).rows)
+        found += insertion.ids()
+    if graph is not None and links is not None and any(links.links):
+        await conn.run(statement("insert_graph", schema), graph_params(found, graph, links.feeds))
+    return [number for number in found if number is not None]
 
 
 def child_uid(
@@ -200,6 +223,9 @@ def _start_params(
         encode.text(key),
         encode.number(plan.journal),
         encode.text(plan.fingerprint),
+        encode.number(plan.max_attempts),
+        encode.text(plan.fair_key),
+        encode.text(plan.limits),
     ]
 
 
@@ -225,6 +251,7 @@ async def read_children(
             if result is None
             else decode_json(result, what=f"result of child {(number or b'?').decode()}"),
             None if error is None else error.decode(),
+            None if key is None else key.decode(),
         )
-        for number, fsm, status, result, error in rows
+        for number, fsm, status, result, error, key in rows
     ]

@@ -13,7 +13,7 @@ import attrs
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_text_array
-from durable_actors._postgres.driver.statement import Row
+from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.commands import Request, read_cancellation, read_request
 from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim, OrphanedClaim, PickResult, Promoted, RecordedClaim, Seen
@@ -106,13 +106,46 @@ async def pick_instances(
     rows = cast("list[tuple[Any, ...]]", result.rows)
     if begin.by_id:
         rows = [row[:-1] for row in rows]  # without what the journal's record returned
-    picked = read_pick(rows, queue=queue, trusted_until=_trusted_until(now, owner.lease_ttl))
+    picked = read_pick(rows, queue=queue, trusted_until=trusted_until(now, owner.lease_ttl))
     if begin.by_id:
         picked.positions.clear()  # the rows before these were not read
     return picked
 
 
-def _trusted_until(now: float, lease_ttl: float) -> float:
+@attrs.frozen
+class ClaimAtOnce:
+    """What a node may claim in the transaction that makes a row runnable: one row, in one of these queues."""
+
+    owner: Owner
+    queues: Sequence[str]
+    known: bytes
+    """The steps that the node knows (`encode.text_array`)."""
+    now: float
+    """The time on Trio's clock before the call: the lease is trusted from there."""
+
+    def call(self, ids: Sequence[int] = ()) -> tuple[Statement, Params]:
+        """The statement that claims one of these rows; without ids the row that the transaction has inserted last."""
+        owner = self.owner
+        return statement("claim_at_once", owner.schema, typed=True), [
+            encode.text_array(self.queues),
+            encode.int_array(ids),
+            owner.name.encode(),
+            encode.number(owner.lease_ttl),
+            self.known,
+            encode.bytea(owner.token_hash),
+        ]
+
+    def read(self, rows: Sequence[Any]) -> list[Claim]:
+        """The claims of the statement's rows. Pure."""
+        until = trusted_until(self.now, self.owner.lease_ttl)
+        return [
+            claim
+            for row in rows
+            for claim in read_pick([row[:-1]], queue=row[-1], trusted_until=until).claims
+        ]
+
+
+def trusted_until(now: float, lease_ttl: float) -> float:
     """When the trust in a lease ends: not later than the lease, rounded down to a multiple of 1/256 of it.
 
     So the claims of many picks share one deadline. Moving a task's deadline costs Trio 2 to 4 µs, a tenth of a step; a
@@ -128,29 +161,14 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
     seen: list[Seen] = []
     positions: dict[int, tuple[str, int]] = {}
     rows.sort(key=_ORDER)
-    for number, priority, at, what, *row in rows:
+    for (
+        number, priority, at, what, claim, fsm, version, step, attempt, crashes, visit, state, key, parent, awaits,
+        inbox, children, round_, journal, cancellation,
+    ) in rows:  # fmt: skip
         positions[priority] = (at, number)  # the last one of each priority stays
         if what != "c":
             seen.append(Seen(number, priority, at, what))
             continue
-        (
-            claim,
-            fsm,
-            version,
-            step,
-            attempt,
-            crashes,
-            visit,
-            state,
-            key,
-            parent,
-            awaits,
-            inbox,
-            children,
-            round_,
-            journal,
-            cancellation,
-        ) = row
         found = Claim(
             number,
             claim,
@@ -171,6 +189,7 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
             round_,
             trusted_until,
         )
+        found.due_at = at
         if journal == "1":  # most jobs
             found.journal = FAILURES
         elif journal is not None:
@@ -182,12 +201,22 @@ def read_pick(rows: list[tuple[Any, ...]], *, queue: str, trusted_until: float) 
 
 
 def _read_recorded(claim: Claim, journal: str) -> None:
-    """Its level, its definition, and from every move on the end of its lease."""
+    """Trace, limit of attempts, part in a graph, level, definition, end of the lease (from every move on), limits."""
+    journal, _, limited = journal.partition("\x1d")
+    uses, _, weight = limited.rpartition("\x1d")
+    trace, _, journal = journal.rpartition("\x1f")
+    limit, _, journal = journal.rpartition("#")
+    if limit:
+        claim.max_attempts = int(limit)
+    part, _, journal = journal.rpartition("@")
+    links = int(part or 0)
     level, _, rest = journal.partition(" ")
     definition, _, lease = rest.partition(" ")
-    claim.journal = int(level)
-    if rest:
-        claim.recorded = RecordedClaim(definition or None, lease or None)
+    claim.journal = int(level or 0)
+    if rest or links or trace or limited:
+        claim.recorded = RecordedClaim(definition or None, lease or None, links=links, trace=trace or None)
+        if limited:
+            claim.recorded.rate_limit, claim.recorded.weight = uses, int(weight)
 
 
 _ORDER: Final = itemgetter(1, 2, 0)
@@ -303,6 +332,8 @@ class QueueShape:
     pauses: Mapping[str, float] = MappingProxyType({})
     """Seconds until the pause of a machine is over, infinity: not by itself; "" is the whole queue. A paused queue has
     neither priorities nor shelved steps."""
+    next_token: float | None = None
+    """Seconds until throttled rows are to be looked at (`read_thawed`); None: none is throttled."""
 
 
 async def read_queue(conn: PgConn, schema: str, queue: str, *, since: float = 0.0) -> QueueShape:
@@ -312,13 +343,14 @@ async def read_queue(conn: PgConn, schema: str, queue: str, *, since: float = 0.
     """
     params = [queue.encode(), encode.number(since)]
     result = await conn.run(statement("read_queue", schema, read_only=True), params)
-    due = [float(row[1]) for row in result.rows if row[1] is not None]
+    due = [float(row[1]) for row in result.rows if row[0] is not None and row[1] is not None]
     return QueueShape(
         tuple(int(row[0]) for row in result.rows if row[0] is not None),
         min(due, default=None),
         tuple(row[2].decode() for row in result.rows if row[2] is not None),
         min((float(row[3]) for row in result.rows if row[3] is not None), default=None),
         {row[4].decode(): _seconds_left(row[5]) for row in result.rows if row[4] is not None},
+        next((float(row[1]) for row in result.rows if row[0] is None and row[1] is not None), None),
     )
 
 
@@ -335,15 +367,34 @@ def _seconds_left(value: bytes | None) -> float:
     return math.inf if value is None else float(value)
 
 
+@attrs.define
+class WorkSeen:
+    """What the server has seen while it waited."""
+
+    due: dict[str, int] = attrs.field(factory=dict[str, int])
+    """The queues that have a due row, each with the most urgent priority that has one."""
+    tokens: set[str] = attrs.field(factory=set[str])
+    """The queues in which a throttled row may have its token."""
+    cascades: bool = False
+    """Whether children are to be cancelled."""
+    paused_machines: dict[str, set[str]] = attrs.field(factory=dict[str, set[str]])
+    """The machines that are paused at the end of the wait, by queue."""
+
+
 async def wait_for_work(
     conn: PgConn, schema: str, queues: Sequence[str], *, every: float, patience: float
-) -> tuple[dict[str, int], bool]:
-    """Wait on the server until one of the queues has a due row; it checks every `every` seconds.
-
-    Returns the queues that have a due row, each with the most urgent priority that has one; nothing after `patience`
-    seconds. The second value: whether children are to be cancelled.
-    """
+) -> WorkSeen:
+    """Wait on the server until one of the queues has a due row, or for `patience` seconds; it checks every `every`."""
     params = [encode.text_array(queues), encode.number(every), encode.number(patience)]
     rows = (await conn.run(statement("wait_for_work", schema, read_only=True), params)).rows
-    found = {row[0].decode(): int(row[1] or 0) for row in rows if row[0] is not None}
-    return found, any(row[0] is None for row in rows)
+    seen = WorkSeen()
+    for queue, priority, machine in rows:
+        if queue is None:
+            seen.cascades = True
+        elif priority is None and machine is None:
+            seen.tokens.add(queue.decode())
+        elif machine is None:
+            seen.due[queue.decode()] = int(priority or 0)
+        else:
+            seen.paused_machines.setdefault(queue.decode(), set()).add(machine.decode())
+    return seen

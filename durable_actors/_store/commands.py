@@ -18,8 +18,10 @@ import attrs
 
 from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
+from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.driver.statement import Row
+from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
 from durable_actors.machine import Cancellation, decode_json, decode_or_text, encode_json
 
@@ -174,9 +176,9 @@ class Receipt:
     command: str
     """The name of the command, as "retry"."""
     scope: str
-    """What `target` names: "instance" or "queue"."""
+    """What `target` names: "instance", "queue" or "schedule"."""
     target: str
-    """The id of the instance, as text; the name of the queue, or `queue/machine`."""
+    """The id of the instance, as text; the name of the queue, or `queue/machine`; the name of the schedule."""
     by: str | None
     """Who gave the command."""
     reason: str | None
@@ -207,6 +209,16 @@ def read_receipt(row: Row) -> Receipt:
         data=cast("dict[str, Any]", found) if isinstance(found, dict) else {"data": found},
         result=None if result is None else decode_or_text(result),
     )
+
+
+async def read_receipts_of(
+    conn: PgConn, schema: str, *, scope: str, target: str, before: int = 2**63 - 1, limit: int = 100
+) -> list[Receipt]:
+    """The newest receipts of one target, such as a queue, with ids below `before`."""
+    texts = [encode.text(scope), encode.text(target)]
+    params = [*texts, encode.number(before), encode.number(limit), None]
+    rows = (await conn.run(statement("list_receipts_of", schema, read_only=True), params)).rows
+    return [*map(read_receipt, rows)]
 
 
 # -- requests
@@ -269,7 +281,15 @@ def read_cancellation(raw: bytes) -> Cancellation:
     value: object = decode_or_text(raw)
     given = cast("dict[str, object]", value) if isinstance(value, dict) else {}
     fields = {name: each for name, each in given.items() if isinstance(each, str)}
-    return Cancellation(fields.get("reason"), fields.get("by"), _instant(fields.get("at")))
+    upstream, visit = given.get("upstream"), given.get("visit")
+    return Cancellation(
+        fields.get("reason"),
+        fields.get("by"),
+        _instant(fields.get("at")),
+        upstream if type(upstream) is int else None,
+        fields.get("limit"),
+        visit if type(visit) is int else None,
+    )
 
 
 def _instant(text: str | None) -> datetime | None:

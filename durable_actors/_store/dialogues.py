@@ -18,7 +18,8 @@ from durable_actors._option_checks import Duration, duration, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Statement
-from durable_actors._store.boundaries import Verb, decision_of, told
+from durable_actors._store.boundaries import DecisionPlan, Verb, decision_of, told
+from durable_actors._store.bulk_receipts import MACHINE, stopping
 from durable_actors._store.claim import read_promoted
 from durable_actors._store.commands import INSTANCE, Command, Receipt, read_receipt
 from durable_actors._store.explanation import Explanation
@@ -243,7 +244,7 @@ RETRY: Final = InstanceCommand(
 
 
 def _compensates(instance: Instance) -> str | None:
-    if instance.cancellation is None:
+    if instance.cancellation is None or instance.cancellation.ends(instance.visit):
         return None
     return f"was cancelled, and compensates in step {instance.step!r}; force=True ends it without that"
 
@@ -404,6 +405,8 @@ def cancelling(
         done = yield from carrying_out(kind, schema, target, command, *flags)
     if not done.more:
         return done
+    if done.result == "cancelled" and done.found is not None and done.found.machine == MACHINE:
+        yield from stopping(schema, done.found.state)
     key, parent, queue, entered = done.more
     offered: list[Promoted] = []
     if entered is not None:
@@ -421,11 +424,9 @@ def cancelling(
     )
 
 
-def deciding(
-    verb: Verb, schema: str, target: int | str | bytes, command: Command, params: list[bytes | None]
-) -> Dialogue[CarriedOut]:
+def deciding(schema: str, target: int | str | bytes, plan: DecisionPlan) -> Dialogue[CarriedOut]:
     """Resolve the boundary where an instance waits for a person; the result is its id. Raises as `carrying_out`."""
-    done = yield from carrying_out(DECISIONS[verb], schema, target, command, *params)
+    done = yield from carrying_out(DECISIONS[plan.verb], schema, target, plan.command, *plan.params)
     if not done.more or done.more[1] is None:
         return done
     parent, queue = done.more

@@ -34,7 +34,17 @@ Reason = Literal[
 REASONS_IN_ORDER: Final[tuple[Reason, ...]] = get_args(Reason)
 
 BlockerKind = Literal[
-    "instance", "child", "signal", "person", "queue", "machine", "step", "node", "limit", "pause"
+    "instance",
+    "child",
+    "dependency",
+    "signal",
+    "person",
+    "queue",
+    "machine",
+    "step",
+    "node",
+    "limit",
+    "pause",
 ]
 """What a blocker is."""
 
@@ -44,15 +54,16 @@ class Blocker:
     """One thing that an instance waits for."""
 
     kind: BlockerKind
-    """`instance` is one of its partition key, `child` one of its own, `pause` that of its queue or machine."""
+    """`instance` is one of its partition key, `child` one of its own, `dependency` one that it comes after, `pause` is
+    that of its queue or machine."""
     name: str
     """The id, or the name of the signal, queue, machine, step or node; of a pause the queue, or `queue/machine`."""
     text: str
     """What it has to do with the instance, for people."""
     id: int | None = None
-    """The id of the instance or child."""
+    """The id of the instance, child or dependency."""
     because: Explanation | None = None
-    """Of a child: why it has not ended."""
+    """Of a child or a dependency: why it has not ended."""
 
 
 @attrs.frozen(kw_only=True)

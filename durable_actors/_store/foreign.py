@@ -9,7 +9,7 @@ way of reading it on loaders that the caller may have registered.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -119,6 +119,11 @@ async def run_dialogue_async(conn: psycopg.AsyncConnection[Any], dialogue: Dialo
     except StopIteration as end:
         value: T = end.value
         return value
+
+
+def committed(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    """Whether what was done on the connection is committed: no transaction is open."""
+    return conn.info.transaction_status == TransactionStatus.IDLE
 
 
 # -- reading repeatedly
@@ -266,15 +271,23 @@ def _instant(raw: bytes, _encoding: str) -> bytes:
 
 
 def _text_array(raw: bytes, encoding: str) -> bytes:
+    return encode.text_array([None if each is None else each.decode(encoding) for each in _elements(raw)])
+
+
+def _int_array(raw: bytes, _encoding: str) -> bytes:
+    """Without nulls."""
+    return encode.int_array([int.from_bytes(each or b"", "big", signed=True) for each in _elements(raw)])
+
+
+def _elements(raw: bytes) -> Iterator[bytes | None]:
+    """The elements of an array in binary format."""
     dimensions, _, _ = unpack("!iii", raw[:12])
-    texts: list[str | None] = []
     at = 12 + 8 * dimensions
     while at < len(raw):
         [size] = unpack("!i", raw[at : at + 4])
         at += 4
-        texts.append(None if size < 0 else raw[at : at + size].decode(encoding))
+        yield None if size < 0 else raw[at : at + size]
         at += max(size, 0)
-    return encode.text_array(texts)
 
 
 _ARRAY: Final = re.compile(r"\$(\d+)::\w+\[\]")
@@ -291,6 +304,7 @@ _READERS: Final[dict[int, Callable[[bytes, str], bytes]]] = {
     23: _integer,
     701: _float,
     1009: _text_array,
+    1016: _int_array,
     1184: _instant,
     3802: _jsonb,
 }

@@ -1,8 +1,9 @@
 """Why a runnable row is not offered to the pick: the values of `hold`, in one table.
 
-A reason is a line here, a partial index that finds its rows (`where status = 'runnable' and hold = N`), and a statement
-that releases them by setting `hold` to 0. `durable.keeps_place` says the same as `keeps_place` here, and the constraint
-`gen_durable_counts` allows exactly these numbers; tests/store/test_holds.py compares them.
+A reason is a line here, a partial index that finds its rows (`where status = 'runnable' and hold = N`), unless another
+table names them, and a statement that releases them by setting `hold` to 0. `durable.keeps_place` says the same as
+`keeps_place` here, and the constraint `gen_durable_counts` allows exactly these numbers; tests/store/test_holds.py
+compares them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class HoldReason:
     keeps_place: bool
     """Whether the row keeps its place among the due rows of its partition key: the rows behind it wait for it."""
     index: str | None
-    """The index that finds these rows; None while nothing sets this reason."""
+    """The index that finds these rows; None: `graph` knows their ids."""
     released_by: tuple[str, ...]
     """The statements that offer such a row again, or claim it. Commands that pause or end it change its `hold`, too."""
     explanation: str
@@ -45,7 +46,16 @@ HOLDS: Final = (
         name="held",
         keeps_place=True,
         index="gen_durable_held",
-        released_by=("promote_siblings", "free_holds", "pick_instances", "claim_next", "complete", "fail"),
+        released_by=(
+            "promote_siblings",
+            "hand_siblings",
+            "free_holds",
+            "pick_instances",
+            "pick_fair",
+            "claim_next",
+            "complete",
+            "fail",
+        ),
         explanation="it waits for its partition key: another instance of the key runs first",
     ),
     HoldReason(
@@ -53,15 +63,15 @@ HOLDS: Final = (
         name="shelved",
         keeps_place=True,  # for a node that has its step; the others pass it by
         index="gen_durable_shelf",
-        released_by=("pick_instances", "claim_next"),
-        explanation="it is shelved: a node that read it does not have its machine, version or step",
+        released_by=("pick_instances", "pick_fair", "claim_next"),
+        explanation="it is shelved: a node that read it did not have its step, or its machine was paused",
     ),
     HoldReason(
         number=THROTTLED,
         name="throttled",
         keeps_place=True,
-        index=None,
-        released_by=(),
+        index="gen_durable_throttled",
+        released_by=("pick_instances", "claim_next"),
         explanation="it waits for a limit",
     ),
     HoldReason(
@@ -77,8 +87,8 @@ HOLDS: Final = (
         name="waiting",
         keeps_place=False,
         index=None,
-        released_by=(),
-        explanation="it waits for instances that it depends on",
+        released_by=("tell_dependents", "tell_untold", "claim_next", "complete", "fail"),
+        explanation="it waits for instances that it comes after",
     ),
 )
 """Every reason, by number."""

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from durable_actors import _tracing
 from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.arrays import none_for_all, one_for_all
+from durable_actors._store.holds import HELD, OFFERED
+from durable_actors._store.links import Links
 from durable_actors._store.sql import statement
+from durable_actors._tracing import TRACE
 from durable_actors.errors import ConfigError, Duplicate
 from durable_actors.machine import (
     OUTCOMES,
     InsertOptions,
     InsertPlan,
     JournalLevel,
+    Labels,
     MachineRef,
     OnDuplicate,
     current_registry,
+    encode_json,
     plan_insert,
 )
 
@@ -64,7 +70,32 @@ def plan_rows(
             "insert fewer rows at a time",
             option="rows",
         )
+    traced(plans)
     return plans
+
+
+def traced(plans: Sequence[InsertPlan]) -> None:
+    """Add the current trace context to what is inserted, if this process is traced."""
+    tracer = _tracing.tracer()
+    if tracer is None or not plans:
+        return
+    context = tracer.context(plans[0].machine, plans[0].queue, len(plans))
+    if context is not None:
+        text = context.encode()
+        for plan in plans:
+            plan.labels = with_trace(plan.labels, text)
+
+
+def with_trace(labels: Labels | None, trace: str) -> Labels:
+    """Add a trace context to the labels of a new instance, unless its caller has given one."""
+    document = encode_json({TRACE: trace}, what="trace")
+    if labels is None:
+        return Labels((), document)
+    if labels.meta is None:
+        return Labels(labels.tags, document)
+    if encode_json(TRACE, what="trace") in labels.meta:
+        return labels
+    return Labels(labels.tags, labels.meta[:-1] + b"," + document[1:])  # neither is empty
 
 
 def plan_size(plan: InsertPlan) -> int:
@@ -85,14 +116,25 @@ def in_chunks(plans: Sequence[InsertPlan], *, rows: int) -> Iterator[Sequence[In
 
 
 def insert_call(
-    plans: Sequence[InsertPlan], schema: str, *, parent_id: int | None = None, barrier: int | None = None
+    plans: Sequence[InsertPlan],
+    schema: str,
+    *,
+    parent_id: int | None = None,
+    barrier: int | None = None,
+    links: Links | None = None,
 ) -> tuple[Statement, Params]:
     """The statement that inserts these plans, and its parameters. Pure."""
     if any(
-        plan.unique_key is not None or plan.labels is not None or plan.journal >= OUTCOMES for plan in plans
+        plan.unique_key is not None
+        or plan.labels is not None
+        or plan.journal >= OUTCOMES
+        or plan.max_attempts is not None
+        or plan.fair_key is not None
+        or plan.limits is not None
+        for plan in plans
     ):
         return statement("insert_instances", schema), insert_params(
-            plans, parent_id=parent_id, barrier=barrier
+            plans, parent_id=parent_id, barrier=barrier, links=links
         )
     params = [
         encode.text_array(one_for_all([plan.machine for plan in plans])),
@@ -108,7 +150,33 @@ def insert_call(
         encode.number(barrier),
         encode.int_array(one_for_all([plan.journal for plan in plans])),
     ]
-    return statement("insert_plain", schema), params
+    if links is None:
+        holds = held_behind(plans)
+        if any(holds):
+            return statement("insert_held", schema), [*params, encode.int_array(holds)]
+        return statement("insert_plain", schema), params
+    keys = encode.text_array(none_for_all([*links.keys]))
+    return statement("insert_linked", schema), [*params, keys, encode.int_array(none_for_all([*links.links]))]
+
+
+def held_behind(plans: Sequence[InsertPlan]) -> list[int]:
+    """The `hold` of each new row: held behind an earlier one of its partition key among these. Pure.
+
+    Only behind one that is due now, like itself, and differs from it in nothing that the pick looks at: so a node that
+    passes the first one by would pass the others by, too. An empty list: no row has a key.
+    """
+    if not any(plan.partition_key is not None for plan in plans):
+        return []
+    first: set[tuple[object, ...]] = set()
+    holds: list[int] = []
+    for plan in plans:
+        if plan.partition_key is None or plan.delay or plan.eligible_at is not None:
+            holds.append(OFFERED)
+            continue
+        place = (plan.partition_key, plan.queue, plan.machine, plan.version, plan.step, plan.priority)
+        holds.append(HELD if place in first else OFFERED)
+        first.add(place)
+    return holds
 
 
 def _instants(plans: Sequence[InsertPlan]) -> list[str | None]:
@@ -116,7 +184,11 @@ def _instants(plans: Sequence[InsertPlan]) -> list[str | None]:
 
 
 def insert_params(
-    plans: Sequence[InsertPlan], *, parent_id: int | None = None, barrier: int | None = None
+    plans: Sequence[InsertPlan],
+    *,
+    parent_id: int | None = None,
+    barrier: int | None = None,
+    links: Links | None = None,
 ) -> list[bytes]:
     """The parameters of insert_instances.sql. Pure."""
     return [
@@ -137,6 +209,11 @@ def insert_params(
         encode.json_array([None if plan.labels is None else plan.labels.meta for plan in plans]),
         encode.int_array([plan.journal for plan in plans]),
         encode.text_array(none_for_all([plan.fingerprint for plan in plans])),
+        encode.text_array(() if links is None else none_for_all([*links.keys])),
+        encode.int_array(() if links is None else none_for_all([*links.links])),
+        encode.int_array(none_for_all([plan.max_attempts for plan in plans])),
+        encode.text_array(none_for_all([plan.fair_key for plan in plans])),
+        encode.text_array(none_for_all([plan.limits for plan in plans])),
     ]
 
 
@@ -159,7 +236,8 @@ class Insertion:
         self.pending: Sequence[InsertPlan] = plans
         """The plans that the next statement has to insert."""
         self._plans = plans
-        self._places: Sequence[int] = range(len(plans))
+        self.places: Sequence[int] = range(len(plans))
+        """Their positions among all plans."""
         self._ids: list[int | None] = [None] * len(plans)
         self._new: dict[bytes, int] = {}
         self._occupants: dict[int, int | None] = {}
@@ -172,12 +250,12 @@ class Insertion:
             self._ids, self.pending = numbers, ()
             return
         self._answers += 1
-        for place, plan, number in zip(self._places, self.pending, numbers, strict=True):
+        for place, plan, number in zip(self.places, self.pending, numbers, strict=True):
             self._ids[place] = number
             if number is not None and plan.unique_key is not None:
                 self._new.setdefault(plan.unique_key, number)
         again: list[int] = []
-        for place, plan, row in zip(self._places, self.pending, rows, strict=True):
+        for place, plan, row in zip(self.places, self.pending, rows, strict=True):
             if row[0] is not None or plan.on_duplicate == "skip":
                 continue
             assert plan.unique_key is not None
@@ -187,7 +265,7 @@ class Insertion:
                 again.append(place)
             else:
                 self._occupants[place] = occupant
-        self._places, self.pending = again, [self._plans[place] for place in again]
+        self.places, self.pending = again, [self._plans[place] for place in again]
 
     def new(self) -> list[tuple[InsertPlan, int]]:
         """The rows that were inserted."""

@@ -25,6 +25,7 @@ from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.starting import InRecovery
+from durable_actors._postgres.target import open_target
 from durable_actors._store.sql import Migration, in_schema, migrations, statement
 from durable_actors._version import __version__
 from durable_actors.errors import ConfigError, SchemaError, StoreUnavailable
@@ -107,15 +108,16 @@ async def migrate(
 ) -> SchemaVersion:
     """Create or update the schema; return its version. Any number of processes may call it at the same time.
 
-    `version` is the migration to stop at; default: the newest. Cancelled: the current migration is rolled back, earlier
-    ones are done.
+    `dsn` is that of `Config`, so it may be "embedded". `version` is the migration to stop at; default: the newest.
+    Cancelled: the current migration is rolled back, earlier ones are done.
     """
     check_schema_name(schema)
-    conn = await PgConn.open(dsn)
-    try:
-        return await migrate_on(conn, schema=schema, version=version, on_progress=on_progress)
-    finally:
-        conn.close()
+    async with open_target(dsn) as target:
+        conn = await PgConn.open(target.dsn)
+        try:
+            return await migrate_on(conn, schema=schema, version=version, on_progress=on_progress)
+        finally:
+            conn.close()
 
 
 async def migrate_on(
@@ -143,7 +145,11 @@ async def migrate_on(
             if on_progress is not None:
                 on_progress(migration)
             await _apply(conn, schema, migration)
-            logger.info('schema "%s": applied %04d_%s', schema, migration.version, migration.name)
+            logger.debug('schema "%s": applied %04d_%s', schema, migration.version, migration.name)
+        if found.pending:  # one line: the first start of a new user applies all of them
+            first, last = found.pending[0].version, found.pending[-1].version
+            what = "was created" if first == 1 else f"was updated from version {first - 1}"
+            logger.info('schema "%s" %s: it is at version %d', schema, what, last)
     except psycopg.errors.InsufficientPrivilege as exc:
         raise SchemaError(
             f'this role may not create schema "{schema}" or objects in it: {exc}. Let a role with that privilege '
@@ -202,9 +208,20 @@ def migration_parts(schema: str = "durable") -> list[str]:
         if migration.transactional:
             parts.append(f"begin;\n\n{body}\n\n{record}\n\ncommit;")
         else:
-            parts += [single + ";" for each in _STATEMENT_END.split(body) if (single := each.strip())]
+            parts += [single + ";" for each in single_statements(body) if (single := each.strip())]
             parts.append(record)
     return parts
+
+
+def single_statements(sql: str) -> list[str]:
+    """Split a migration into its statements. A semicolon within the body of a function ends none. Pure."""
+    found: list[str] = []
+    begin = 0
+    for match in _STATEMENT_END.finditer(sql):
+        if sql.count("$$", begin, match.start()) % 2 == 0:
+            found.append(sql[begin : match.start()])
+            begin = match.end()
+    return [*found, sql[begin:]]
 
 
 async def uninstall(dsn: str, *, schema: str = "durable") -> bool:
@@ -246,7 +263,7 @@ async def _apply(conn: PgConn, schema: str, migration: Migration) -> None:
         if migration.transactional:
             await _apply_locked(conn, schema, migration, sql, record=True)
             return
-        for single in _STATEMENT_END.split(sql):  # several statements in one message would be one transaction
+        for single in single_statements(sql):  # several statements in one message would be one transaction
             if _CONCURRENTLY.search(_COMMENT.sub("", single)):
                 # Nobody waits behind it, however long it waits for old transactions.
                 await conn.script(single)
@@ -339,7 +356,7 @@ def _drop_schema(schema: str) -> str:
 
 
 _STATEMENT_END: Final = re.compile(r";[ ]*$", re.MULTILINE)
-"""The end of a statement in a migration that runs outside of a transaction; such files contain no function bodies."""
+"""The end of a statement in a migration that runs outside of a transaction, unless it is in the body of a function."""
 _COMMENT: Final = re.compile(r"--.*$", re.MULTILINE)
 _CONCURRENTLY: Final = re.compile(r"\bconcurrently\b", re.IGNORECASE)
 _TRY_LOCK: Final = Statement("try_migrate_lock", "select pg_try_advisory_lock(hashtextextended($1, 0))")

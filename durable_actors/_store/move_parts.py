@@ -35,6 +35,10 @@ WAKE: Final = frozenset({"status", "hold", "eligible_at", "step", "await_step", 
 FAULT: Final = frozenset({"finished_at", "last_error", "error_type", "traceback"})
 """What a failure without an outcome writes."""
 COUNTS: Final = frozenset({"attempt", "crashes", "interruptions", "children_pending"})
+STARTS: Final = (
+    "insert_plain", "insert_held", "insert_linked", "insert_instances", "start_child", "rerun_instance", "complete",
+    "turn_schedule",
+)  # fmt: skip
 BOTH_COMMITS: Final = ("commit_outcomes", "commit_parks")
 CANCELS: Final = ("cancel_instance", "cancel_children")
 TAKE_BACK: Final = ("crash_claims", "reap_claims")
@@ -44,10 +48,13 @@ COUNTING: Final = (
     "join_parents", *CANCELS, "resolve_boundary", "expire_awaits", "recount_barriers", *RUNNERS,
 )  # fmt: skip
 """The statements that count ended children at a barrier."""
+TELLING: Final = ("tell_dependents", "tell_untold", *RUNNERS)
+"""The statements that tell instances of the end of what they come after."""
 AS_FUNCTIONS: Final = frozenset(
     {
         "pick_instances", "reap_claims", "expire_awaits", "renew_leases", "commit_parks", "park_parent",
-        "insert_instances", "recheck_awaits", "join_parents", "promote_siblings",
+        "insert_instances", "recheck_awaits", "join_parents", "promote_siblings", "cancel_children", "tell_dependents",
+        "write_limits",
     }
 )  # fmt: skip
 """Statements whose text is also the body of an SQL function of the same name, for runners."""
@@ -56,9 +63,10 @@ AS_FUNCTIONS: Final = frozenset(
 MoveName = Literal[
     "started", "claimed", "next", "retry", "parked", "asked", "spawned", "done", "failed", "cancelled",
     "compensating", "released", "crashed", "reaped", "unfit", "expired", "proceeded", "approved", "rejected",
-    "timed_out", "woken", "child_ended", "joined", "recounted", "held", "shelved", "offered", "revived", "hastened",
-    "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "renewed", "signalled", "requested",
-    "rebuilt", "snapshot",
+    "timed_out", "woken", "child_ended", "joined", "recounted", "held", "shelved", "throttled",
+    "dropped", "limited", "offered", "revived", "unblocked",
+    "doomed", "hastened", "paused", "resumed", "child_started", "wakeup", "restored", "deleted", "finished", "renewed",
+    "signalled", "requested", "rebuilt", "snapshot",
 ]  # fmt: skip
 
 MAX_REV: Final = 2**63 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from durable_actors._store.holds import HELD, OFFERED, PAUSED, SHELVED
+from durable_actors._store.holds import HELD, OFFERED, PAUSED, SHELVED, THROTTLED, WAITING
 from durable_actors.machine import decode_or_text
 
 Row = Mapping[str, Any]
@@ -17,7 +17,11 @@ MAX_NAMES: Final = 2600
 
 
 def is_claimed(old: Row, new: Row) -> bool:
-    return new["claim_id"] not in {None, old["claim_id"]} and old["hold"] in {OFFERED, SHELVED}
+    """Offered, held, shelved or throttled; or it has waited for what it comes after until now, and is handed over."""
+    if new["claim_id"] in {None, old["claim_id"]}:
+        return False
+    same = new.get("eligible_at") == old.get("eligible_at")
+    return old["hold"] == WAITING or (old["hold"] in {OFFERED, HELD, SHELVED, THROTTLED} and same)
 
 
 def same_claim(old: Row, new: Row) -> bool:
@@ -118,7 +122,7 @@ def counts_up(old: Row, new: Row) -> bool:
 
 
 def is_offered(old: Row, new: Row) -> bool:
-    return bool(new["hold"] == OFFERED != old["hold"])
+    return bool(new["hold"] == OFFERED != old["hold"] != WAITING)
 
 
 def is_held(old: Row, new: Row) -> bool:
@@ -127,6 +131,15 @@ def is_held(old: Row, new: Row) -> bool:
 
 def is_shelved(_old: Row, new: Row) -> bool:
     return bool(new["hold"] == SHELVED)
+
+
+def is_throttled(_old: Row, new: Row) -> bool:
+    return bool(new["hold"] == THROTTLED)
+
+
+def is_dropped(_old: Row, new: Row) -> bool:
+    """The limit that was full is in the cancellation."""
+    return bool(new["hold"] == OFFERED) and _cancelled_by(new, "limit")
 
 
 def has_pause(row: Row) -> bool:
@@ -147,11 +160,35 @@ def is_paused(old: Row, new: Row) -> bool:
 
 def is_resumed(old: Row, new: Row) -> bool:
     was = has_pause(old) or old["hold"] == PAUSED
-    return bool(was and old["status"] == new["status"] and new["request"] is None and new["hold"] == OFFERED)
+    return bool(
+        was
+        and old["status"] == new["status"]
+        and new["request"] is None
+        and new["hold"] in {OFFERED, WAITING}
+    )
 
 
 def is_revived(_old: Row, new: Row) -> bool:
-    return bool(new["attempt"] == new["crashes"] == new["hold"] == 0)
+    return bool(new["attempt"] == new["crashes"] == 0 and new["hold"] in {OFFERED, WAITING})
+
+
+def is_unblocked(old: Row, new: Row) -> bool:
+    return bool(old["hold"] == WAITING and new["hold"] == OFFERED)
+
+
+def _cancelled_by(row: Row, name: str) -> bool:
+    """Whether its cancellation names such a cause."""
+    told = row["cancellation"]
+    if isinstance(told, str | bytes):  # as it was read
+        told = decode_or_text(told.encode() if isinstance(told, str) else told)
+    return isinstance(told, dict) and name in cast("dict[str, object]", told)
+
+
+def is_doomed(old: Row, new: Row) -> bool:
+    """Its upstream is in the cancellation. One that is paused stays so."""
+    held = PAUSED if has_pause(old) else OFFERED
+    names = _cancelled_by(new, "upstream")
+    return names and old["cancellation"] is None and old["hold"] in {PAUSED, WAITING} and new["hold"] == held
 
 
 def is_hastened(old: Row, new: Row) -> bool:

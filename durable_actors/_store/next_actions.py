@@ -10,7 +10,7 @@ from durable_actors._store.explanation import Blocker, NextAction, Reason
 from durable_actors._store.observe import InstanceDetails
 from durable_actors._store.parked import repairs_of, ways_of
 from durable_actors._store.read import Instance
-from durable_actors.machine import ENDED
+from durable_actors.machine import ENDED, failed_task
 
 
 def next_actions(
@@ -37,6 +37,12 @@ def next_actions(
 
 def _again(instance: Instance, reason: Reason) -> Iterator[NextAction]:
     """Run it once more, or sooner."""
+    if (task := failed_task(instance.step, instance.last_error)) is not None and reason == "failed":
+        yield NextAction(
+            text=f"run it again from task {task}, with the results of the others",
+            command=f"durable-actors rerun {instance.id} --step {task}",
+            call=f"durable_actors.rerun({instance.id}, step={task!r})",
+        )
     if reason in {"failed", "cancelled"}:
         yield NextAction(
             text="run it again from the step in which it ended",
@@ -70,12 +76,20 @@ def _waking(instance: Instance, around: InstanceDetails, reason: Reason) -> Iter
 
 
 def _about(blocker: Blocker) -> Iterator[NextAction]:
-    if blocker.id is not None:
+    if blocker.kind == "dependency" and blocker.text.endswith(": retry it"):
+        yield NextAction(
+            text=f"run instance {blocker.id} again, which did not succeed",
+            command=f"durable-actors retry {blocker.id}",
+            call=f"durable_actors.retry({blocker.id})",
+        )
+    elif blocker.id is not None:
         yield NextAction(
             text=f"see why instance {blocker.id} has not ended",
             command=f"durable-actors why {blocker.id}",
             call=f"durable_actors.explain({blocker.id})",
         )
+    elif blocker.kind == "limit":
+        yield NextAction(text="see its level, and who has its slots", command="durable-actors limits")
     elif blocker.kind == "queue":
         yield NextAction(
             text=f"start a worker that serves queue {blocker.name!r}",
@@ -92,7 +106,8 @@ def _about(blocker: Blocker) -> Iterator[NextAction]:
 def _hurry(instance: Instance, around: InstanceDetails) -> Iterator[NextAction]:
     """A cancel by force, if somebody has asked for one that is not, or it compensates."""
     asked = instance.status == "executing" and around.request is not None and around.request.cancels
-    compensates = instance.cancellation is not None and instance.status not in ENDED
+    told = instance.cancellation
+    compensates = told is not None and not told.ends(instance.visit) and instance.status not in ENDED
     if asked or compensates:
         yield NextAction(
             text="end it without its compensation"

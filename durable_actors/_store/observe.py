@@ -17,6 +17,7 @@ from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.boundaries import Waiting
 from durable_actors._store.commands import Request
 from durable_actors._store.lease import RUNNER
+from durable_actors._store.limit_texts import LimitSeen
 from durable_actors._store.pauses import QueuePause, read_pause_list
 from durable_actors._store.read import Instance, read_by_ids, read_instance
 from durable_actors._store.signal import key_bytes
@@ -56,6 +57,8 @@ class Filter:
     """Of a bulk command: really all that it applies to. Without it, a filter that names nothing is refused."""
     waiting: Waiting | None = None
     """What it waits for: "approval" or "pause" (a person; uses an index), "signal", "children"."""
+    paused: bool | None = None
+    """Whether it is paused, by a command on it alone: pauses of its queue do not count."""
 
     def params(self) -> list[bytes | None]:
         """The last parameters of the listing statements. Raises `ConfigError`."""
@@ -76,9 +79,12 @@ class Filter:
                 f"unique_key={shown(key)} must be a string or bytes", option="unique_key", value=key
             )
         flag("everything", self.everything)
+        if self.paused is not None:
+            flag("paused", self.paused)
         age = None if self.older_than is None else duration("older_than", self.older_than, positive=False)
         texts = (self.status, machine, self.queue, self.step, self.error)
-        return [*map(encode.text, texts), self.tags(), encode.number(age), encode.text(self.waiting)]
+        paused = None if self.paused is None else b"t" if self.paused else b"f"
+        return [*map(encode.text, texts), self.tags(), encode.number(age), encode.text(self.waiting), paused]
 
     def tags(self) -> bytes | None:
         """The tags as an array parameter. Raises `ConfigError`."""
@@ -115,9 +121,9 @@ async def list_instances(
 ) -> Listing:
     """List up to `limit` instances with ids below `before`, newest first, reading at most `depth` rows.
 
-    Filters other than key, parent, tag and waiting for a person are applied row by row: no index contains finished
-    instances by status, because it would make every commit more expensive. So a rare status may need several calls,
-    each of bounded cost.
+    Filters other than key, parent, tag, waiting for a person, failed and executing are applied row by row: no index
+    contains done instances, because it would make every commit more expensive. So a rare status may need several
+    calls, each of bounded cost.
     """
     if where.unique_key is not None and where.parent is not None:
         raise ConfigError("filter by unique_key or by parent, not by both", option="parent")
@@ -130,6 +136,7 @@ async def list_instances(
         below = ids[-1] if len(ids) == limit else None
         instances = await _newest_first(conn, schema, ids, full=full)
         return Listing(instances=instances, before=below, looked=len(ids))
+    walk = _walk(where, schema)
     found: list[int] = []
     looked = 0
     below = before
@@ -137,7 +144,7 @@ async def list_instances(
         window = ROWS_PER_SCAN if depth is None else min(ROWS_PER_SCAN, depth - looked)
         wanted = limit - len(found)
         params = [encode.number(below), encode.number(window), encode.number(wanted), *plain]
-        rows = (await conn.run(statement("list_instances", schema, read_only=True), params)).rows
+        rows = (await conn.run(walk, params)).rows
         page = [int(row[0]) for row in rows if row[0] is not None]
         seen, lowest = int(rows[0][1] or 0), rows[0][2]
         found += page
@@ -147,6 +154,15 @@ async def list_instances(
         if exhausted or len(page) == wanted or (depth is not None and looked >= depth):
             instances = await _newest_first(conn, schema, found, full=full)
             return Listing(instances=instances, before=None if exhausted else below, looked=looked)
+
+
+def _walk(where: Filter, schema: str) -> Statement:
+    """The statement that reads rows in windows: of failed or executing ones only, if the filter says so."""
+    if where.status == "failed":
+        return statement("list_failed", schema, read_only=True)
+    if where.status == "executing":
+        return statement("list_executing", schema, read_only=True)
+    return statement("list_instances", schema, read_only=True)
 
 
 def _indexed(where: Filter, schema: str) -> tuple[Statement, bytes | None] | None:
@@ -235,6 +251,14 @@ class InstanceDetails:
     """Whether children of it are being cancelled."""
     pauses: tuple[QueuePause, ...] = ()
     """The pauses of its queue, and of its machine there."""
+    waits: int = 0
+    """For how many it waits that it comes after."""
+    limit: LimitSeen | None = None
+    """Of one that uses limits: the one that it waits for, or would wait for longest."""
+    upstream: tuple[tuple[int, str | None, str], ...] = ()
+    """The first of those: id, key and status. One that has ended did not succeed, and must be retried."""
+    fair: tuple[str, int] | None = None
+    """Its fair key, and how many due rows of that go first in its priority, of 1,000 at most."""
 
 
 @attrs.frozen
@@ -270,8 +294,11 @@ def read_observed(row: Row) -> Observed:
     return Observed(instance, _details(instance, row[_COLUMNS:]))
 
 
-_COLUMNS: Final = 33
+_COLUMNS: Final = 36
 """The columns of `read_instances.sql`, with which a row of observe_instances.sql begins."""
+
+
+_Needs = tuple[int, tuple[tuple[int, str | None, str], ...]]
 
 
 class _Parked(msgspec.Struct):
@@ -284,8 +311,9 @@ def _details(instance: Instance, row: Row) -> InstanceDetails:
     (
         eligible, lease, deadline, awaits, step, pending, total, unread, children, sibling, owner, elders, now, rev,
         offered, due, shelved_step, deadline_at, journal, parked, missing, receipts, fingerprint, definition,
-        pauses, cascade,
+        pauses, cascade, needs, fair, limit,
     ) = row  # fmt: skip
+    waits, upstream = (0, ()) if needs is None else msgspec.json.decode(needs, type=_Needs)
     signs = None if parked is None else msgspec.json.decode(parked, type=_Parked)
     request = instance.request
     present, since = decode_instant(now), None if request is None else request.at
@@ -318,6 +346,10 @@ def _details(instance: Instance, row: Row) -> InstanceDetails:
         definition=None if definition is None else definition.decode(),
         cascade=cascade == b"t",
         pauses=read_pause_list(instance.queue, pauses),
+        waits=waits,
+        upstream=upstream,
+        fair=None if fair is None else msgspec.json.decode(fair, type=tuple[str, int]),
+        limit=None if limit is None else msgspec.json.decode(limit, type=LimitSeen),
     )
 
 
@@ -338,6 +370,10 @@ class QueueWork:
     """Seconds that the oldest due row has been waiting."""
     paused: int = 0
     """Instances that are paused and would be runnable. Those that wait for something else are not counted."""
+    asks: int = 0
+    """Instances that wait for a person: at a `Pause` or an `Approval`."""
+    throttled: int = 0
+    """Waiting for a token or a slot of a limit."""
     pauses: tuple[QueuePause, ...] = ()
     """The pause of the queue, and those of machines in it."""
 
@@ -355,7 +391,9 @@ async def read_queues(conn: PgConn, schema: str) -> list[QueueWork]:
             executing=int(row[5] or 0),
             oldest_due=None if row[6] is None else float(row[6]),
             paused=int(row[7] or 0),
-            pauses=read_pause_list((row[0] or b"").decode(), row[8]),
+            asks=int(row[8] or 0),
+            pauses=read_pause_list((row[0] or b"").decode(), row[9]),
+            throttled=int(row[10] or 0),
         )
         for row in rows
     ]
@@ -381,10 +419,14 @@ class NodeView:
     stopped_at: datetime | None
     queues: Mapping[str, int]
     """The queues it serves, with their concurrency."""
+    fair: tuple[str, ...] = ()
+    """Those of them that it serves as fair queues."""
     machines: tuple[str, ...]
     """The machines it knows, as `name/version`."""
     steps: Mapping[str, tuple[str, ...]] | None = None
     """The steps of each machine; None for older releases, which do not publish them."""
+    attempts: Mapping[str, Mapping[str, int]] = attrs.field(factory=dict[str, Mapping[str, int]])
+    """How often jobs, and steps with a retry policy, may run: by machine and step."""
     pid: int | None
     version: str | None
     """Version of durable_actors."""
@@ -419,8 +461,10 @@ class _About(msgspec.Struct):
     """The JSON that a node publishes about itself."""
 
     queues: dict[str, int] = {}
+    fair: tuple[str, ...] = ()
     machines: tuple[str, ...] = ()
     steps: dict[str, tuple[str, ...]] | None = None
+    attempts: dict[str, dict[str, int]] = {}
     pid: int | None = None
     version: str | None = None
 
@@ -444,27 +488,12 @@ def read_node(row: Row) -> NodeView:
         seen_at=decode_instant(seen),
         stopped_at=decode_instant(stopped),
         queues=about.queues,
+        fair=about.fair,
         machines=about.machines,
         steps=about.steps,
+        attempts=about.attempts,
         pid=about.pid,
         version=about.version,
         alive=alive == b"t",
         claims=int(claims or 0),
     )
-
-
-@attrs.frozen
-class Rates:
-    """Counters of the tables. Two readings make rates."""
-
-    inserts: int
-    updates: int
-    signals: int
-    at: float
-    """Seconds on the server's clock."""
-
-
-async def read_rates(conn: PgConn, schema: str) -> Rates:
-    """Read the counters."""
-    [row] = (await conn.run(statement("read_rates", schema, read_only=True), [schema.encode()])).rows
-    return Rates(int(row[0] or 0), int(row[1] or 0), int(row[2] or 0), float(row[3] or 0))

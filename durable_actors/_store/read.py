@@ -69,8 +69,14 @@ class Instance:
     parent_id: int | None
     parent_run: ParentRun | None = None
     """Who started it, if it is a child; in lists only the id."""
+    key: str | None = None
+    """Its name among the children of its barrier: `Child(key=...)`, or the task of a `Workflow`."""
+    waits: int = 0
+    """How many of the instances that it comes after it waits for; `explain` names them."""
     rerun_of: int | None = None
     """The instance that `rerun` started it from."""
+    max_attempts: int | None = None
+    """From `insert(max_attempts=...)`; None: what the machine's code says."""
     locked_by: str | None
     """The node and incarnation that runs it now."""
     eligible_at: datetime
@@ -86,7 +92,8 @@ class Instance:
     """Why it was cancelled, if it compensates (`@step(on_cancel=True)`) or has done so; in lists without the reason."""
     hold: int
     """Why a runnable row waits: 0 it does not · 1 held behind a sibling of its key · 2 shelved: a node that read it
-    does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused."""
+    does not know its machine, version or step (a node that does will run it), or its machine is paused · 4 paused ·
+    5 it waits for instances that it comes after (`waits`)."""
     request: Request | None = None
     """The standing order of a command, "cancel" or "pause": by whom, when and why. One that has ended keeps it."""
 
@@ -157,6 +164,9 @@ def read_instance(row: Row) -> Instance:
         request=None if row[30] is None else read_request(row[30]),
         rerun_of=None if row[31] is None else number(31),
         cancellation=None if row[32] is None else read_cancellation(row[32]),
+        key=None if row[33] is None else text(33),
+        waits=number(34),
+        max_attempts=None if row[35] is None else number(35),
     )
 
 

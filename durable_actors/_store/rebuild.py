@@ -17,7 +17,7 @@ from durable_actors._postgres.driver.statement import Params, Statement
 from durable_actors._store.commands import Command
 from durable_actors._store.dialogues import earlier_receipt, resolving, resolving_lost
 from durable_actors._store.foreign import Dialogue
-from durable_actors._store.holds import OFFERED, PAUSED
+from durable_actors._store.holds import OFFERED, PAUSED, THROTTLED
 from durable_actors._store.journal import page_of
 from durable_actors._store.sql import statement
 from durable_actors._store.verify import PAGE
@@ -80,6 +80,8 @@ def rebuilding(
             _check_head(number, found, changed)
         if projection.status != "executing" and (changed or found.row is None):
             row["rev"] = projection.rev + 1  # the repair is recorded
+            if row["hold"] == THROTTLED:  # nobody may know that it waits: the pick decides anew
+                row["hold"] = OFFERED
         try:
             done = yield _write(schema, command, found, row, record=bool(changed))
         except psycopg.errors.UniqueViolation as refused:

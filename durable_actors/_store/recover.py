@@ -34,11 +34,13 @@ class RecoveryReport:
     """They were held behind a sibling of their key, and none was there."""
     reaped: tuple[int, ...] = ()
     """The leases of their claims had expired."""
+    told: tuple[int, ...] = ()
+    """They had ended, or were gone, and the instances that come after them were not told."""
 
     @property
     def changed(self) -> bool:
         """Whether anything was, or would be, corrected."""
-        return bool(self.woken or self.recounted or self.offered or self.reaped)
+        return bool(self.woken or self.recounted or self.offered or self.reaped or self.told)
 
 
 async def wake_lost_waits(
@@ -55,6 +57,14 @@ async def recount_barriers(
     """Correct the barriers of the next rows. Returns them, and where to go on (None: at the end)."""
     params = _params(after, command, dry_run=dry_run)
     return _read((await conn.run(statement("recount_barriers", schema), params)).rows)
+
+
+async def find_untold(
+    conn: PgConn, schema: str, *, after: int, dry_run: bool = False
+) -> tuple[list[int], int | None]:
+    """Note ended instances whose dependents do not know it. Returns them, and where to go on (None: at the end)."""
+    params = [encode.number(after), encode.number(ROWS), b"f" if dry_run else b"t"]
+    return _read((await conn.run(statement("find_untold", schema), params)).rows)
 
 
 async def read_first_held(conn: PgConn, schema: str, keys: Sequence[str]) -> list[int]:

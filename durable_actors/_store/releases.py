@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-RELEASES: Final = {"0.1": 9, "0.2": 24}
+RELEASES: Final = {"0.1": 9, "0.2": 33}
 """Every minor release with its schema version: its newest migration. The last one is this package."""
 
 
@@ -43,7 +43,10 @@ MOVES: Final = Feature("the count of claims in rev", "0.2")
 CLOCK: Final = Feature("durable.now()", "0.2")
 PAUSES: Final = Feature("pauses", "0.2")
 DECISIONS: Final = Feature("decisions of people", "0.2")
-FEATURES: Final = (COMMANDS, CANCELLED, HOLDS, MOVES, CLOCK, PAUSES, DECISIONS)
+GRAPHS: Final = Feature("children that come after others", "0.2")
+SCHEDULES: Final = Feature("schedules", "0.2")
+FAIRNESS: Final = Feature("fair queues", "0.2")
+FEATURES: Final = (COMMANDS, CANCELLED, HOLDS, MOVES, CLOCK, PAUSES, DECISIONS, GRAPHS, SCHEDULES, FAIRNESS)
 """Every feature, in the order in which log lines name them. docs/how-to/deploy.md says what each means for a deploy."""
 
 

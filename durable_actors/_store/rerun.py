@@ -17,26 +17,15 @@ from durable_actors._store.foreign import Dialogue
 from durable_actors._store.history import HistoryReader, full_row
 from durable_actors._store.move_rules import MAX_KEY
 from durable_actors._store.read import Instance
+from durable_actors._store.rerun_tasks import Start, planning_tasks
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict
 from durable_actors.journal.fold import copy_of, replay_into
-from durable_actors.machine import KEEP, StepRef, check_step, current_registry, encode_json
+from durable_actors.machine import KEEP, StepRef, TaskRef, check_step, current_registry, encode_json
 
 NAME: Final = "rerun"
 MAX_REV: Final = 2**63 - 1
 MAX_STEP: Final = 255
-
-
-@attrs.frozen(kw_only=True)
-class Start:
-    """Where the new instance begins, as far as the caller says it."""
-
-    step: str | StepRef[Any] | None = None
-    """None: where the old one began."""
-    state: object = KEEP
-    """`KEEP`: with what the old one began."""
-    at_rev: int | None = None
-    """The revision of the old one whose step and state are meant instead."""
 
 
 @attrs.frozen
@@ -51,7 +40,8 @@ class Rerun:
 def rerunning(schema: str, target: int | str | bytes, command: Command, start: Start) -> Dialogue[Rerun]:
     """Start a new instance from an old one.
 
-    Raises `NoTarget`, `ConfigError` and `StateError` for a step or state that its machine does not have, as far as it
+    For a workflow the step is a task: the new instance begins with the results of those that need not run again. Raises
+    `NoTarget`, `ConfigError` and `StateError` for a step or state that its machine does not have, as far as it
     is known here, and `Conflict` if the first step or state, or the revision, is not recorded. Nothing is written then.
     """
     check_start(start)
@@ -60,6 +50,7 @@ def rerunning(schema: str, target: int | str | bytes, command: Command, start: S
     if earlier is not None:
         return Rerun(_id(earlier.result), None)
     old = yield from inspecting(schema, number)
+    start = yield from planning_tasks(schema, old, start)
     step, state = planned(old, start)
     key: tuple[str | None] | None = None
     if start.at_rev is not None:
@@ -69,7 +60,8 @@ def rerunning(schema: str, target: int | str | bytes, command: Command, start: S
         key = (row["partition_key"],)
     _check_indexed(old, step, key)
     try:
-        done = yield rerun_call(schema, number, command, step=step, state=state, key=key)
+        limits = limits_there(old, step)
+        done = yield rerun_call(schema, number, command, step=step, state=state, key=key, limits=limits)
     except psycopg.errors.UniqueViolation as refused:
         if refused.diag.constraint_name != "receipts_once":
             raise
@@ -91,9 +83,15 @@ def rerun_call(
     step: str | None,
     state: bytes | None,
     key: tuple[str | None] | None,
+    limits: tuple[str | None] | None = None,
 ) -> tuple[Statement, Params]:
-    """The statement, and its parameters. `key`: the partition key, if it is not to be the first one."""
-    given = [encode.text(step), state, encode.text(key[0] if key else None), b"t" if key else b"f"]
+    """The statement, and its parameters.
+
+    `key`: the partition key, if it is not to be the first one. `limits`: those of `step`, if they are known.
+    """
+    given = [encode.text(step), state]
+    for each in (key, limits):
+        given += [encode.text(each[0] if each else None), b"t" if each else b"f"]
     return statement("rerun_instance", schema), [encode.number(number), *command.params(), *given]
 
 
@@ -102,7 +100,7 @@ def check_start(start: Start) -> None:
     if start.at_rev is not None:
         count("at_rev", start.at_rev, least=1, most=MAX_REV)
     step: object = start.step
-    if step is not None and not isinstance(step, StepRef):
+    if step is not None and not isinstance(step, StepRef | TaskRef):
         valid = (
             isinstance(step, str) and 0 < len(step) <= MAX_STEP and "\0" not in step and "\x1f" not in step
         )
@@ -122,7 +120,7 @@ def planned(old: Instance, start: Start) -> tuple[str | None, bytes | None]:
     spec = current_registry().get(old.machine, old.version)
     step: str | None = None
     if start.step is not None:
-        name = start.step.name if isinstance(start.step, StepRef) else start.step
+        name = start.step.name if isinstance(start.step, StepRef | TaskRef) else start.step
         step = name if spec is None else check_step(spec, start.step)
     state: bytes | None = None
     if start.state is not KEEP:
@@ -131,6 +129,13 @@ def planned(old: Instance, start: Start) -> tuple[str | None, bytes | None]:
         else:
             state = spec.codec.encode(start.state, step=step or spec.initial)
     return step, state
+
+
+def limits_there(old: Instance, step: str | None) -> tuple[str | None] | None:
+    """The limits that the code says of a step; None if this process does not have it. Pure."""
+    spec = current_registry().get(old.machine, old.version)
+    found = None if spec is None or step is None else spec.steps.get(step)
+    return None if found is None else (found.limits,)
 
 
 def _row_at(schema: str, number: int, rev: int) -> Dialogue[dict[str, Any]]:
@@ -170,6 +175,8 @@ def _unknown(old: Instance, state: bytes | None) -> NoReturn:
     """Say what is missing, and what to do."""
     missing, level = ("state", "full") if state is None else ("step", "outcomes")
     hint = ", or retry it where it ended" if old.status in RETRY.allowed else ""
+    if old.key is not None and old.parent_id is not None and old.machine.endswith(f".{old.key}"):  # a task
+        hint += f", or run its workflow again from it: instance {old.parent_id}, step {old.key}"
     raise Conflict(
         f"the first {missing} of instance {old.id} is not recorded (journal level {level!r} records it): "
         f"give a {missing} (--{missing} on the command line){hint}"

@@ -68,7 +68,7 @@ async def delete_ended(
         b"f" if only_look else b"t",
     ]
     [row] = (await conn.run(statement("delete_ended", schema), params)).rows
-    looked, last, last_old, *counts = row
+    looked, last, last_old, *counts, _ = row
     done, cancelled, failed, records = (int(each or 0) for each in counts)
     return Swept(int(looked or 0), _whole(last), _whole(last_old), done, cancelled, failed, records)
 
@@ -126,6 +126,15 @@ async def find_long_journals(
     [row] = (await conn.run(statement("find_long_journals", schema, read_only=True), params)).rows
     looked, last, *found = row
     return LongJournals(int(looked or 0), _whole(last), *map(_ids, found))
+
+
+async def sample_long_journals(
+    conn: PgConn, schema: str, *, moves: int, pages: int, most: int
+) -> tuple[int, ...]:
+    """Look at so many random pages of the journal for instances with more than `moves` moves; they may have ended."""
+    params = [encode.number(pages), encode.number(moves), encode.number(most)]
+    rows = (await conn.run(statement("sample_long_journals", schema, read_only=True), params)).rows
+    return tuple(sorted(int(row[0] or 0) for row in rows))
 
 
 def _ids(raw: bytes | None) -> tuple[int, ...]:

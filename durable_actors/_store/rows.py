@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import attrs
@@ -20,10 +20,23 @@ class RecordedClaim:
     """End of its lease as the database has it; None if that is not recorded."""
     definition: str | None = None
     """The definition that runs its step, if it is another one."""
+    links: int = 0
+    """Its part in a graph (`links.NEEDS`, `links.FEEDS`): whether it comes after others, and others after it."""
+    trace: str | None = None
+    """The trace in which it was inserted, as stored (`_tracing.TraceContext`)."""
+    rate_limit: str | None = None
+    """The limits that its step uses (`_limits.uses_of`); None: none."""
+    weight: int = 1
+    """The weight of those that have none of their own."""
+    unstarted: bool = False
+    """It is released before its step began: what its limits were charged is given back."""
 
 
+NULL: Final = b"null"
+"""The result of `Done()`: JSON null."""
 UNRECORDED: Final = RecordedClaim(None, None)
-"""Of claims whose outcomes are not recorded. They share it: nothing sets its fields."""
+"""Of claims whose outcomes are not recorded, that are in no graph and no trace, and use no limit. They share it:
+nothing sets its fields."""
 
 
 # Not frozen: every step of the hot path makes one, and setting frozen slots costs attrs twice as much.
@@ -59,14 +72,19 @@ class Claim:
     journal: int = OFF
     """What is recorded of its history (`machine.OFF`, …)."""
     recorded: RecordedClaim = UNRECORDED
-    """What its records need beside that."""
+    """What its records need beside that, its part in a graph, and its trace."""
     cancellation: Cancellation | None = None
     """Why it was cancelled, if it compensates: however that ends, the instance is cancelled."""
+    max_attempts: int | None = None
+    """How often a job or a step with a `Backoff` may run, if the insert said so."""
+    due_at: str | None = None
+    """When it became due, as the database has it; None if it runs ahead, which waits for nothing."""
 
     def enter(self, step: str, visit: int, state: bytes, *, inbox: bool) -> None:
         """Continue in the next step under the same claim. A signal may have arrived while the last step ran."""
         self.step, self.visit, self.state, self.inbox = step, visit, state, inbox
         self.attempt = self.crashes = self.round = 0
+        self.due_at = None
 
     @property
     def plain(self) -> bool:
@@ -129,6 +147,10 @@ class Transition:
     """Ids of signals that this commit removes from the inbox."""
     kept: tuple[int, ...] = ()
     """Ids of awaited signals that the step saw at its beginning and keeps: they do not wake it again."""
+    relimits: bool = False
+    """Whether `limits` are written: the step that it leaves or the one that it enters uses limits."""
+    limits: str | None = None
+    """The limits of the step that it enters (`_limits.text_of`)."""
     seconds: float | None = None
     """How long the step ran, for the journal."""
     deletes: bool = False
@@ -139,15 +161,7 @@ class Transition:
     @property
     def plain(self) -> bool:
         """Whether the short commit statement can write it."""
-        claim = self.claim  # its `plain`, asked in place: 60 ns a job
-        return (
-            claim.awaits is None
-            and not claim.inbox
-            and not claim.children_total
-            and self.awaits is None
-            and not self.consumed
-            and self.raised is None
-        )
+        return not rich_of((self,))
 
     @property
     def kind(self) -> str:
@@ -177,6 +191,20 @@ class Transition:
     def outlasts_request(self) -> bool:
         """Whether it is committed even if its node was asked to cancel the instance."""
         return self.status in {"done", "cancelled"}
+
+
+def rich_of(transitions: Iterable[Transition]) -> list[Transition]:
+    """Those that the short commit statement cannot write: a claim that is not `plain`, signals, an exception."""
+    return [
+        each
+        for each in transitions  # asked in place: a property would double the cost
+        if (claim := each.claim).awaits is not None
+        or claim.inbox
+        or claim.children_total
+        or each.awaits is not None
+        or each.consumed
+        or each.raised is not None
+    ]
 
 
 @attrs.define  # not frozen, for the same reason as `Claim`; tasks may share one, so it must not be changed
@@ -214,12 +242,13 @@ class Seen:
     id: int
     priority: int
     eligible_at: str
-    what: Literal["h", "s", "l"]
-    """Held behind a sibling of its key · shelved, because this node does not know its step · left for a later pick."""
+    what: Literal["h", "s", "t", "l"]
+    """Held behind a sibling of its key · shelved, because this node does not know its step · throttled by a limit ·
+    left for a later pick."""
 
     @property
     def postponed(self) -> bool:
-        """Whether a later pick has to read it again. Held and shelved rows have left the index of the pick."""
+        """Whether a later pick has to read it again. The others have left the index of the pick."""
         return self.what == "l"
 
 

@@ -25,6 +25,7 @@ from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, Conflict, DurableError, InvalidOutcome, LeaseLost, NoTarget
 from durable_actors.machine import (
     KEEP,
+    NO_DEPENDENCIES,
     Approval,
     Await,
     Cancellation,
@@ -99,6 +100,8 @@ class Claimed:
     """What a person decided, if a `Pause` or `Approval` led to this step."""
     cancellation: Cancellation | None = None
     """As `Context.cancellation`: why it was cancelled, if this step compensates."""
+    dependencies: Mapping[str, ChildView] = NO_DEPENDENCIES
+    """As `Context.dependencies`: what it comes after, by key."""
     request: Any = None
     """What a command asks of whoever runs this step, as of the last `heartbeat`; None: nothing."""
 
@@ -156,6 +159,8 @@ def _read_claimed(row: Row) -> Claimed:
         claimed.awaited = tuple(map(_read_signal, _signals(row[12] or b"[]")))
         claimed.signals = tuple(map(_read_signal, _signals(row[13] or b"[]")))
         claimed.children = None if row[15] is None else tuple(map(_read_child, _children(row[15])))
+        named = _dependencies(row[19] or b"{}")
+        claimed.dependencies = {key: _read_child(each) for key, each in named.items()}
     except (ValueError, RecursionError) as error:
         raise UnreadableClaimError(claimed) from error
     return claimed
@@ -188,10 +193,12 @@ class _Child(msgspec.Struct):
     status: Status
     result: msgspec.Raw = msgspec.Raw(b"null")
     last_error: str | None = None
+    key: str | None = None
 
 
 _signals: Final = msgspec.json.Decoder(list[_Told]).decode
 _children: Final = msgspec.json.Decoder(list[_Child]).decode
+_dependencies: Final = msgspec.json.Decoder(dict[str, _Child]).decode
 
 
 def _read_signal(told: _Told) -> Signal:
@@ -203,7 +210,7 @@ def _read_signal(told: _Told) -> Signal:
 
 def _read_child(told: _Child) -> ChildView:
     result = decode_or_text(bytes(told.result))
-    return ChildView(told.id, told.machine, told.status, result, told.last_error)
+    return ChildView(told.id, told.machine, told.status, result, told.last_error, told.key)
 
 
 async def heartbeat(conn: PgConn, schema: str, claimed: Claimed, *, lease: float) -> datetime:
@@ -219,11 +226,24 @@ async def heartbeat(conn: PgConn, schema: str, claimed: Claimed, *, lease: float
 
 
 async def complete(
-    conn: PgConn, schema: str, claimed: Claimed, outcome: bytes, *, accept_late: bool
+    conn: PgConn,
+    schema: str,
+    claimed: Claimed,
+    outcome: bytes,
+    *,
+    accept_late: bool,
+    limits: str | None = None,
 ) -> Instance:
-    """Commit an outcome (JSON, see `outcome_json`) and read the instance, in one transaction."""
+    """Commit an outcome (JSON, see `outcome_json`) and read the instance, in one transaction.
+
+    `limits`: those of the step that is entered. The function names none; as for engines, a rider writes them.
+    """
     params = [*_fence(claimed), outcome, b"t" if accept_late else b"f"]
-    return await _end(conn, schema, claimed, statement("complete", schema), params)
+    riders: list[tuple[Statement, Params]] = []
+    if limits is not None:
+        ids, claims = encode.int_array([claimed.id]), encode.text_array([claimed.claim_id])
+        riders.append((statement("write_limits", schema), [ids, claims, encode.text_array([limits])]))
+    return await _end(conn, schema, claimed, statement("complete", schema), params, riders=riders)
 
 
 async def fail(
@@ -242,11 +262,19 @@ async def fail(
     return await _end(conn, schema, claimed, statement("fail", schema), params)
 
 
-async def _end(conn: PgConn, schema: str, claimed: Claimed, call: Statement, params: Params) -> Instance:
+async def _end(
+    conn: PgConn,
+    schema: str,
+    claimed: Claimed,
+    call: Statement,
+    params: Params,
+    *,
+    riders: Sequence[tuple[Statement, Params]] = (),
+) -> Instance:
     read = statement("read_instances", schema, read_only=True)
     with _explained(InvalidOutcome):
-        results = await conn.batch([(call, params), (read, [encode.int_array([claimed.id]), b"t"])])
-    return read_instance(results[1].rows[0])
+        results = await conn.batch([(call, params), *riders, (read, [encode.int_array([claimed.id]), b"t"])])
+    return read_instance(results[-1].rows[0])
 
 
 def _fence(claimed: Claimed) -> list[bytes | None]:
@@ -313,6 +341,20 @@ def outcome_json(outcome: Outcome, spec: MachineSpec | None, plans: Sequence[Ins
             assert_never(outcome)
 
 
+def limits_of(outcome: Outcome, spec: MachineSpec | None) -> str | None:
+    """The limits of the step that the outcome enters: as `Next` says, else as the step declares; None: none."""
+    match outcome:
+        case Next(limits=str() as given):
+            return given
+        case Next(step=step):
+            pass
+        case Await(then=str() as step) | ScheduleChildren(then=step) | Pause(then=step) | Approval(then=step):
+            pass
+        case _:
+            return None
+    return None if spec is None else spec.steps[step].limits
+
+
 def error_json(error: object) -> bytes:
     """The JSON form of an error: its text, and of an exception its type and traceback."""
     told = {"text": reason_text(error)}
@@ -324,6 +366,14 @@ def error_json(error: object) -> bytes:
 def _child(plan: InsertPlan) -> bytes:
     if plan.on_duplicate != "skip":
         raise InvalidOutcome(f'a child of a runner takes on_duplicate="skip", not {plan.on_duplicate!r}')
+    if plan.fair_key is not None:
+        raise InvalidOutcome(
+            "a child of a runner takes no fair_key: let a machine or a job of an engine start it"
+        )
+    if plan.limits is not None:
+        raise InvalidOutcome(
+            f"a child of a runner uses no limits, and {plan.machine} does: let a machine or a job of an engine start it"
+        )
     fields: dict[str, object] = {
         "machine": plan.machine,
         "version": plan.version,
@@ -335,6 +385,7 @@ def _child(plan: InsertPlan) -> bytes:
         "eligible_at": None if plan.eligible_at is None else plan.eligible_at.isoformat(),
         "journal": str(plan.journal),
         "fingerprint": plan.fingerprint,
+        "max_attempts": plan.max_attempts,
     }
     if plan.unique_key is not None:
         fields |= {"unique_key_hex": plan.unique_key.hex(), "unique_scope": plan.unique_scope}

@@ -11,13 +11,14 @@ from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
-from durable_actors._postgres.driver.statement import Row
+from durable_actors._postgres.driver.statement import Params, Row, Statement
 from durable_actors._store.boundaries import read_decision
 from durable_actors._store.insert import MAX_OCCUPANT_READS, insert_params
 from durable_actors._store.rows import Claim, Promoted
+from durable_actors._store.schedules import read_scheduled
 from durable_actors._store.sql import statement
 from durable_actors.errors import ConfigError, StateError
-from durable_actors.machine import Decision, InsertPlan, Signal, decode_or_text, encode_json
+from durable_actors.machine import Decision, InsertPlan, ScheduledRun, Signal, decode_or_text, encode_json
 
 MAX_NAME_BYTES: Final = 500
 MAX_PAYLOAD_BYTES: Final = 1_000_000
@@ -120,11 +121,16 @@ def read_sent(rows: Sequence[Row]) -> list[Sent]:
     ]
 
 
+def signal_call(schema: str, deliveries: Sequence[Delivery]) -> tuple[Statement, Params]:
+    """The statement that sends signals. Pure."""
+    return statement("send_signals", schema), signal_params(deliveries)
+
+
 async def send_signals(conn: PgConn, schema: str, deliveries: Sequence[Delivery]) -> list[Sent]:
     """Send signals; results in input order. One statement, all or nothing."""
     if not deliveries:
         return []
-    return read_sent((await conn.run(statement("send_signals", schema), signal_params(deliveries))).rows)
+    return read_sent((await conn.run(*signal_call(schema, deliveries))).rows)
 
 
 async def signal_from_step(
@@ -179,6 +185,8 @@ class Inbox(list[Signal]):
     """The unread signals of an instance, and what a person decided for its step."""
 
     decision: Decision | None = None
+    scheduled: ScheduledRun | None = None
+    """The slot for which a schedule started it."""
 
 
 async def read_inboxes(
@@ -189,7 +197,9 @@ async def read_inboxes(
     rows = (await conn.run(statement("read_inboxes", schema, read_only=True), params)).rows
     found = {number: Inbox() for number in ids}
     for row in rows:
-        if row[1] is None:
+        if row[1] is None and row[2] == b"schedule":
+            found[int(row[0] or 0)].scheduled = read_scheduled(decode_or_text(row[3] or b"null"))
+        elif row[1] is None:
             found[int(row[0] or 0)].decision = read_decision(decode_or_text(row[3] or b"null"))
         else:
             target, signal = read_signal(row)

@@ -12,9 +12,9 @@ import msgspec
 
 from durable_actors._option_checks import count
 from durable_actors._postgres.driver import encode
-from durable_actors._postgres.driver.decode import decode_instant, decode_text_array
+from durable_actors._postgres.driver.decode import decode_instant, decode_int_array, decode_text_array
 from durable_actors._postgres.driver.statement import Params, Row, Statement
-from durable_actors._store.holds import REASONS
+from durable_actors._store.holds import REASONS, WAITING
 from durable_actors._store.read import ParentRun
 from durable_actors._store.sql import statement
 from durable_actors._wording import counted, seconds
@@ -55,6 +55,12 @@ class TreeNode:
     """The children that are shown, by id."""
     hidden: int = 0
     """How many children are not shown, because of a limit."""
+    key: str | None = None
+    """Its name among the children of its barrier (`Child(key=...)`, a task of a workflow)."""
+    after: tuple[int, ...] = ()
+    """Those that it comes after, by id: at most 20 of them."""
+    after_count: int = 0
+    """How many these are in all."""
 
     @property
     def hidden_counts(self) -> Mapping[str, int]:
@@ -173,10 +179,13 @@ def _node(row: Row, origin: ParentRun | None, children: tuple[TreeNode, ...]) ->
         counts=counts,
         children=children,
         hidden=max(sum(counts.values()) - len(children), 0),
+        key=_text(row[21]),
+        after=() if row[22] is None else decode_int_array(row[22]),
+        after_count=int(row[23] or 0),
     )
 
 
-def _waits_for(row: Row) -> str:
+def _waits_for(row: Row) -> str:  # noqa: PLR0911 - one line per reason
     status, owner, hold, due = _text(row[6]), _text(row[9]), int(row[10] or 0), float(row[11] or 0)
     match status:
         case "awaiting_signal":
@@ -187,6 +196,8 @@ def _waits_for(row: Row) -> str:
             return f"waits for {int(row[14] or 0)} more of {total}{_deadline(row[12])}"
         case "executing":
             return f"runs on {owner}"
+        case "runnable" if hold == WAITING:
+            return f"waits for {int(row[24] or 0)} of {counted(int(row[23] or 0), 'instance')} that it comes after"
         case "runnable" if hold in REASONS and hold:
             return REASONS[hold].explanation
         case "runnable":

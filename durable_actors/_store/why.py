@@ -20,6 +20,7 @@ from durable_actors._store.cancelled import ended_by, underway
 from durable_actors._store.evidence import evidence_of
 from durable_actors._store.explanation import Blocker, Explanation, Reason
 from durable_actors._store.holds import HELD, PAUSED, REASONS, SHELVED, THROTTLED, WAITING
+from durable_actors._store.limit_texts import throttled
 from durable_actors._store.next_actions import next_actions
 from durable_actors._store.observe import LEVELS, InstanceDetails, NodeView, Observed, Sibling
 from durable_actors._store.parked import asked, awaited, barrier_of
@@ -27,7 +28,7 @@ from durable_actors._store.pauses import pause_target
 from durable_actors._store.read import Instance
 from durable_actors._store.releases import COMMANDS, LiveNode
 from durable_actors._wording import seconds
-from durable_actors.machine import ENDED
+from durable_actors.machine import ENDED, current_registry, failed_task, most_attempts
 
 _HOLDS: Final[dict[int, Reason]] = {
     PAUSED: "paused",
@@ -60,6 +61,9 @@ def explain_observed(
     if found.reason == "awaiting_children":
         children = (_child(each, nodes, others or {}, levels) for each in around.missing)
         blockers = (*children, *blockers)
+    elif found.reason == "awaiting_dependencies":
+        needed = (_dependency(each, nodes, others or {}, levels) for each in around.upstream)
+        blockers = (*needed, *blockers)
     return Explanation(
         id=instance.id,
         reason=found.reason,
@@ -85,7 +89,10 @@ def _find(observed: Observed, nodes: Sequence[NodeView]) -> _Found:  # noqa: PLR
         case "done":
             return _Found("done", "it has ended: done")
         case "failed" | "cancelled":
+            task = failed_task(instance.step, instance.last_error)
             again = f"`durable-actors retry {instance.id}` runs it again"
+            if task is not None:
+                again = f"`durable-actors rerun {instance.id} --step {task}` runs it again from there"
             by = ended_by(instance, around) if instance.status == "cancelled" else ""
             ended = f"it has ended: {instance.status} in step {instance.step!r}{by}"
             return _Found(instance.status, f"{ended}; {again}")
@@ -145,6 +152,39 @@ def _child(number: int, nodes: Sequence[NodeView], others: Mapping[int, Observed
     return Blocker(kind="child", name=str(number), id=number, text=text, because=because)
 
 
+def _dependency(
+    upstream: tuple[int, str | None, str],
+    nodes: Sequence[NodeView],
+    others: Mapping[int, Observed],
+    levels: int,
+) -> Blocker:
+    """One that it comes after: has not ended, or did not succeed and must be retried."""
+    number, key, status = upstream
+    name = f"instance {number}" if key is None else f"{key} (instance {number})"
+    if status in ENDED:
+        ended = "was cancelled" if status == "cancelled" else "has failed"
+        return Blocker(
+            kind="dependency", name=key or str(number), id=number, text=f"{name} {ended}: retry it"
+        )
+    found = others.get(number) if levels > 0 else None
+    because = None if found is None else explain_observed(found, nodes, others, levels=levels - 1)
+    text = f"{name} has not ended" + ("" if because is None else f": {because.summary}")
+    return Blocker(kind="dependency", name=key or str(number), id=number, text=text, because=because)
+
+
+def _upstream_text(around: InstanceDetails) -> str:
+    named = [f"instance {number}" if key is None else key for number, key, _ in around.upstream]
+    more = around.waits - len(named)
+    also = [f"{more} more"] if more > 0 and named else []
+    ended = [number for number, _, status in around.upstream if status in ENDED]
+    retry = (
+        ""
+        if not ended
+        else f"; `durable-actors retry {ended[0]}` runs one of them again, which did not succeed"
+    )
+    return f"it waits for {', '.join([*named, *also])}, which it comes after{retry}"
+
+
 # -- executing
 
 
@@ -160,7 +200,10 @@ def _running(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
         alive = any(each.alive for each in nodes)
         return _Found("lease_expired", text if alive else f"{text}, but no node is alive", [blocker])
     if state == "alive":
-        return _Found("executing", f"it is running step {instance.step!r} on {owner}", _deaf(around, node))
+        again = f" ({_run(instance, nodes)})" if instance.attempt else ""
+        return _Found(
+            "executing", f"it is running step {instance.step!r} on {owner}{again}", _deaf(around, node)
+        )
     if state in {"unknown", "runner"}:
         what = "a runner" if state == "runner" else "a call of execute_next or a node that is not listed"
         text = (
@@ -190,15 +233,18 @@ def _deaf(around: InstanceDetails, node: NodeView | None) -> list[Blocker]:
 
 def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeView]) -> _Found:
     held = _HOLDS.get(instance.hold)
-    if held is not None:
-        limit = [Blocker(kind="limit", name="", text="a limit is used up")] if held == "throttled" else []
-        text = paused_texts.held_text(instance, around)
+    if held is not None and not (held == "throttled" and _freed(around)):
+        text, limit = (
+            throttled(around.limit) if held == "throttled" else (paused_texts.held_text(instance, around), [])
+        )
+        if held == "awaiting_dependencies" and around.upstream:
+            text = _upstream_text(around)
         return _Found(held, _with(text, stops := _pauses(around)), [*limit, *stops])
     serving = _serving(instance, nodes)
     knowing = [each for each in serving if each.knows(_machine(instance), instance.step)]
     nobody = [] if knowing else [_nobody(instance, serving)]
     if not around.due:
-        after = f" (run {instance.attempt + 1})" if instance.attempt else ""
+        after = f" ({_run(instance, nodes)})" if instance.attempt else ""
         when = "never, until its eligible_at is changed"
         if math.isfinite(around.eligible_in):
             when = f"in {seconds(max(around.eligible_in, 0.0))}"
@@ -207,7 +253,7 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     if stops := _pauses(around):
         return _Found("queue_paused", _with(f"it is due, but {stops[0].text}", nobody), [*stops, *nobody])
     if takers := _takers(instance, around, knowing):
-        return _Found("ready", _ready(instance, len(takers)))
+        return _met(instance, around, takers)
     behind = [*_behind(instance, around, knowing)]
     if behind or instance.hold == HELD:
         return _Found(
@@ -218,6 +264,13 @@ def _waiting(instance: Instance, around: InstanceDetails, nodes: Sequence[NodeVi
     return _Found("unknown_step" if serving else "unserved", so + blocker.text, [blocker])
 
 
+def _met(instance: Instance, around: InstanceDetails, takers: Sequence[NodeView]) -> _Found:
+    """What a pick that meets it does: claim it, or throttle it."""
+    if around.limit is not None and not around.limit.free:
+        return _Found("throttled", *throttled(around.limit))
+    return _Found("ready", _ready(instance, len(takers)) + _in_its_fair_key(instance, around, takers))
+
+
 def _takers(instance: Instance, around: InstanceDetails, knowing: Sequence[NodeView]) -> list[NodeView]:
     """The nodes whose pick takes it, if nothing is ahead of it: as pick_instances.sql and judge_siblings decide it.
 
@@ -225,10 +278,15 @@ def _takers(instance: Instance, around: InstanceDetails, knowing: Sequence[NodeV
     """
     if not around.due or around.key_holder is not None or around.pauses:
         return []
-    if not around.offered and instance.hold != SHELVED:
+    if not around.offered and instance.hold not in {SHELVED, THROTTLED}:
         return []
     free = [each for each in knowing if _first_known(around, each) is None]
     return [each for each in free if _on_its_shelf(instance, around, each)]
+
+
+def _freed(around: InstanceDetails) -> bool:
+    """Whether the limits of a throttled row let it go: whoever looks next gives it to the pick."""
+    return around.limit is not None and around.limit.free
 
 
 def _serving(instance: Instance, nodes: Sequence[NodeView]) -> list[NodeView]:
@@ -254,9 +312,36 @@ def _on_its_shelf(instance: Instance, around: InstanceDetails, node: NodeView) -
 def _ready(instance: Instance, nodes: int) -> str:
     if instance.hold == SHELVED:
         can = "1 live node" if nodes == 1 else f"{nodes} live nodes"
-        return f"{REASONS[SHELVED].explanation}; {can} of queue {instance.queue!r} can run it"
+        return f"{REASONS[SHELVED].explanation}; {can} of queue {instance.queue!r} can run it, with the next pick"
     serve = "1 live node serves" if nodes == 1 else f"{nodes} live nodes serve"
     return f"it is due and waits for a free slot: {serve} queue {instance.queue!r}"
+
+
+def _run(instance: Instance, nodes: Sequence[NodeView]) -> str:
+    """Which run of the step it is, and of how many: as the insert said, else as the code of a live node says."""
+    machine, most = _machine(instance), instance.max_attempts
+    if most is None:
+        told = (each.attempts.get(machine, {}).get(instance.step) for each in nodes if each.alive)
+        most = next((each for each in told if each is not None), None)
+    spec = current_registry().get(instance.machine, instance.version) if most is None else None
+    if spec is not None:
+        most = most_attempts(spec, instance.step, None)
+    return f"run {instance.attempt + 1}" + ("" if most is None else f" of {most}")
+
+
+def _in_its_fair_key(instance: Instance, around: InstanceDetails, takers: Sequence[NodeView]) -> str:
+    """Its place in a fair queue: what goes first, and that the keys take turns."""
+    if instance.hold == SHELVED or not any(instance.queue in each.fair for each in takers):
+        return ""
+    if around.fair is None:
+        return ", which is fair: rows without a fair_key share one place"
+    key, first = around.fair
+    if not first:
+        return f", which is fair: it is the next one of fair key {key!r}"
+    if first == 1:
+        return f", which is fair: 1 row of fair key {key!r} goes first"
+    rows = f"{first} rows" if first < 1000 else "1,000 rows or more"
+    return f", which is fair: {rows} of fair key {key!r} go first"
 
 
 def _with(text: str, also: Sequence[Blocker]) -> str:
@@ -332,7 +417,8 @@ def _since(instance: Instance, around: InstanceDetails, reason: Reason) -> datet
         return instance.paused.at
     if reason in ENDED:
         return instance.finished_at
-    if reason in {"ready", "waiting_for_key", "unknown_step", "unserved"}:
+    judged = reason == "throttled" and instance.hold != THROTTLED  # no pick has met it yet
+    if judged or reason in {"ready", "waiting_for_key", "unknown_step", "unserved"}:
         return max(instance.eligible_at, instance.inserted_at)
     return instance.updated_at
 
@@ -343,6 +429,8 @@ def _until(observed: Observed, reason: Reason) -> datetime | None:
             return observed.instance.eligible_at
         case "awaiting_signal" | "awaiting_children" | "awaiting_approval" | "awaiting_proceed":
             return observed.details.deadline
+        case "throttled":
+            return None if observed.details.limit is None else observed.details.limit.until
         case "queue_paused":
             return paused_texts.pauses_end(observed.details.pauses)
         case "owner_lost":

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from durable_actors.journal.facts import Fact
+from durable_actors.journal.holds import hold_changed
 from durable_actors.journal.kinds import (
     AskedData,
     ChildStart,
@@ -42,6 +43,7 @@ from durable_actors.journal.kinds import (
 )
 from durable_actors.journal.moves import Move
 from durable_actors.journal.records import Current, Inserted, Record
+from durable_actors.journal.upstream import upstream_ended, waits_again, waits_on
 
 # Commands, the row as a whole, the indexes.
 
@@ -199,8 +201,7 @@ def _claim_released(move: Move) -> None:
 
 
 def _claim_expired(move: Move) -> None:
-    data = cast("ReapedData", move.data)
-    move.add("claim_expired", {**move.fence, "proof": data.proof})
+    move.add("claim_expired", {**move.fence, "proof": cast("ReapedData", move.data).proof})
 
 
 def _released(move: Move) -> None:
@@ -317,11 +318,6 @@ def _barrier_resolved(move: Move) -> None:
     )
 
 
-def _hold_changed(move: Move) -> None:
-    hold = {"offered": 0, "held": 1, "shelved": 2}[move.record.kind]
-    move.add("hold_changed", {"hold": hold, "step": move.place["step"]})
-
-
 def _live_wakeup_emitted(move: Move) -> None:
     move.add("live_wakeup_emitted", {"runnable_key": move.key})
 
@@ -356,7 +352,7 @@ def _manual_step_resolved(move: Move) -> None:
 
 
 def _run_resumed(move: Move) -> None:
-    move.add("run_resumed", {"by": move.record.by})
+    move.add("run_resumed", {"by": move.record.by, **waits_on(move)})
 
 
 def _rejected(move: Move) -> None:
@@ -456,10 +452,14 @@ EXPANSIONS: Final[dict[str, tuple[Emitter, ...]]] = {
     "child_ended": (_barrier_counted,),
     "joined": (_barrier_counted, _barrier_resolved, _scheduled),
     "recounted": (_barrier_counted,),
-    "held": (_hold_changed,),
-    "shelved": (_hold_changed,),
-    "offered": (_hold_changed,),
-    "revived": (_run_revived, _run_signal_received, _scheduled),
+    "held": (hold_changed,),
+    "shelved": (hold_changed,),
+    "throttled": (hold_changed,),
+    "limited": (hold_changed,),
+    "dropped": (hold_changed,),
+    "offered": (hold_changed,),
+    "revived": (_run_revived, _run_signal_received, _scheduled, waits_again),
+    **dict.fromkeys(("unblocked", "doomed"), (upstream_ended,)),
     "hastened": (_run_signal_received, _run_hastened),
     "child_started": (*_UNDER_CLAIM, _child_run_started),
     "unfit": (_run_terminal,),

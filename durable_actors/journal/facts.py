@@ -204,7 +204,9 @@ FACTS: Final[dict[str, FactKind]] = {
     "run_suspended": FactKind(
         "run", "an operator paused the run", {}, {"by": str, "reason": str}, extension=True
     ),
-    "run_resumed": FactKind("run", "the operator's pause has ended", {}, {"by": str}, extension=True),
+    "run_resumed": FactKind(
+        "run", "the operator's pause has ended", {}, {"by": str, "hold": int}, extension=True
+    ),
     "run_redirected": FactKind(
         "run", "whatever the run did or waited for is over: it goes on elsewhere", extension=True
     ),
@@ -213,6 +215,12 @@ FACTS: Final[dict[str, FactKind]] = {
         "run",
         "an operator let a runnable that was to run later run at once",
         {**_PLACE, **_RUNNABLE, "visible_at": datetime},
+        extension=True,
+    ),
+    "upstream_ended": FactKind(
+        "run",
+        "what the run comes after has ended: its runnable may run, or is claimed to end the run",
+        {**_RUNNABLE, "visible_at": datetime},
         extension=True,
     ),
     "run_caught_up": FactKind(
@@ -266,9 +274,9 @@ FACTS: Final[dict[str, FactKind]] = {
     ),
     "hold_changed": FactKind(
         "dispatch",
-        "the row is offered to picks (0), held (1) or shelved (2)",
+        "the row is offered to picks (0), held (1), shelved (2), throttled (3), or waits for what it comes after (5)",
         {"hold": int},
-        {"step": str},
+        {**_PLACE, **_RUNNABLE, "limited_by": str},
         extension=True,
     ),
     "live_wakeup_emitted": FactKind("dispatch", "a notifier was told of the attempt", _RUNNABLE),

@@ -103,6 +103,13 @@ class Data(_Part, frozen=True, kw_only=True):
     """Columns that the move wrote and that the protocol does not know, such as `partition_key`."""
 
 
+class ThrottledData(Data, frozen=True, kw_only=True):
+    """`throttled`."""
+
+    limited_by: str
+    """The limit, with its key, that it waits for."""
+
+
 class ParentStart(_Part, frozen=True, kw_only=True):
     """Who started a child, in the child's own record."""
 
@@ -291,6 +298,14 @@ class RevivedData(Data, frozen=True, kw_only=True):
 
     command: Command | None = None
     eligible_at: Instant | None = None
+    hold: int = 0
+    """The row's `hold` after the move: 5 if it waits for what it comes after."""
+
+
+class UpstreamEndedData(Data, frozen=True, kw_only=True):
+    """`unblocked`, `doomed`. Of a doomed one `columns` has the cancellation, which names what did not succeed."""
+
+    eligible_at: Instant
 
 
 class ChildStartedData(UnderClaim, frozen=True, kw_only=True):
@@ -328,6 +343,8 @@ class ResolvedData(Data, frozen=True, kw_only=True):
     decision: dict[str, Any] = {}
     """What the step gets as `ctx.decision`."""
     eligible_at: Instant | None = None
+    hold: int = 0
+    """Of `resumed`: the row's `hold` after the move; 5 if it waits for what it comes after."""
     failed: bool = False
     """A rejection without `on_reject`: the instance has failed."""
 
@@ -397,8 +414,13 @@ KINDS: Final[dict[str, Kind]] = {
     "recounted": Kind("a revived child is waited for again", "claims", _PLACE, CountedData),
     "held": Kind("a sibling of its partition key goes first", "claims", _PLACE, Data),
     "shelved": Kind("it waits for a node that knows its machine and step", "claims", _PLACE, Data),
+    "throttled": Kind("it waits for a token or a slot of a limit", "claims", _PLACE, ThrottledData),
+    "limited": Kind("the limits that its next step uses", "outcomes", _PLACE, Data),
+    "dropped": Kind("a limit is full, and what finds it so is cancelled", "outcomes", _PLACE, Data),
     "offered": Kind("picks may claim it again", "claims", _PLACE, Data),
     "revived": Kind("a failed or cancelled instance runs again", "outcomes", _PLACE, RevivedData),
+    "unblocked": Kind("all that it comes after has ended", "claims", _PLACE, UpstreamEndedData),
+    "doomed": Kind("what it comes after did not succeed", "outcomes", _PLACE, UpstreamEndedData),
     "hastened": Kind("a delayed instance is due at once", "outcomes", _PLACE, RevivedData),
     "child_started": Kind("its step started a child", "outcomes", _CLAIM, ChildStartedData),
     "unfit": Kind(

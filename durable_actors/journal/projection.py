@@ -207,6 +207,7 @@ class Run(msgspec.Struct, kw_only=True):
     eligible_at: datetime
     hold: int = 0
     shelved_step: str | None = None
+    limited_by: str | None = None
     crashes: int = 0
     interruptions: int = 0
     claim_id: str | None = None

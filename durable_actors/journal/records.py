@@ -107,6 +107,7 @@ class Current(Columns, frozen=True, kw_only=True):
     locked_by: str | None = None
     lease_expires_at: Instant | None = None
     shelved_step: str | None = None
+    limited_by: str | None = None
     crashes: int = 0
     interruptions: int = 0
     awaits: list[str] | None = None

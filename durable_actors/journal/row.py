@@ -40,6 +40,7 @@ COLUMNS: Final[Mapping[str, From]] = {
     "eligible_at": "claims",
     "hold": "claims",
     "shelved_step": "claims",
+    "limited_by": "claims",
     "crashes": "claims",
     "interruptions": "claims",
     "children_total": "claims",
@@ -62,7 +63,8 @@ NOT_IN_THE_JOURNAL: Final[Mapping[str, str]] = {
 
 EMPTY_UNLESS_NAMED: Final = (
     "parent_id", "barrier", "partition_key", "unique_key", "child_uid", "child_args", "tags", "meta",
-    "fingerprint", "rate_limit", "rerun_of", "cancellation", "cancel_rest",
+    "fingerprint", "rate_limit", "rerun_of", "cancellation", "cancel_rest", "child_key", "links",
+    "max_attempts", "fair_key",
 )  # fmt: skip
 """The columns of an insert that are null if its record does not name them. `weight` is 1 then."""
 
@@ -146,6 +148,7 @@ def _kept(run: Run) -> dict[str, Any]:
         "eligible_at": run.eligible_at,
         "hold": run.hold,
         "shelved_step": run.shelved_step,
+        "limited_by": run.limited_by,
         "crashes": run.crashes,
         "interruptions": run.interruptions,
         "children_total": run.children_total,
@@ -184,6 +187,7 @@ def projection_of(instance_id: int, rev: int, recorded: Mapping[str, Any]) -> Pr
         eligible_at=row.eligible_at,
         hold=row.hold,
         shelved_step=row.shelved_step,
+        limited_by=row.limited_by,
         crashes=row.crashes,
         interruptions=row.interruptions,
         claim_id=row.claim_id,
@@ -274,11 +278,16 @@ _DOCUMENTS: Final = frozenset({"state", "result", "meta", "manual", "cancellatio
 
 def _is_same(name: str, one: object, other: object) -> bool:
     if name == "request":  # whether it is paused; by whom is in the history
-        return (_pause_in({name: one}) is None) == (_pause_in({name: other}) is None)
+        return _is_cancel(other) or (_pause_in({name: one}) is None) == (_pause_in({name: other}) is None)
     if one == other:
         # For Python true is 1 and 1 is 1.0; for JSON, and for a step that gets a state, they are not.
         return name not in _DOCUMENTS or one is other or _json(one) == _json(other)
     return name not in _DOCUMENTS and _comparable(name, one) == _comparable(name, other)
+
+
+def _is_cancel(request: object) -> bool:
+    """It takes the place of a pause that was asked for before, and no record tells so until the step has ended."""
+    return isinstance(request, dict) and cast("dict[str, Any]", request).get("kind") == "cancel"
 
 
 def _json(value: object) -> bytes:

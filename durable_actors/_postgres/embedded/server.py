@@ -33,6 +33,7 @@ import attrs
 import trio
 from psycopg.conninfo import make_conninfo
 
+from durable_actors._dsn import EMBEDDED, resolve_dsn
 from durable_actors._postgres.embedded import supervisor
 from durable_actors._postgres.embedded.files import (
     POLL_INTERVAL,
@@ -45,7 +46,6 @@ from durable_actors._postgres.embedded.files import (
     wait_lock,
 )
 from durable_actors._postgres.embedded.launch import Launch, ensure_running
-from durable_actors.config import EMBEDDED, resolve_dsn
 from durable_actors.errors import ConfigError, StoreUnavailable
 
 logger = logging.getLogger(__name__)

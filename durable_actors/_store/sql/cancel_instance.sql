@@ -24,7 +24,7 @@ with target as materialized (
       left join durable.compensations c on c.fsm = y.fsm and c.fsm_version = y.fsm_version and y.cancellation is null
                                            and octet_length(coalesce(y.partition_key, '')) <= 2000
      where y.id = $1::bigint and y.status in ('runnable', 'executing', 'awaiting_signal', 'awaiting_children')
-       and (y.cancellation is null or $6::boolean)
+       and (y.cancellation is null or y.cancellation ? 'upstream' or durable.is_dropped(y.cancellation, y.visit) or $6::boolean)
        for no key update of y
 ), entered as materialized (
     select t.id, t.partition_key, durable.compensate(t.id, t.request, t.undo) as queue from target t where not t.runs and t.undo is not null

@@ -2,7 +2,7 @@
 -- params   $1 id bigint · $2 claim uuid · $3 token text · $4 error text (JSON) · $5 retry in float8 seconds or null · $6 max attempts int
 --          $7 accept late commits boolean
 -- returns  as complete
--- moves    retry · failed · cancelled · compensating · unfit · child_ended · joined · offered
+-- moves    retry · failed · cancelled · compensating · unfit · child_ended · joined · offered · unblocked · doomed
 -- locks    as complete
 -- index    gen_durable_pkey
 -- keeps    I1, I3, I4, I7, I8, I11

@@ -3,7 +3,9 @@
 --          $6 priority smallint[] · $7 partition_key text[] · $8 unique_key bytea[] · $9 scope text[] (an enum array's literal)
 --          $10 eligible_at timestamptz[] or null · $11 delay float8[] seconds or null · $12 parent bigint[] or null · $13 barrier bigint[]
 --          $14 tags text[] (an array's literal, or null) · $15 meta text[] (JSON, or null) · $16 journal level smallint[]
---          $17 fingerprint text[] (hexadecimal), or empty: null for all
+--          $17 fingerprint text[] (hexadecimal), or empty: null for all · of children in a graph, else empty: $18 key text[] ·
+--          $19 links smallint[] (1 it comes after others, 2 others come after it, 3 both) · $20 max_attempts int[] · $21 fair key text[]
+--          $22 limits text[], or empty: null for all
 -- returns  per input row, in input order: id or null when deduplicated · the id that occupies the key, as far as the
 --          snapshot sees it
 -- moves    started
@@ -17,18 +19,20 @@ with input as materialized (
     select nextval('durable.gen_durable_id_seq') as id, u.* from (
         select * from unnest($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::text[], $8::bytea[],
                              $9::text[], $10::timestamptz[], $11::float8[], $12::bigint[], $13::bigint[], $14::text[], $15::text[],
-                             $16::smallint[], $17::text[])
+                             $16::smallint[], $17::text[], $18::text[], $19::smallint[], $20::int[], $21::text[], $22::text[])
              with ordinality
              i(fsm, version, step, state, queue, priority, partition_key, unique_key, scope, at, delay, parent, barrier, tags, meta, level,
-               definition, ord)
+               definition, child_key, links, max_attempts, fair_key, limits, ord)
          order by ord) u
 ), inserted as (
     insert into durable.gen_durable (id, fsm, fsm_version, step, state, queue, priority, partition_key, unique_key,
-                                     unique_scope, eligible_at, parent_id, barrier, tags, meta, journal, fingerprint)
+                                     unique_scope, eligible_at, parent_id, barrier, tags, meta, journal, fingerprint, hold, child_key, links,
+                                     max_attempts, fair_key, rate_limit)
     overriding system value
     select id, fsm, version, step, state::jsonb, queue, priority, partition_key, unique_key,
            scope::durable.durable_status[], coalesce(at, durable.now() + make_interval(secs => coalesce(delay, 0))), parent, barrier,
-           tags::text[], meta::jsonb, level, decode(definition, 'hex')
+           tags::text[], meta::jsonb, level, decode(definition, 'hex'), case when links in (1, 3) then 5 else 0 end, child_key, links,
+           max_attempts, fair_key, limits
       from input order by unique_key nulls first, id
     on conflict (unique_guard) where unique_guard is not null do nothing
     returning id
@@ -40,7 +44,9 @@ with input as materialized (
                'eligible_at', coalesce(i.at, durable.now() + make_interval(secs => coalesce(i.delay, 0))),
                'partition_key', i.partition_key, 'unique_key', chr(92) || 'x' || encode(i.unique_key, 'hex'),  -- whatever bytea_output is
                'unique_scope', i.scope::durable.durable_status[], 'parent_id', i.parent, 'barrier', i.barrier, 'tags', i.tags::text[],
-               'inserted_at', durable.now(), 'fingerprint', chr(92) || 'x' || i.definition))
+               'inserted_at', durable.now(), 'fingerprint', chr(92) || 'x' || i.definition, 'child_key', i.child_key, 'links', i.links,
+               'fair_key', i.fair_key, 'rate_limit', i.limits,
+               'hold', case when i.links in (1, 3) then 5 end, 'max_attempts', i.max_attempts))
                || case when i.meta is null then '{}' else jsonb_build_object('meta', i.meta::jsonb) end
                || case when i.level < 4 then '{}' else jsonb_build_object('state', i.state::jsonb) end)
            || case when i.parent is null then '{}' else jsonb_build_object('parent', (

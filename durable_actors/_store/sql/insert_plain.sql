@@ -1,4 +1,4 @@
--- insert_plain: insert many instances in one statement, none of which has a unique key, tags, meta or a record of its start.
+-- insert_plain: insert many instances in one statement, none of which has a unique key, tags, meta, a limit of attempts or a record of its start.
 -- params   arrays, one element per instance: $1 fsm text[] · $2 version int[] · $3 step text[] · $4 state text[] · $5 queue text[]
 --          $6 priority smallint[] · $7 partition_key text[] · $8 eligible_at timestamptz[] or null · $9 delay float8[] seconds or null;
 --          $10 parent bigint · $11 barrier bigint · $12 journal level smallint[]. An array of one element, but for the states: the same for all. An empty one: null.

@@ -1,7 +1,7 @@
 -- list_by_key: the instances that have or had a unique key, newest first. For operators.
 -- params   $1 key bytea · $2 below this id bigint · $3 limit int
 --          each may be null: $4 status text · $5 machine text · $6 queue text · $7 step text · $8 part of the error text
---          $9 tags text[] · $10 unchanged for so many seconds float8 · $11 what it waits for text
+--          $9 tags text[] · $10 unchanged for so many seconds float8 · $11 what it waits for text · $12 paused bool
 -- returns  id, newest first
 -- locks    none
 -- index    gen_durable_key_history
@@ -16,4 +16,5 @@ select g.id
    and ($9::text[] is null or g.tags @> $9::text[])
    and ($10::float8 is null or g.updated_at < durable.now() - make_interval(secs => $10::float8))
    and ($11::text is null or durable.waits_for(g.status, g.manual) = $11::text)
+   and ($12::bool is null or durable.is_paused(g.status, g.hold, g.request) = $12::bool)
  order by g.id desc limit $3::int

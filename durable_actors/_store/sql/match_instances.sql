@@ -38,7 +38,7 @@ select f.id, f.queue, f.priority, w.looked, w.highest
        and ($11::timestamptz is null or y.updated_at < $11::timestamptz)
        and ($14::bool is null or durable.due(y.eligible_at) = $14::bool)
        and ($15::smallint is null or y.hold = $15::smallint)
-       and ($16::bool is null or (durable.asked_to_pause(y.request) or y.status = 'runnable' and y.hold = 4) = $16::bool)
+       and ($16::bool is null or durable.is_paused(y.status, y.hold, y.request) = $16::bool)
        and ($17::text is null or durable.waits_for(y.status, y.manual) = $17::text)
      order by y.id limit $4::int) f on true
  order by f.id

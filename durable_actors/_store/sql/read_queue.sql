@@ -4,9 +4,9 @@
 -- returns  priority smallint or null · seconds until its next future row float8 or null · shelved step text (as the pick knows it) or null ·
 --          seconds until the next deadline of a parked row float8 or null · a paused machine text, '' for the whole queue, or null ·
 --          seconds until its pause is over float8, or null. A paused queue has neither priorities nor shelved steps, and a paused machine no
---          shelved steps: there is nothing to pick
+--          shelved steps: there is nothing to pick. A time without a priority: when to look at throttled rows
 -- locks    none
--- index    pauses_pkey; gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and step, whatever the backlog
+-- index    pauses_pkey, limit_waits_due; gen_durable_pick, gen_durable_shelf and gen_durable_deadline, a few probes per priority and step, whatever the backlog
 -- hostile  epochs are subtracted, not instants: before Postgres 17 an infinite one refuses that, and one row would stop its queue
 with recursive p(priority) as (
     (select g.priority from durable.gen_durable g
@@ -49,6 +49,10 @@ select null, null, null, (extract(epoch from d.await_deadline) - extract(epoch f
   from (select g.await_deadline from durable.gen_durable g
          where g.queue = $1::text and g.status in ('awaiting_signal', 'awaiting_children') and g.await_deadline is not null
          order by g.await_deadline limit 1) d
+union all
+select null, (extract(epoch from w.next_at) - extract(epoch from durable.now()))::float8, null, null, null, null
+  from (select t.next_at from durable.limit_waits t where t.queue = $1::text order by t.next_at limit 1) w
+ where (select s.machines is null or '' <> all (s.machines) from stopped s)
 union all
 select null, null, null, null, x.fsm, (extract(epoch from x.until) - extract(epoch from durable.now()))::float8
   from durable.pauses x where x.queue = $1::text and durable.lasts(x.until)

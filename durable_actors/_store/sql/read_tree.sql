@@ -2,9 +2,10 @@
 -- params   $1 id bigint · $2 levels below the instance int · $3 children of each int · $4 descendants int · $5 ancestors int
 -- returns  per instance, in no order: id, parent, level below the first ancestor, fsm, version, step, status, queue, attempt, owner, hold,
 --          seconds until it is eligible, seconds until its deadline, awaits, children pending, children total, the error (its first 500
---          characters), inserted_at, finished_at, {status: children}, rerun_of
+--          characters), inserted_at, finished_at, {status: children}, rerun_of, its key among the children of its barrier, the first 20 that
+--          it comes after (an array, or null), how many these are, for how many of them it waits
 -- locks    none
--- index    gen_durable_pkey, gen_durable_parent
+-- index    gen_durable_pkey, gen_durable_parent, graph_pkey
 -- cost     linear in the instances that are returned and all their children. Of the children of one those that have not ended come first,
 --          then those that failed. The ancestors are returned whatever the limits say.
 -- plan     the recursion is read as far as the limit needs it: nothing sorts it
@@ -36,6 +37,8 @@ select g.id, g.parent_id, f.level, g.fsm, g.fsm_version, g.step, g.status, g.que
        (extract(epoch from g.await_deadline) - extract(epoch from durable.now()))::float8,
        g.awaits, g.children_pending, g.children_total, left(g.last_error, 500), g.inserted_at, g.finished_at,
        (select jsonb_object_agg(c.status, c.children) from (
-           select y.status::text, count(*) as children from durable.gen_durable y where y.parent_id = g.id group by y.status) c), g.rerun_of
+           select y.status::text, count(*) as children from durable.gen_durable y where y.parent_id = g.id group by y.status) c), g.rerun_of,
+       g.child_key, e.needs[1:20], coalesce(cardinality(e.needs), 0), coalesce(e.waits, 0)
   from family f
   join durable.gen_durable g on g.id = f.id
+  left join durable.graph e on e.id = g.id and g.links is not null

@@ -22,13 +22,14 @@ with told as materialized (
            await_step = t.await_step, last_error = t.last_error, unique_key = t.unique_key, unique_scope = t.unique_scope,
            state = coalesce(t.state, 'null'), result = case when t.status = 'done' then coalesce(t.result, 'null') end, barrier = t.barrier, children_total = t.children_total,
            wake_on_failure = t.wake_on_failure, child_uid = t.child_uid, round = t.round, interruptions = t.interruptions, tags = t.tags,
-           meta = t.meta, child_args = t.child_args, error_type = t.error_type, traceback = t.traceback, shelved_step = t.shelved_step,
+           meta = t.meta, child_args = t.child_args, error_type = t.error_type, traceback = t.traceback, shelved_step = t.shelved_step, limited_by = t.limited_by,
            request = case when durable.asked_to_pause(t.request) and durable.asked_to_pause(g.request) then g.request else t.request end, manual = t.manual,
            journal = t.journal, fingerprint = t.fingerprint, rerun_of = t.rerun_of, cancellation = t.cancellation,
-           cancel_rest = t.cancel_rest,
+           cancel_rest = t.cancel_rest, child_key = t.child_key, links = t.links, max_attempts = t.max_attempts, fair_key = t.fair_key,
            -- Also a tombstone: it goes with the row only if the row says that it has signals.
            inbox = exists (select 1 from durable.signals s where s.target_id = $1::bigint and s.consumed_at is null)
                    or exists (select 1 from durable.signals s where s.target_id = $1::bigint and s.dedup_key is not null)
+                   or coalesce(t.meta ? 'durable:schedule', false)  -- every step reads its slot
       from told t
      where g.id = $1::bigint and g.id = t.id and g.rev = $7::bigint
        and not exists (select 1 from durable.journal j where j.instance_id = $1::bigint and j.rev > $8::bigint)

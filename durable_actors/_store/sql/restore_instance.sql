@@ -14,14 +14,14 @@ with told as materialized (
         id, parent_id, visit, rev, eligible_at, await_deadline, inserted_at, updated_at, finished_at, claim_id, status, fsm_version, attempt,
         crashes, children_pending, weight, priority, hold, fsm, step, queue, partition_key, rate_limit, claim_token_hash, awaits,
         await_step, last_error, unique_key, unique_scope, state, result, barrier, children_total, wake_on_failure, child_uid, round,
-        interruptions, tags, meta, child_args, error_type, traceback, shelved_step, request, manual, journal, fingerprint, rerun_of, cancellation, cancel_rest, inbox)
+        interruptions, tags, meta, child_args, error_type, traceback, shelved_step, limited_by, request, manual, journal, fingerprint, rerun_of, cancellation, cancel_rest, child_key, links, max_attempts, fair_key, inbox)
     overriding system value
     select $1::bigint, t.parent_id, t.visit, t.rev, t.eligible_at, t.await_deadline, t.inserted_at, durable.now(), t.finished_at, t.claim_id,
            t.status, t.fsm_version, t.attempt, t.crashes, t.children_pending, coalesce(t.weight, 1), t.priority, t.hold, t.fsm, t.step,
            t.queue, t.partition_key, t.rate_limit, t.claim_token_hash, t.awaits, t.await_step, t.last_error, t.unique_key,
            coalesce(t.unique_scope, '{}'), coalesce(t.state, 'null'), case when t.status = 'done' then coalesce(t.result, 'null') end, t.barrier, t.children_total, t.wake_on_failure, t.child_uid,
-           t.round, t.interruptions, t.tags, t.meta, t.child_args, t.error_type, t.traceback, t.shelved_step, t.request, t.manual, t.journal, t.fingerprint,
-           t.rerun_of, t.cancellation, t.cancel_rest, false
+           t.round, t.interruptions, t.tags, t.meta, t.child_args, t.error_type, t.traceback, t.shelved_step, t.limited_by, t.request, t.manual, t.journal, t.fingerprint,
+           t.rerun_of, t.cancellation, t.cancel_rest, t.child_key, t.links, t.max_attempts, t.fair_key, coalesce(t.meta ? 'durable:schedule', false)
       from told t
      where not exists (select 1 from durable.journal j where j.instance_id = $1::bigint and j.rev > $7::bigint)
     returning id, case when $8::uuid is not null then durable.note(
