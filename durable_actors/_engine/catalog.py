@@ -7,7 +7,14 @@ from typing import Final
 
 from durable_actors._option_checks import shown
 from durable_actors._postgres.driver import encode
-from durable_actors.machine import MachineSpec, Registry, builtin_machines, parse_step_address, step_address
+from durable_actors.machine import (
+    MachineSpec,
+    Registry,
+    builtin_machines,
+    most_attempts,
+    parse_step_address,
+    step_address,
+)
 
 MAX_WARNINGS: Final = 100
 """Unknown steps that a node logs, at most; rows written by hand could fill the log otherwise."""
@@ -66,6 +73,17 @@ class MachineCatalog:
     def steps(self) -> dict[str, list[str]]:
         """For people: the steps of each machine, by "name/version"."""
         return {f"{spec.name}/{spec.version}": list(spec.steps) for spec in self._specs.values()}
+
+    @property
+    def attempts(self) -> dict[str, dict[str, int]]:
+        """For people: how often jobs, and steps with a retry policy, may run, by "name/version" and step."""
+        found: dict[str, dict[str, int]] = {}
+        for spec in self._specs.values():
+            limits = {step: most_attempts(spec, step, None) for step in spec.steps}
+            known = {step: most for step, most in limits.items() if most is not None}
+            if known:
+                found[f"{spec.name}/{spec.version}"] = known
+        return found
 
     def explain_unknown(self, shelved: Sequence[str]) -> list[str]:
         """A sentence for each of these step addresses that this node cannot run, once per address."""

@@ -200,7 +200,7 @@ class Executor:
         node.on_final = self._on_final
         node.cascade = self._note_cascade
         assert isinstance(node.port, EnginePort)
-        node.port.notify = node.notify
+        node.port.notify, node.port.telemetry = node.notify, self.telemetry
         node.wakeups = node.port.wakeups = self._wakeups
         return node
 
@@ -242,6 +242,7 @@ class _Completion(Completion):
     pending: PendingCommit | None = None
     interruption: str | None = None
     has_crashed: bool = False
+    was_postponed: bool = False
     is_cancelled: bool = False
     """A command has asked for it: its release ends the instance."""
 
@@ -259,6 +260,10 @@ class _Completion(Completion):
         else:
             self.interruption = active.lost or active.interrupted or "its lease could not be renewed in time"
         super().interrupted(active, now)
+
+    def postponed(self, active: ActiveClaim) -> None:
+        self.was_postponed = True
+        super().postponed(active)
 
     def crashed(self, active: ActiveClaim, error: BaseException) -> None:
         self.has_crashed = True
@@ -344,7 +349,7 @@ class _Run:
                     f"{completion.interruption}"
                 )
             case None | Overruled():
-                return completion.has_crashed or completion.is_cancelled
+                return completion.has_crashed or completion.was_postponed or completion.is_cancelled
 
     async def execute(self) -> None:
         """Run the claim's step, and commit its outcome. When this returns or raises, the claim is over."""

@@ -17,6 +17,11 @@ _PLANS: Final = {
     "jit": "off",
 }
 
+_CLAIMS: Final = {"enable_bitmapscan": "off"}
+"""For lanes that clients do not use: listings by tags need bitmaps. A pick asks of each key whether an earlier sibling
+waits. A bitmap scan does not mark the index entries of ended siblings as dead, so every pick would read all of them
+again until the next vacuum; an index scan marks them."""
+
 MAX_KEYED_CALLS: Final = 16
 """Calls of `execute_next` on one client that may run a step with a partition key at the same time. Each has a session
 of its own."""
@@ -56,7 +61,7 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     commit = Lane("commit", 1, settings=both, answer_within=patience)
     found["commit"] = commit if rest > 1 else shared
     # The picks of all queues share this lane: no statement there may wait for a lock either.
-    found["claim"] = Lane("claim", 1, settings=both, answer_within=patience) if rest > 2 else shared
+    found["claim"] = Lane("claim", 1, settings=both | _CLAIMS, answer_within=patience) if rest > 2 else shared
     found["client"] = (
         Lane("client", rest - 2, settings=CLIENT_SETTINGS | idle, max_waiting=MAX_WAITING_CALLS)
         if rest > 2
@@ -71,7 +76,7 @@ def client_lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -
     Its calls have `pool_size` connections. `execute_next` opens others when it is first called: two for its own
     statements, and one for each step with a partition key while that runs.
     """
-    settings = _PLANS | SHORT_LOCK_TIMEOUT | _idle_settings(keepalive)
+    settings = _PLANS | _CLAIMS | SHORT_LOCK_TIMEOUT | _idle_settings(keepalive)
     patience = answer_patience(keepalive)
     work = Lane("work", 2, settings=settings, max_waiting=MAX_WAITING_CALLS, answer_within=patience)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -28,6 +29,8 @@ class QueueLimits:
     """Seconds between two looks of the server while the queue is idle; 0: the feeder polls by itself."""
     run_ahead: bool = True
     """Whether an instance may run its next step on the same claim."""
+    weights: Mapping[str, float] | None = None
+    """Of a fair queue the weights of its keys, if they are not 1; None: the queue is not fair."""
 
 
 def demand(limits: QueueLimits, *, running: int, buffered: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 import attrs
@@ -15,11 +15,16 @@ from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.store_health import StoreHealth
 from durable_actors._engine.threads import Threads
 from durable_actors._engine.wakeups import Wakeups
+from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import Owner
+from durable_actors._store.graph import Room
 from durable_actors._store.read import Ending
-from durable_actors._store.rows import Promoted
+from durable_actors._store.rows import Claim, Promoted
+from durable_actors._store.schedules import ScheduledPlan
+from durable_actors._store.siblings import Heir
 from durable_actors.config import Config
 from durable_actors.machine import ContextPort
 from durable_actors.telemetry import Telemetry
@@ -53,6 +58,10 @@ class QueueHints(Protocol):
         """An instance was parked with a deadline."""
         ...
 
+    def expect_token(self) -> None:
+        """A throttled instance may have its token, or its slot."""
+        ...
+
     def pauses_changed(self) -> None:
         """The queue, or a machine in it, was paused or resumed by this process."""
         ...
@@ -60,6 +69,85 @@ class QueueHints(Protocol):
     def learn_pauses(self, pauses: Mapping[str, float], now: float) -> None:
         """What is paused in it (`QueueShape.pauses`)."""
         ...
+
+
+class TakesOver(Protocol):
+    """What a commit may claim for this node (`claiming.hand_over.HandOver`)."""
+
+    def begin(self, queues: Iterable[str]) -> Room | None:
+        """How much of these queues a commit that is about to be sent may claim."""
+        ...
+
+    def begin_keys(self, claims: Sequence[Claim]) -> Heir | None:
+        """Of which of these claims, whose keys it may leave, it may claim the key's next row."""
+        ...
+
+    def done(self, claims: Sequence[Claim]) -> None:
+        """It has claimed these."""
+        ...
+
+    def failed(self, *, unknown_fate: bool) -> None:
+        """It has failed, or may have."""
+        ...
+
+    async def settled(self) -> None:
+        """Wait for the end of the one under way."""
+        ...
+
+
+class _NoHandOver:
+    """Of commits that claim nothing."""
+
+    def begin(self, queues: Iterable[str]) -> Room | None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def begin_keys(self, claims: Sequence[Claim]) -> Heir | None:  # noqa: ARG002 - the protocol's
+        return None
+
+    def done(self, claims: Sequence[Claim]) -> None: ...
+
+    def failed(self, *, unknown_fate: bool) -> None: ...
+
+    async def settled(self) -> None: ...
+
+
+NO_HAND_OVER: Final[TakesOver] = _NoHandOver()
+
+
+class ClaimsForCalls(Protocol):
+    """What calls of this process may claim for this node (`claiming.at_once.ClaimsAtOnce`)."""
+
+    async def run(
+        self,
+        conn: PgConn,
+        call: tuple[Statement, Params],
+        queues: Iterable[str] | None,
+        ids: Sequence[int] = (),
+    ) -> tuple[Result, bool]:
+        """Run a call that makes one row runnable, and claim the row if its queue is at rest."""
+        ...
+
+    async def settled(self, queue: str) -> None:
+        """Wait for the end of those under way."""
+        ...
+
+
+class _NoClaims:
+    """Of nodes that serve no queue."""
+
+    async def run(
+        self,
+        conn: PgConn,
+        call: tuple[Statement, Params],
+        queues: Iterable[str] | None,  # noqa: ARG002 - the protocol's
+        ids: Sequence[int] = (),  # noqa: ARG002
+    ) -> tuple[Result, bool]:
+        return await conn.run(*call), False
+
+    async def settled(self, queue: str) -> None: ...
+
+
+NO_CLAIMS: Final[ClaimsForCalls] = _NoClaims()
 
 
 class OnFinal(Protocol):
@@ -105,8 +193,16 @@ class Node:
     """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""
+    hand_over: TakesOver = NO_HAND_OVER
+    """What the commits of the flusher may claim for this node."""
+    at_once: ClaimsForCalls = NO_CLAIMS
+    """What calls of its client may claim for this node."""
     cascade: Callable[[], object] = attrs.field(default=lambda: None)
     """Children are to be cancelled: called after the commit that decided it. Never blocks."""
+    schedules: Mapping[str, ScheduledPlan] = attrs.field(factory=dict[str, ScheduledPlan])
+    """What this node's code says of schedules."""
+    schedules_changed: Callable[[], object] = attrs.field(default=lambda: None)
+    """A call of this process has changed a schedule. Never blocks."""
     on_final: OnFinal = attrs.field(default=lambda _number, _ending=None: None)
     """An instance became terminal here: tasks that wait for its result read it, or are told."""
 
@@ -143,6 +239,12 @@ class Node:
         hints = self.queues.get(queue)
         if hints is not None:
             hints.expect_deadline()
+
+    def expect_token(self, queue: str) -> None:
+        """A step that used limits has ended or was released: the feeder must look for what waits for its slot."""
+        hints = self.queues.get(queue)
+        if hints is not None:
+            hints.expect_token()
 
     def pauses_changed(self, queue: str) -> None:
         """This process has paused or resumed a queue, or a machine in it: the feeder must look at once."""

@@ -19,9 +19,10 @@ from durable_actors._engine.running.context_port import EnginePort
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.claim import Owner
+from durable_actors._store.schedules import ScheduledPlan, plan_schedule
 from durable_actors._wording import counted
 from durable_actors.config import Config, Queue
-from durable_actors.errors import ConfigError, UnknownMachine
+from durable_actors.errors import ConfigError, StateError, UnknownMachine
 from durable_actors.machine import MachineSpec, builtin_queues, current_registry
 from durable_actors.telemetry import Telemetry
 
@@ -91,6 +92,7 @@ def plan_queues(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) ->
             poll_interval=poll,
             max_poll_interval=max(most, poll),
             long_poll=min(long_poll, max(most, poll) * LONG_POLL_SHARE),
+            weights=queue.weights if queue.fair else None,
         )
     return found
 
@@ -100,6 +102,28 @@ def _builtin_queues(wanted: Mapping[str, Queue]) -> dict[str, Queue]:
     slow = Queue(1, prefetch=0, poll_interval=BUILTIN_POLL, max_poll_interval=BUILTIN_POLL)
     names = sorted(builtin_queues() - wanted.keys())
     return dict.fromkeys(names, slow)
+
+
+def plan_schedules(config: Config, specs: Mapping[tuple[str, int], MachineSpec]) -> dict[str, ScheduledPlan]:
+    """What this node's code says of schedules: the configured ones, and those of its jobs. Raises `ConfigError`."""
+    found: dict[str, ScheduledPlan] = {}
+    # Of several versions of a job the last one counts.
+    own = {name: spec.schedule for (name, _), spec in sorted(specs.items()) if spec.schedule is not None}
+    for schedule in (*config.schedules, *own.values()):
+        if schedule.name in found:
+            raise ConfigError(
+                f"schedules: {schedule.name!r} is there twice, in Config and as a job with cron= or every=",
+                option="schedules",
+                value=schedule.name,
+            )
+        try:
+            plan = plan_schedule(schedule, journal=config.journal)
+        except (ConfigError, StateError, UnknownMachine) as error:
+            raise ConfigError(
+                f"schedule {schedule.name!r}: {error}", option="schedules", value=schedule.name
+            ) from error
+        found[schedule.name] = plan
+    return found
 
 
 def config_error_in(error: BaseException) -> ConfigError | None:

@@ -17,7 +17,9 @@ from functools import partial
 import attrs
 import trio
 
+from durable_actors._engine.claiming.at_once import ClaimsAtOnce
 from durable_actors._engine.claiming.feeder import Feeder
+from durable_actors._engine.claiming.hand_over import HandOver
 from durable_actors._engine.claiming.idle_queues import IdleQueues
 from durable_actors._engine.claiming.long_poll import LongPoll, can_long_poll
 from durable_actors._engine.claiming.planner import ClaimPlanner
@@ -35,10 +37,13 @@ from durable_actors._engine.maintenance.heartbeat import Heartbeat
 from durable_actors._engine.maintenance.janitor import Janitor
 from durable_actors._engine.maintenance.notifier import notifier_child
 from durable_actors._engine.maintenance.reaper import Reaper
+from durable_actors._engine.maintenance.schedules import Schedules
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
+from durable_actors._engine.running.fair_dispatcher import FairDispatcher
 from durable_actors._engine.running.step_inputs import InputLoader
 from durable_actors._engine.running.step_task import StepTasks
+from durable_actors._engine.shares import FairShares
 from durable_actors._store.rows import Claim
 from durable_actors._wording import counted
 from durable_actors.otp import (
@@ -76,12 +81,10 @@ class Parts:
 def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec) -> Parts:
     """Make the tree of one engine; `extra` children (signals, the embedded server) come first and stop last."""
     flush: Address[object] = Address("flusher", capacity=1)
-    lock: Address[object] = Address("keeper", capacity=1)
-    watch: Address[object] = Address("long poll", capacity=1)
+    lock, watch = Address[object]("keeper", capacity=1), Address[object]("long poll", capacity=1)
     parts = _make_parts(node, queues, flush, lock)
     commits, keys, pool, planners = parts.commits, parts.keys, parts.pool, parts.planners
-    long_polls = can_long_poll(node, queues)
-    parts.idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
+    long_polls = _watch_idle_queues(node, queues, parts, watch)
 
     def feeder(queue: str, limits: QueueLimits) -> ActorChild[object]:
         make = partial(
@@ -116,6 +119,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         # A batch is all or nothing: a stop need not wait for it.
         ActorChild(Address[object]("janitor", capacity=1), partial(Janitor, node), shutdown="brutal"),
         ActorChild(_cascade_hints(node), partial(Cascades, node), shutdown="brutal"),
+        ActorChild(_schedule_hints(node), partial(Schedules, node), shutdown="brutal"),
         *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners))] if long_polls else []),
     ]  # fmt: skip
     parts.root = Supervisor(
@@ -135,10 +139,29 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
     return parts
 
 
+def _watch_idle_queues(
+    node: Node, queues: Mapping[str, QueueLimits], parts: Parts, watch: Address[object]
+) -> bool:
+    """Make what knows of idle queues, and what commits fill them with. Whether the long poll watches any."""
+    long_polls = can_long_poll(node, queues)
+    parts.idle_queues = IdleQueues(queues if long_polls else {}, on_change=partial(watch.cast, None))
+    if parts.pool is not None:
+        node.hand_over = HandOver(node, parts.planners, parts.dispatchers, parts.idle_queues, parts.keys)
+        node.at_once = ClaimsAtOnce(node, parts.planners, parts.dispatchers, parts.idle_queues)
+    return long_polls
+
+
 def _cascade_hints(node: Node) -> Address[object]:
     """The mailbox of `Cascades`, to which the node's hints go."""
     address: Address[object] = Address("cascades", capacity=1)
     node.cascade = partial(address.cast, None)
+    return address
+
+
+def _schedule_hints(node: Node) -> Address[object]:
+    """The mailbox of `Schedules`, to which the node's hints go."""
+    address: Address[object] = Address("schedules", capacity=1)
+    node.schedules_changed = partial(address.cast, None)
     return address
 
 
@@ -161,8 +184,11 @@ def _make_parts(
         queue: Address(f"feeder {name}", capacity=1) for queue, name in names.items()
     }
     commits, keys = Commits(flush), Keys(lock)
+    shares = {
+        queue: FairShares(limits.weights) for queue, limits in queues.items() if limits.weights is not None
+    }
     planners = {
-        queue: ClaimPlanner(limits, wake_feeder=partial(wakes[queue].cast, None))
+        queue: ClaimPlanner(limits, wake_feeder=partial(wakes[queue].cast, None), shares=shares.get(queue))
         for queue, limits in queues.items()
     }
     node.queues = planners
@@ -184,7 +210,8 @@ def _make_parts(
     inputs = InputLoader(node.pool, lane, node.owner.schema, beside=beside, patience=patience)
     tasks = StepTasks(node, inputs=inputs, commits=commits, completion=completion, context=context)
     for queue, limits in queues.items():
-        dispatchers[queue] = dispatcher = Dispatcher(
+        kind = partial(FairDispatcher, shares[queue]) if queue in shares else Dispatcher
+        dispatchers[queue] = dispatcher = kind(
             limits,
             claims=node.claims,
             commits=commits,

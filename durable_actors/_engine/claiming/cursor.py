@@ -87,6 +87,11 @@ class PickCursor:
         self._taken = {}
 
     @property
+    def priorities(self) -> frozenset[int]:
+        """The priorities that picks read."""
+        return frozenset(self._priorities)
+
+    @property
     def expects_rows(self) -> bool:
         """Whether the next pick has rows to look for by their ids."""
         return bool(self._extras)

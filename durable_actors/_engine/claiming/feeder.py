@@ -3,9 +3,9 @@
 Owns       nothing that would die with it: claims are the dispatcher's, what it knows of the queue is the planner's.
 Receives   a wake-up: a slot is free, or a hint for the planner. Wake-ups coalesce.
 Sends      claims to the queue's dispatcher.
-Writes     pick_instances.sql, pick_instances_by_id.sql, expire_awaits.sql, and release_claims.sql after a pick of
-           unknown fate, on the claim lane.
-Reads      read_queue.sql, read_orphans.sql.
+Writes     pick_instances.sql, pick_instances_by_id.sql, in a fair queue pick_fair.sql instead; read_thawed.sql,
+           expire_awaits.sql, and release_claims.sql after a pick of unknown fate, on the claim lane.
+Reads      read_queue.sql, read_orphans.sql, in a fair queue read_fair_keys.sql.
 If it dies buffered claims are released (attempt unchanged); running steps are not touched.
 Never      runs user code, commits, or renews.
 """
@@ -26,24 +26,31 @@ from durable_actors._engine.claiming.planner import (
     ReleaseOrphans,
     Sleep,
 )
+from durable_actors._engine.claiming.throttled import Thaw
 from durable_actors._engine.committing.queue import Commits
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.dispatcher import Dispatcher
+from durable_actors._engine.shares import FairShares
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.cascade import write_compensations
 from durable_actors._store.claim import pick_instances, read_queue
+from durable_actors._store.fair import pick_fair, read_fair_keys
 from durable_actors._store.lease import release_orphans
+from durable_actors._store.limits import read_thawed
 from durable_actors._store.rows import PickResult
 from durable_actors._store.signal import Expired, expire_awaits
 from durable_actors.errors import CommitUnknown
 from durable_actors.otp import Actor, ExitReason, PoolClosed
-from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueueSaturated
+from durable_actors.telemetry import AwaitTimedOut, Picked as PickedEvent, QueuePolled, QueueSaturated
 
 MAX_REFRESH_LATENCY: Final = 1.0
 """Seconds that a refresh may take to reach the server, so that it still sees every row which the pick before missed."""
+
+CALLS_TIME: Final = 1.0
+"""Seconds for which a feeder that ends waits for calls that may claim a row of its queue."""
 
 
 class Feeder(Actor[object]):
@@ -99,11 +106,13 @@ class Feeder(Actor[object]):
                     known=self._node.catalog.names,
                 )
                 sleep = await self._round()
+                if self._node.telemetry.active:
+                    self._report_load()
                 until = min(sleep.until, dispatcher.wake_at)
                 if until <= trio.current_time() and not self.mailbox.stopping:
                     # Being cancelled in a receive would cost ten times that.
-                    await self._let_started_begin()
-                    await trio.lowlevel.checkpoint()
+                    if not await self._let_started_begin():
+                        await trio.lowlevel.checkpoint()
                     planner.woke(by="timer")
                     continue
                 if sleep.has_room:
@@ -124,6 +133,9 @@ class Feeder(Actor[object]):
         """Release buffered claims at once, attempt unchanged: none of their steps has begun."""
         self._idle.busy()
         self._dispatcher.close()
+        # What an insert claims just now is released by the flusher, which stops next.
+        with trio.move_on_after(CALLS_TIME, shield=True):
+            await self._node.at_once.settled(self._queue)
 
     async def _round(self) -> Sleep:
         """Do what the planner says until it says to sleep, or a drain begins."""
@@ -139,6 +151,9 @@ class Feeder(Actor[object]):
                         await self._refresh_after_pick()
                     case action:
                         await self._let_started_begin()
+                        if isinstance(action, ReleaseOrphans):
+                            await self._node.hand_over.settled()
+                            await self._node.at_once.settled(self._queue)
                         async with self._node.pool.acquire(self._node.lane("claim")) as conn:
                             await self._act(conn, action)
                         if isinstance(action, Pick):
@@ -152,18 +167,20 @@ class Feeder(Actor[object]):
             await self._take_keys_and_start()
         return sleep
 
-    async def _let_started_begin(self) -> None:
-        """Let started claims take their first turn while this task holds no connection.
+    async def _let_started_begin(self) -> bool:
+        """Let started claims take their first turn while this task holds no connection. False: none has to.
 
         A step that blocks the loop for half a lease would else look like a server that does not answer. After one
         checkpoint, also that of a receive which a message ended, this task may still be the first of its turn.
         """
-        if self._turn_owed:
-            self._turn_owed = False
-            await trio.lowlevel.checkpoint()
-            await trio.lowlevel.checkpoint()
+        if not (self._turn_owed or self._planner.turn_owed):
+            return False
+        self._turn_owed = self._planner.turn_owed = False
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        return True
 
-    async def _act(self, conn: PgConn, action: Pick | RefreshStats | Expire | ReleaseOrphans) -> None:
+    async def _act(self, conn: PgConn, action: Pick | RefreshStats | Expire | Thaw | ReleaseOrphans) -> None:
         match action:
             case Pick():
                 await self._pick(conn, action.limit)
@@ -171,6 +188,8 @@ class Feeder(Actor[object]):
                 await self._refresh(conn)
             case Expire():
                 await self._expire(conn)
+            case Thaw():
+                await self._thaw(conn, action.limit)
             case ReleaseOrphans():
                 await self._release_orphans(conn)
 
@@ -184,15 +203,18 @@ class Feeder(Actor[object]):
         if node.told != node.catalog.generation:
             await self._tell_compensations(conn)
         self._pick_sent = asked
-        picked = await pick_instances(
-            conn,
-            node.owner,
-            queue=self._queue,
-            limit=limit,
-            known=node.catalog.array,
-            begin=planner.pick_from(),
-            now=asked,
-        )
+        if planner.shares is None or planner.throttled.thawed:
+            picked = await pick_instances(
+                conn,
+                node.owner,
+                queue=self._queue,
+                limit=limit,
+                known=node.catalog.array,
+                begin=planner.pick_from(),
+                now=asked,
+            )
+        else:
+            picked = await self._pick_fair(conn, limit, planner.shares)
         now = trio.current_time()
         # From here on the claims are renewed, whatever happens to this task.
         self._dispatcher.add(picked.claims, now)
@@ -202,6 +224,27 @@ class Feeder(Actor[object]):
             self._idle.claimed()
         if node.telemetry.active:
             node.telemetry.emit(pick_event(self._queue, picked, wanted=limit, seconds=now - asked))
+
+    async def _pick_fair(self, conn: PgConn, limit: int, shares: FairShares) -> PickResult:
+        """Look which keys have due rows, and claim so many of each."""
+        node, planner = self._node, self._planner
+        begin = planner.look_from()
+        look = await read_fair_keys(conn, node.owner.schema, self._queue, begin)
+        asked = trio.current_time()
+        picked, keys = await pick_fair(
+            conn,
+            node.owner,
+            queue=self._queue,
+            limit=limit,
+            known=node.catalog.array,
+            take=planner.looked(begin, look, asked),
+            now=asked,
+        )
+        now = trio.current_time()
+        order = shares.order({claim.claim_id: keys[claim.claim_id] for claim in picked.claims}, now)
+        picked.claims.sort(key=lambda claim: (claim.priority, order[claim.claim_id]))
+        shares.claimed(keys, now)
+        return picked
 
     async def _tell_compensations(self, conn: PgConn) -> None:
         """A machine was defined after the start: record the step that compensates before a row of it is claimed.
@@ -241,6 +284,11 @@ class Feeder(Actor[object]):
             )
         self._planner.refreshed(shape, trio.current_time())
 
+    async def _thaw(self, conn: PgConn, limit: int) -> None:
+        """Read which throttled rows may run."""
+        found = await read_thawed(conn, self._node.owner.schema, self._queue, limit=limit)
+        self._planner.throttled.found(found.ids, found.next_in, trio.current_time())
+
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed."""
         node = self._node
@@ -273,6 +321,18 @@ class Feeder(Actor[object]):
         self._dispatcher.start(trio.current_time())
         self._turn_owed |= self._dispatcher.running > running
 
+    def _report_load(self) -> None:
+        self._node.telemetry.emit(
+            QueuePolled(
+                queue=self._queue,
+                running=self._dispatcher.running,
+                buffered=self._dispatcher.buffered,
+                concurrency=self._limits.concurrency,
+                prefetch=self._limits.prefetch,
+                fair_keys=None if self._planner.shares is None else self._planner.shares.awake,
+            )
+        )
+
     def _report_saturation(self, wanted: int) -> None:
         most = self._limits.concurrency + self._limits.prefetch
         running, buffered = self._dispatcher.running, self._dispatcher.buffered
@@ -292,7 +352,7 @@ def waits_ended(node: Node, expired: Expired) -> None:
         node.telemetry.emit(AwaitTimedOut(count=len(expired)))
     if node.wakeups is not None:
         node.wakeups.add(expired.woken)
-    if expired.cascades:
+    if expired.cascades or expired.ended:  # dependents are told, too
         node.cascade()
 
 
@@ -304,6 +364,7 @@ def pick_event(queue: str, picked: PickResult, *, wanted: int, seconds: float) -
         claimed=len(picked.claims),
         held=sum(row.what == "h" for row in picked.seen),
         shelved=sum(row.what == "s" for row in picked.seen),
+        throttled=sum(row.what == "t" for row in picked.seen),
         left=sum(row.postponed for row in picked.seen),
         seconds=seconds,
     )

@@ -2,7 +2,8 @@
 
 Owns       nothing that outlives it; it takes a client connection for one statement at a time.
 Receives   a wake-up: a queue became idle that is not watched.
-Sends      hints to the planners: the server saw a due row. A hint that children are to be cancelled (`Node.cascade`).
+Sends      hints to the planners: the server saw a due row; which machines are paused. A hint that children are to be
+           cancelled (`Node.cascade`).
 Reads      wait_for_work.sql, on the client lane.
 If it dies it is restarted; the feeders poll meanwhile.
 Never      claims, keeps a snapshot for more than a second, or keeps a connection that a caller waits for.
@@ -29,7 +30,8 @@ from typing import Final
 import trio
 
 from durable_actors._engine.claiming.idle_queues import IdleQueue, IdleQueues
-from durable_actors._engine.claiming.planner import CHEAP_REFRESH, ClaimPlanner
+from durable_actors._engine.claiming.planner import ClaimPlanner
+from durable_actors._engine.claiming.stats_refresh import CHEAP_REFRESH
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS
@@ -39,6 +41,8 @@ from durable_actors.otp import Actor
 
 MAX_STATEMENT_SECONDS: Final = 0.9
 """Seconds per statement: its snapshot delays vacuum."""
+MACHINE_PAUSED_SECONDS: Final = 0.4
+"""The same while a machine is paused in one of the queues: its end tells that the machine was resumed."""
 ANSWER_TIMEOUT: Final = 5.0
 """Seconds that an answer may be late; then the connection is closed."""
 FIRST_PAUSE: Final = 0.1
@@ -164,17 +168,21 @@ class LongPoll(Actor[object]):
             patience = 0.0
         elif len(queues) < self._idle.watchable:  # another queue may become idle: see above
             patience = min(max(now - self._changed_at, self._every), MAX_STATEMENT_SECONDS)
+        if any(self._planners[queue.name].paused_machines for queue in queues):
+            patience = min(patience, MACHINE_PAUSED_SECONDS)
         self._ends_at = now + patience
         for queue in queues:
             queue.watched = True
         names = [queue.name for queue in queues]
-        found, cascades = await wait_for_work(
-            conn, self._node.owner.schema, names, every=self._every, patience=patience
-        )
-        if cascades:
+        seen = await wait_for_work(conn, self._node.owner.schema, names, every=self._every, patience=patience)
+        if seen.cascades:
             self._node.cascade()
+        for name in seen.tokens:
+            self._planners[name].expect_token()
+        for name in names:
+            self._planners[name].see_paused_machines(seen.paused_machines.get(name, ()))
         self._slow = self._slow + 1 if waited and trio.current_time() - now >= CHEAP_REFRESH else 0
-        return found
+        return seen.due
 
     def _give_way(self) -> None:
         """A caller waits for a connection: cancel the statement, so that it gets this one."""

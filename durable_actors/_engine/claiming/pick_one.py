@@ -19,6 +19,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.lock_retry import retry_while_locked
 from durable_actors._store.claim import PickFrom, QueueShape, pick_instances, read_queue, release_claims
 from durable_actors._store.lease import read_orphans
+from durable_actors._store.limits import read_thawed
 from durable_actors._store.rows import Claim, PickResult, Promoted
 from durable_actors._store.signal import expire_awaits
 from durable_actors.errors import CommitUnknown, StoreUnavailable
@@ -35,14 +36,15 @@ LONGEST_PAUSE: Final = 0.2
 async def claim_one(node: Node, queue: str, only: Sequence[int] | None = None) -> Claim | None:
     """Claim the most urgent due row of a queue that this process can run; None if there is none.
 
-    Rows that the pick holds or shelves leave its index. Rows that it leaves for later are passed by.
+    Rows that the pick holds or shelves leave its index. Rows that it leaves for later are passed by. Throttled rows
+    whose token has come are given to the pick by id, which decides.
     """
-    shape = await on_claim_lane(node, partial(_look, node, queue))
+    shape, thawed = await on_claim_lane(node, partial(_look, node, queue))
     shelved = [step for step in shape.shelved if step in node.catalog.names]
     places: dict[int, tuple[str, int]] = {}
-    ids = [] if only is None else list(only)
+    ids = thawed if only is None else list(only)
     seen: set[int] = set()
-    while shape.priorities or shelved:
+    while shape.priorities or shelved or (thawed and ids):
         priorities = sorted(shape.priorities) if only is None else []
         starts = [places.get(priority, HEAD) for priority in priorities]
         begin = PickFrom(
@@ -66,16 +68,18 @@ async def claim_one(node: Node, queue: str, only: Sequence[int] | None = None) -
     return None
 
 
-async def _look(node: Node, queue: str, conn: PgConn) -> QueueShape:
-    """Read what the queue has; wake the instances whose deadline has passed."""
+async def _look(node: Node, queue: str, conn: PgConn) -> tuple[QueueShape, list[int]]:
+    """Read what the queue has, and throttled rows whose token has come; wake instances whose deadline passed."""
     schema = node.owner.schema
     shape = await read_queue(conn, schema, queue)
-    if shape.next_deadline is None or shape.next_deadline > 0:
-        return shape
-    expired = await expire_awaits(conn, schema, queue, limit=MAX_PICK)
-    if expired:
-        waits_ended(node, expired)
-    return await read_queue(conn, schema, queue)
+    if shape.next_deadline is not None and shape.next_deadline <= 0:
+        expired = await expire_awaits(conn, schema, queue, limit=MAX_PICK)
+        if expired:
+            waits_ended(node, expired)
+        shape = await read_queue(conn, schema, queue)
+    if shape.next_token is None or shape.next_token > 0:
+        return shape, []
+    return shape, (await read_thawed(conn, schema, queue, limit=MAX_PICK)).ids
 
 
 async def _pick(node: Node, queue: str, begin: PickFrom) -> PickResult:

@@ -10,18 +10,20 @@ RefreshStats      before the first pick; instead of a pick when a timer ended  `
                   the sleep and no row is expected; after a pick that found
                   less than it wanted, and now and then after a full one
 Expire            the deadline of an awaiting instance has passed              `expired`
+Thaw              throttled rows may have their token; and after a pick that   `throttled.found`
+                  has claimed or throttled limited rows, to know the next
 Pick              there is demand                                              `picked`
 Sleep             no demand, nothing more to find now, or the queue is paused  `woke`
 ================  ===========================================================  ==================
 
 "Statistics" are which priorities and shelved steps the queue has, and when its next row and its next deadline are due
-(`read_queue.sql`). Reading them walks dead index entries, so an expensive refresh is not repeated at once. Its price
-can be measured only when nothing else runs on the loop: claims of the pick start before the refresh, and their CPU time
-must not be mistaken for the server's.
+(`read_queue.sql`); `stats_refresh` says when to read them after a pick.
 
 A paused queue is not picked from: the statistics say so, and until when. It costs what an empty queue costs. Hints are
 kept and wake nobody. The pause ends for this node when its time has passed, the long poll sees a due row (it sees none
-in a paused queue), a poll reads the statistics, or a command of this process has resumed it.
+in a paused queue), a poll reads the statistics, or a command of this process has resumed it. So does the pause of one
+machine in the queue: its rows are on the shelf, and a refresh finds them there; the long poll tells which machines are
+paused, and so that one is not any more.
 
 Made before the feeder, and valid across its restarts: hints for the queue come here.
 """
@@ -29,14 +31,20 @@ Made before the feeder, and valid across its restarts: hints for the queue come 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final, Literal
 
 import attrs
 
 from durable_actors._engine.claiming.cursor import PickCursor
+from durable_actors._engine.claiming.fair_cursor import FairCursor
+from durable_actors._engine.claiming.poll_timer import PollTimer
+from durable_actors._engine.claiming.stats_refresh import StatsRefresh
+from durable_actors._engine.claiming.throttled import Thaw, ThrottledRows
 from durable_actors._engine.limits import QueueLimits
+from durable_actors._engine.shares import FairShares
 from durable_actors._store.claim import PickFrom, QueueShape
+from durable_actors._store.fair import FairPick, Look, LookFrom
 from durable_actors._store.pauses import ends_at
 from durable_actors._store.rows import PickResult
 
@@ -48,13 +56,6 @@ MAX_LOCKED_PAUSE: Final = 0.3
 """The same, when the row was found locked several times."""
 WATCHED_SLEEP: Final = 1.0
 """Seconds that a feeder sleeps at least while the long poll watches its queue: short polls would be useless."""
-REFRESH_INTERVAL: Final = 2.0
-"""Seconds between refreshes of a busy queue; an idle one refreshes whenever it finds nothing."""
-CHEAP_REFRESH: Final = 0.02
-"""A refresh that took less than so many seconds may be repeated at once."""
-REFRESH_SHARE: Final = 20.0
-"""Of other refreshes, a busy feeder spends at most one part in so many of its time on them."""
-MAX_REFRESH_PAUSE: Final = 2.0
 
 
 @attrs.frozen
@@ -90,7 +91,7 @@ class Sleep:
     """The queue has free slots, and there was nothing more to pick: the long poll may watch it."""
 
 
-Action = Pick | RefreshStats | Expire | ReleaseOrphans | Sleep
+Action = Pick | RefreshStats | Expire | Thaw | ReleaseOrphans | Sleep
 
 EXPIRE: Final = Expire()
 RELEASE_ORPHANS: Final = ReleaseOrphans()
@@ -99,111 +100,31 @@ REFRESH_AFTER_PICK: Final = RefreshStats(after_pick=True)
 NOTHING_PICKED: Final = PickResult([], [], {})
 
 
-def poll_pause(limits: QueueLimits, *, empty_polls: int) -> float:
-    """Seconds from a poll to the next, after so many polls in a row that found nothing.
-
-    Doubles from `poll_interval` up to `max_poll_interval`.
-    """
-    doublings = min(max(empty_polls - 1, 0), 30)
-    return min(limits.poll_interval * 2.0**doublings, limits.max_poll_interval)
-
-
-def refresh_pause(seconds: float) -> float:
-    """Seconds from one refresh to the next, the first having taken so long.
-
-    When nothing can remove dead index entries (an old transaction, a backup) there may be a million of them, and a busy
-    feeder would walk them after every short pick.
-    """
-    return 0.0 if seconds < CHEAP_REFRESH else min(seconds * REFRESH_SHARE, MAX_REFRESH_PAUSE)
-
-
-class PollTimer:
-    """When a feeder polls its queue next.
-
-    Only a poll that was due counts as an empty one. A feeder also picks when a slot becomes free; if that counted,
-    fifty short jobs a second would be fifty empty polls, and the next poll `max_poll_interval` away although there is
-    work.
-    """
-
-    __slots__ = ("_due", "_empty", "_limits")
-
-    def __init__(self, limits: QueueLimits) -> None:
-        self._limits = limits
-        self._empty = 0
-        self._due = -math.inf
-
-    def polled(self, now: float, *, found_work: bool) -> float:
-        """The feeder has polled its queue; return when to poll next. A hint ends the wait early."""
-        if found_work:
-            self._empty = 0
-        elif now < self._due:
-            return self._due
-        else:
-            self._empty += 1
-        self._due = now + poll_pause(self._limits, empty_polls=self._empty)
-        return self._due
-
-
-class StatsRefresh:
-    """When to read the queue's statistics after a pick."""
-
-    __slots__ = ("_due", "_requests", "last_was_slow", "not_before", "postponed")
-
-    def __init__(self) -> None:
-        self.postponed = False
-        """The last pick wanted a refresh, and it was too soon for one."""
-        self.last_was_slow = False
-        """The last one, or what ran beside it, took long: the next one is made before claims start."""
-        self.not_before = 0.0
-        """Too soon until then for a refresh after a short pick."""
-        self._requests = 0
-        self._due = 0.0
-
-    def request(self) -> None:
-        """Refresh after the next pick, whatever it finds."""
-        self._due = 0.0
-        self._requests += 1
-
-    def wanted(self, now: float, *, short: bool) -> bool:
-        """After a pick: refresh now? `short`: it found less than it wanted."""
-        self.postponed = short and now < min(self.not_before, self._due)
-        return now >= self._due or (short and not self.postponed)
-
-    def begin(self) -> int:
-        """What to give to `done` with the answer."""
-        return self._requests
-
-    def done(self, begun: int, now: float) -> None:
-        """The answer is there. It does not show what caused a request while it was on its way."""
-        self._due = now + REFRESH_INTERVAL if begun == self._requests else 0.0
-        # Else an idle feeder would wake at once, again and again, for a refresh that has been made.
-        self.postponed = False
-
-    def took(self, began: float, seconds: float, *, alone: bool) -> None:
-        """A refresh after a pick took so long; `alone`: no claim had started beside it."""
-        if alone:
-            self.not_before = began + refresh_pause(seconds)
-        self.last_was_slow = seconds >= CHEAP_REFRESH
-
-
 class ClaimPlanner:
     """The memory of one queue's feeder between its picks, and its decisions."""
 
-    def __init__(self, limits: QueueLimits, *, wake_feeder: Callable[[], object]) -> None:
+    def __init__(
+        self, limits: QueueLimits, *, wake_feeder: Callable[[], object], shares: FairShares | None = None
+    ) -> None:
         self._limits = limits
         self._wake_feeder = wake_feeder
+        self.shares = shares
+        """What the keys of the queue have used; None if it is not fair."""
         self._starts = 0
         self.on_pauses: Callable[[Mapping[str, float], float], None] = lambda _pauses, _now: None
         """Told which machines are paused until when ("" is the whole queue), and the time (`Dispatcher.pause`)."""
         self._reset()
 
     def _reset(self) -> None:
-        self.cursor = PickCursor()
+        self.fair = None if self.shares is None else FairCursor(self.shares)
+        """Where a pick of a fair queue begins; None if it is not fair."""
+        self.cursor = self.fair or PickCursor()
         self.stats = StatsRefresh()
         self._poll_timer = PollTimer(self._limits)
         self._first_pick = True
         self._may_have_orphans = False
         self._found_work = True  # by the last pick
+        self._saw_all = False  # the last pick has read every row that was on offer
         self.queue_empty = False
         """No row of the queue was on offer, due or not, when the statistics were last read."""
         self._pick_again = False  # the last pick may have missed rows
@@ -214,7 +135,11 @@ class ClaimPlanner:
         self._expire_pause = LOCKED_PAUSE
         self._expire_not_before = 0.0
         self._paused_until = -math.inf  # as of the last refresh or control look
+        self._machine_pauses: dict[str, float] = {}  # machine → when its pause ends, as of then
         self._look = False  # read the statistics, whatever the demand
+        self.turn_owed = False
+        """A claim was started beside the feeder, and may not have had its first turn of the scheduler."""
+        self.throttled = ThrottledRows()
         # The current round.
         self._wanted = 0
         self._began = 0.0
@@ -224,6 +149,7 @@ class ClaimPlanner:
         self._picked: PickResult | None = None
         self._refresh_wanted = False
         self._stats_began = 0
+        self._thawed_only = False  # the pick takes throttled rows of a fair queue, and no others
 
     def restart(self) -> None:
         """A feeder starts. It knows nothing of the queue; the one before it may have died in a pick."""
@@ -252,6 +178,17 @@ class ClaimPlanner:
         self._look = self._look or self.paused
         self._wake_feeder()
 
+    def expect_token(self) -> None:
+        """A throttled row of the queue may have its token, or its slot."""
+        self.throttled.expect()
+        if not self.paused:
+            self._wake_feeder()
+
+    def claimed_at_once(self) -> None:
+        """A call of this process has claimed the row that it made: look soon whether others have made some, too."""
+        self._look = self.turn_owed = True
+        self._wake_feeder()
+
     def pauses_changed(self) -> None:
         """A command of this process has paused or resumed the queue, or a machine in it: look at once."""
         self._look = True
@@ -262,14 +199,30 @@ class ClaimPlanner:
         """Whether nothing is picked: the queue was paused when this was last read, and its time has not passed."""
         return self._paused_until > -math.inf
 
+    @property
+    def paused_machines(self) -> frozenset[str]:
+        """The machines that were paused in the queue when this was last read."""
+        return frozenset(self._machine_pauses)
+
+    def see_paused_machines(self, machines: Container[str]) -> None:
+        """The long poll has seen which machines are paused. If one of them is no longer, its rows are on the shelf."""
+        if any(machine not in machines for machine in self._machine_pauses):
+            self.pauses_changed()
+
     def learn_pauses(self, pauses: Mapping[str, float], now: float) -> None:
-        """What is paused, and for how many seconds (`QueueShape.pauses`)."""
-        was, ends = self.paused, ends_at(pauses, now)
-        self._paused_until = ends.get("", -math.inf)
-        self.on_pauses(ends, now)
+        """What is paused, and for how many seconds (`QueueShape.pauses`): a control look has read it."""
+        was = self.paused
+        self.see_paused_machines(pauses)
+        self._take_pauses(pauses, now)
         if was and not self.paused:
             self.cursor.rewind()
             self._wake_feeder()
+
+    def _take_pauses(self, pauses: Mapping[str, float], now: float) -> None:
+        ends = ends_at(pauses, now)
+        self._paused_until = ends.get("", -math.inf)
+        self._machine_pauses = {machine: end for machine, end in ends.items() if machine}
+        self.on_pauses(ends, now)
 
     def seen_due(self, priority: int) -> None:
         """The long poll has seen a due row: pick from the head, without a refresh before that."""
@@ -279,17 +232,35 @@ class ClaimPlanner:
         self.cursor.hint(priority=priority)
         self._wake_feeder()
 
+    @property
+    def drained(self) -> bool:
+        """Whether no row is on offer, as far as this node knows. What comes on offer now may be claimed at once."""
+        unsure = self._may_have_orphans or self._look or self._pick_again
+        known = (
+            (self._saw_all or self.queue_empty) and not self.cursor.hinted and not self.cursor.expects_rows
+        )
+        return known and not (unsure or self.paused or self._machine_pauses)
+
+    def lost_claims(self) -> None:
+        """A commit of unknown fate may have claimed rows of the queue: release them, as after such a pick."""
+        self.failed(unknown_fate=True)
+        self._wake_feeder()
+
     # -- a round: from waking up to going to sleep
 
     def begin(self, now: float, *, wanted: int, one_by_id: bool, known: frozenset[str]) -> None:
         """A round begins. `wanted`: rows in demand. `one_by_id`: one may be claimed by its id. `known`: known steps."""
         if self._paused_until <= now and self.paused:
             self._end_pause()
+        if any(end <= now for end in self._machine_pauses.values()):
+            self._machine_pauses = {name: end for name, end in self._machine_pauses.items() if end > now}
+            self._look = True
         self._began = now
         self._wanted = min(wanted, MAX_PICK)
         self._one_by_id = one_by_id
         self._known = known
         self._expired = self._refreshed = self._by_id = self._refresh_wanted = False
+        self.throttled.looked = False
         self._picked = None
 
     def next(self, now: float, *, watched: bool = False) -> Action:
@@ -305,9 +276,11 @@ class ClaimPlanner:
             self._picked = NOTHING_PICKED
         if self._refresh_wanted:
             return REFRESH_AFTER_PICK
+        if self.throttled.due(now) and not self.paused:
+            return Thaw(self._wanted)
         return self._sleep(now, self._picked, watched=watched)
 
-    def _before_sleep(self, now: float, *, watched: bool) -> Action | None:
+    def _before_sleep(self, now: float, *, watched: bool) -> Action | None:  # noqa: PLR0911 - one per case
         """What to do in a round that has not picked yet; None: there is nothing to pick."""
         if self._may_have_orphans:
             return RELEASE_ORPHANS
@@ -318,6 +291,8 @@ class ClaimPlanner:
         if self.paused:
             looks = self._timer_wake and not self._refreshed
             return REFRESH_BEFORE_PICK if looks else self._rest(now, watched=watched)
+        if self.throttled.thawed or self.throttled.due(self._began):
+            return Pick(self._wanted) if self.throttled.thawed else Thaw(self._wanted)
         # No hint, and the last pick found nothing: the statistics cost a third of a pick.
         if self._timer_wake and not self._refreshed and not self.cursor.expects_rows:
             return REFRESH_BEFORE_PICK
@@ -326,7 +301,7 @@ class ClaimPlanner:
     def _sleep(self, now: float, picked: PickResult, *, watched: bool) -> Sleep:
         if picked.claims:
             self._found_work = True
-        if picked.window >= self._wanted or self._pick_again:
+        if picked.window >= self._wanted or self._pick_again or self.throttled.thawed:
             self._pick_again = False
             # There may be more behind a full window, also if all of it was held or shelved.
             return Sleep(now)
@@ -334,12 +309,12 @@ class ClaimPlanner:
         until = self._poll_timer.polled(now, found_work=self._found_work)
         if watched:
             until = max(until, now + WATCHED_SLEEP)
-        until = min(until, self._due_at)
+        until = min(until, self._due_at, self.throttled.look_at)
         if self.stats.postponed:
             until = min(until, self.stats.not_before)
         later = self.cursor.next_pick(now)
         until = min(until, self._deadline, math.inf if later is None else now + later)
-        return Sleep(until, has_room=True)
+        return Sleep(min(until, *self._machine_pauses.values(), math.inf), has_room=True)
 
     def _rest(self, now: float, *, watched: bool) -> Sleep:
         """The queue is paused: sleep until the next poll, as in an empty queue, or until the pause is over."""
@@ -352,6 +327,7 @@ class ClaimPlanner:
     def _end_pause(self) -> None:
         """The queue is not paused any more, as far as this node knows. What is paused beside it is read next."""
         self._paused_until = -math.inf
+        self._machine_pauses = {}
         self.queue_empty = False
         self.stats.request()
         self.on_pauses({}, self._began)
@@ -386,24 +362,55 @@ class ClaimPlanner:
         self._expire_not_before = now + self._expire_pause
 
     def pick_from(self) -> PickFrom:
-        """Where the pick begins. Call it when the connection is there: it takes the hints."""
+        """Where the pick begins. Call it when the connection is there: it takes the hints.
+
+        In a fair queue only throttled rows are picked so: their tokens decide whose turn it is.
+        """
+        if self.shares is not None:
+            self._by_id, self._thawed_only = False, True
+            return PickFrom((), (), (), extras=self.throttled.thawed)
         begin = self.cursor.begin(
-            self._began, limit=self._wanted, known=self._known, alone=self.queue_empty and self._one_by_id
+            self._began,
+            limit=self._wanted,
+            known=self._known,
+            alone=self.queue_empty and self._one_by_id and not self.throttled.thawed,
         )
         self._by_id = bool(begin.by_id)
+        self._saw_all = False
+        if self.throttled.thawed:
+            begin = attrs.evolve(begin, extras=[*dict.fromkeys([*begin.extras, *self.throttled.thawed])])
         return begin
+
+    def look_from(self) -> LookFrom:
+        """Of a fair queue: where the look before the pick begins. Call it when the connection is there."""
+        assert self.fair is not None
+        self._thawed_only = False
+        return self.fair.look(limit=self._wanted)
+
+    def looked(self, begin: LookFrom, look: Look, now: float) -> FairPick:
+        """Of a fair queue: what to pick, after the look."""
+        assert self.fair is not None
+        return self.fair.take(begin, look, now, limit=self._wanted, known=self._known)
 
     def picked(self, picked: PickResult, now: float, *, seconds: float) -> None:
         """The pick has answered, after so many seconds."""
         self._picked = picked
         short = picked.window < self._wanted
+        if self._thawed_only:  # a fair pick follows
+            self._pick_again, short = True, False
+        elif self.fair is not None:
+            self.fair.full = not short
+            self._pick_again = self.fair.more
+            short = short and not self.fair.more
         if self._by_id:
             self.cursor.missed(picked)
             self._pick_again = True  # another process may have inserted rows, unless the refresh sees none
         else:
             self.cursor.advance(picked, now=now, took=seconds)
+            self._saw_all = short
         if self._by_id or not short:
             self.queue_empty = False  # until the next refresh
+        self.throttled.picked(picked, now)
         self._refresh_wanted = self.stats.wanted(now, short=short) and not self._refreshed
         if self._due_at <= self._began and not (self._by_id or self._refreshed or self._refresh_wanted):
             # This pick has looked for it, and no refresh says whether it is still there: the last one was slow.
@@ -428,9 +435,13 @@ class ClaimPlanner:
 
     def refreshed(self, shape: QueueShape, now: float) -> None:
         """The statistics were read."""
-        self.learn_pauses(shape.pauses, now)
+        was = self.paused
+        self._take_pauses(shape.pauses, now)
+        if was and not self.paused:
+            self.cursor.rewind()
         self.queue_empty = not shape.priorities and self._known.isdisjoint(shape.shelved)
         self._due_at = self._next_pick_of(shape.next_due, now)
+        self.throttled.refreshed(shape.next_token, now)
         # Not counted from now: refreshes that come more often would put the deadline off for ever.
         later = shape.next_deadline
         self._deadline = math.inf if later is None else max(now + later, self._expire_not_before)

@@ -19,8 +19,15 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._store.children import Spawn
 from durable_actors._store.read import Ending
 from durable_actors._store.rows import Claim, Committed, Raised
-from durable_actors.machine import ENDED, Status, error_type, reason_text, shown_error, traceback_text
-from durable_actors.telemetry import ClaimLost, OutcomeLate, OutcomeStale, StepCommitted, StepCrashed
+from durable_actors.machine import ENDED, error_type, reason_text, shown_error, traceback_text
+from durable_actors.telemetry import (
+    ClaimLost,
+    InstancesInserted,
+    OutcomeLate,
+    OutcomeStale,
+    StepCommitted,
+    StepCrashed,
+)
 
 
 class ClaimOwner(Protocol):
@@ -73,6 +80,8 @@ class Completion:
         except Exception:  # noqa: BLE001 - a user's log handler, or a bug of ours
             with contextlib.suppress(Exception):
                 logger.exception("instance %d: the follow-up of its outcome failed", active.claim.id)
+        if active.claim.recorded.rate_limit is not None:
+            self._node.expect_token(active.claim.queue)
         if isinstance(verdict, Committed) and verdict.state is not None and verdict.status == "executing":
             # The next step sees what is stored: jsonb returns other bytes than it was given.
             active.claim.enter(pending.transition.step, verdict.visit, verdict.state, inbox=verdict.inbox)
@@ -115,12 +124,17 @@ class Completion:
         if spawn is not None:
             self.spawned(claim, spawn, verdict.children)
         if node.telemetry.active or pending.transition.last_error is not None or pending.error is not None:
-            self._tell(pending, status, now)
+            self._tell(pending, verdict, now)
 
-    def _tell(self, pending: PendingCommit, status: Status, now: float) -> None:
+    def _tell(self, pending: PendingCommit, verdict: Committed, now: float) -> None:
         """Tell whoever listens of a committed outcome, and of the failure behind it."""
-        node, claim = self._node, pending.active.claim
+        node, claim, status = self._node, pending.active.claim, verdict.status
         if node.telemetry.active:
+            if pending.spawn is not None and verdict.children:
+                first, count = pending.spawn.plans[0], len(verdict.children)
+                node.telemetry.emit(
+                    InstancesInserted(machine=first.machine, queue=first.queue, count=count, seconds=None)
+                )
             node.telemetry.emit(StepCommitted(**facts(claim), status=status))
             if now > claim.trusted_until:
                 node.telemetry.emit(OutcomeLate(**facts(claim)))
@@ -190,6 +204,10 @@ class Completion:
             logger.warning("instance %d: step %s was cancelled: %s", claim.id, claim.step, reason)
             if node.telemetry.active:
                 node.telemetry.emit(ClaimLost(**facts(claim), reason=reason))
+
+    def postponed(self, active: ActiveClaim) -> None:
+        """What the step calls has told it to wait: the row is released, and that was no attempt."""
+        self._commits.release(active.claim, attempts=0, interruptions=1)
 
     def crashed(self, active: ActiveClaim, error: BaseException) -> None:
         """User code raised what is not for `handle`: the row is released as if the worker had died."""

@@ -19,8 +19,8 @@ import attrs
 
 from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.node import Node, logger
-from durable_actors.machine import Cancel, Status, exhausted, reason_text, shown_error
-from durable_actors.telemetry import current_step
+from durable_actors._step_log import current_step
+from durable_actors.machine import Cancel, Status, exhausted, most_attempts, reason_text, shown_error
 
 SHOWN: int = 300
 """Characters of the reason in a log line; the row stores more."""
@@ -40,8 +40,8 @@ def log_failure(node: Node, pending: PendingCommit, status: Status) -> None:
     """Log a failed run in one line; when it ends the instance, with the traceback."""
     claim = pending.active.claim
     spec = node.catalog.find(claim.fsm, claim.version)
-    limit = None if spec is None else spec.max_attempts
-    over = spec is not None and claim.attempt > 0 and exhausted(spec, claim.attempt) is not None
+    limit = None if spec is None else most_attempts(spec, claim.step, claim.max_attempts)
+    over = spec is not None and exhausted(spec, claim.attempt, claim.max_attempts) is not None
     run = f"run {claim.attempt + (not over)}" + ("" if limit is None else f" of {limit}")
     change, error = pending.transition, pending.error
     text = change.last_error or ("" if error is None else reason_text(error))
@@ -56,6 +56,10 @@ def log_failure(node: Node, pending: PendingCommit, status: Status) -> None:
                 logger.error(
                     "instance %d failed: %s, step %s (%s): %s", *about, reason, exc_info=shown_error(error)
                 )
+        elif (
+            status == "cancelled" and claim.cancellation is not None and claim.cancellation.ends(claim.visit)
+        ):
+            logger.info("instance %d was cancelled: %s, step %s did not run: %s", *about[:3], reason)
         elif status == "cancelled":  # it compensated
             failed = "" if error is None and pending.outcome != "Stop" else ": it failed"
             logger.info(

@@ -3,8 +3,8 @@
 Owns       nothing: the queue (`Commits`) outlives it.
 Receives   a wake-up: an outcome or a release was queued.
 Sends      verdicts to `Completion`; hints to the feeders about siblings that a freed key offers.
-Writes     commit_outcomes.sql, commit_parks.sql and their riders, release_claims.sql, crash_claims.sql.
-           All on the commit lane.
+Writes     commit_outcomes.sql, commit_parks.sql, commit_deletes.sql and their riders, release_claims.sql,
+           crash_claims.sql. All on the commit lane.
 If it dies queued outcomes stay in the queue for its next incarnation.
 Never      waits for a group to grow: it commits what is queued, and repeats. Groups form while a commit is under way.
 
@@ -19,7 +19,8 @@ meets another foreign lock                             commits outcomes that wri
 of one outcome is refused alone, not for its data      sets it aside; retries it alone, on a client connection
 fails because Postgres is unavailable                  retries until it works, or the claim is known to be lost
 has an unknown fate                                    repeats it; if that touches no row, reads the row, which shows
-                                                       whether the first attempt was committed
+                                                       whether the first attempt was committed; if that would have
+                                                       deleted the row, and it is gone, `flushes` shows it
 touches no row of an outcome that is not `Done`        reads the row, which shows whether a request to cancel
                                                        overrules it: the claim is released, which ends the instance
 =====================================================  ===============================================================
@@ -34,19 +35,20 @@ import psycopg
 import trio
 
 from durable_actors._engine.committing.queue import MAX_BATCH, Commits, PendingCommit, Release
+from durable_actors._engine.committing.releases import give_back, is_ours, refund, tell_released
 from durable_actors._engine.committing.verdicts import STALE, Overruled, Refused, Verdict, blames_data
 from durable_actors._engine.lanes import answer_patience
-from durable_actors._engine.node import Node, logger
+from durable_actors._engine.node import NO_HAND_OVER, Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
-from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.failures import RETRYABLE
-from durable_actors._store.claim import ClaimRow, Released, probe_locks, read_claims, release_claims
-from durable_actors._store.commit import commit_outcomes, overruled_by, was_committed
-from durable_actors._store.lease import crash_claims
-from durable_actors._store.rows import Claim, Promoted
+from durable_actors._store.claim import ClaimRow, probe_locks, read_claims
+from durable_actors._store.commit import commit_outcomes, overruled_by, read_flushes, was_committed
+from durable_actors._store.links import FEEDS
+from durable_actors._store.rows import Claim
 from durable_actors._wording import counted
 from durable_actors.errors import CommitUnknown, StoreUnavailable
 from durable_actors.otp import Actor, ExitReason
+from durable_actors.telemetry import GroupCommitted
 
 FLUSH_TIME: Final = 10.0
 """Seconds for the last releases when the engine stops; after that, leases end the claims."""
@@ -152,7 +154,7 @@ class Flusher(Actor[object]):
         """Commit the group. Afterwards each outcome has a verdict, is set aside, or goes back into the queue."""
         while batch := self._queue.unanswered(batch, trio.current_time()):
             try:
-                verdicts = await self._commit(batch)
+                verdicts, tokens = await self._commit(batch)
                 await self._resolve(batch, verdicts)
             except psycopg.errors.LockNotAvailable as exc:
                 ready = await self._set_locked_aside(batch)
@@ -172,6 +174,7 @@ class Flusher(Actor[object]):
                 now = trio.current_time()
                 for entry in batch:
                     self._queue.answer(entry, verdicts.get(entry.transition.claim.id, STALE), now)
+                self._queue.answered += tokens
                 return
 
     async def _refused(self, batch: list[PendingCommit], error: psycopg.Error) -> bool:
@@ -211,21 +214,39 @@ class Flusher(Actor[object]):
             self._try_later(entry)
         return bool(beside)
 
-    async def _commit(self, batch: list[PendingCommit], role: str = "commit") -> dict[int, Verdict]:
+    async def _commit(
+        self, batch: list[PendingCommit], role: str = "commit"
+    ) -> tuple[dict[int, Verdict], list[str]]:
+        """Send a group. Returns the verdicts, and its token if it deletes rows; else no token."""
         node = self._node
         # The client lane has no time limit of its own.
         within = None if role == "commit" else answer_patience(node.owner.lease_ttl)
+        token, answered = self._queue.next_token(batch)
+        hand_over = node.hand_over if role == "commit" else NO_HAND_OVER
+        began = trio.current_time()
         async with node.pool.acquire(node.lane(role), within=within) as conn:
-            flushed = await commit_outcomes(
-                conn,
-                node.owner.schema,
-                [entry.transition for entry in batch],
-                accept_late=node.config.late_commit == "accept",
-                node=node.owner.name,
-            )
+            try:
+                flushed = await commit_outcomes(
+                    conn,
+                    node.owner.schema,
+                    [entry.transition for entry in batch],
+                    accept_late=node.config.late_commit == "accept",
+                    node=node.owner.name,
+                    token=token,
+                    known=answered,
+                    room=hand_over.begin,
+                    heir=hand_over.begin_keys,
+                )
+            except BaseException as exc:
+                hand_over.failed(unknown_fate=not isinstance(exc, psycopg.Error))
+                raise
+            hand_over.done(flushed.handed)
+        if node.telemetry.active:
+            seconds = trio.current_time() - began
+            node.telemetry.emit(GroupCommitted(count=len(flushed.committed), seconds=seconds))
         if flushed.offered:
             node.offer(flushed.offered)
-        return cast("dict[int, Verdict]", flushed.committed)
+        return cast("dict[int, Verdict]", flushed.committed), [] if token is None else [token]
 
     async def _resolve(self, batch: list[PendingCommit], verdicts: dict[int, Verdict]) -> None:
         """Read the rows that a commit did not touch, and judge by them.
@@ -236,7 +257,7 @@ class Flusher(Actor[object]):
         if len(verdicts) == len(batch):
             return
         missing = [
-            (entry.transition, entry.unknown)
+            (entry.transition, entry.unknown, entry.sent)
             for entry in batch
             if entry.transition.claim.id not in verdicts
             and (entry.unknown or not entry.transition.outlasts_request)
@@ -246,10 +267,13 @@ class Flusher(Actor[object]):
         for entry in batch:
             entry.unknown = True  # if the read fails, the whole batch is tried again
         async with node.pool.acquire(node.lane("commit")) as conn:
-            rows = await read_claims(conn, node.owner.schema, [each.claim.id for each, _ in missing])
-        for each, unknown in missing:
+            rows = await read_claims(conn, node.owner.schema, [each.claim.id for each, _, _ in missing])
+            tokens = sorted({token for _, _, sent in missing for token in sent})
+            flushes = await read_flushes(conn, node.owner.schema, tokens) if tokens else {}
+        for each, unknown, sent in missing:
             row = rows.get(each.claim.id)
-            if unknown and (found := was_committed(each, row)) is not None:
+            groups = [flushes[token] for token in sent if token in flushes]
+            if unknown and (found := was_committed(each, row, groups)) is not None:
                 verdicts[each.claim.id] = found
             elif (request := overruled_by(each, row)) is not None:
                 verdicts[each.claim.id] = Overruled(request)
@@ -343,7 +367,7 @@ class Flusher(Actor[object]):
 
     async def _try_once(self, entry: PendingCommit) -> None:
         try:
-            verdicts = await self._commit([entry], "client")
+            verdicts, tokens = await self._commit([entry], "client")
             await self._resolve([entry], verdicts)
         except StoreUnavailable as exc:
             entry.unknown = entry.unknown or isinstance(exc, CommitUnknown)
@@ -361,6 +385,7 @@ class Flusher(Actor[object]):
             if entry.writes_beside:
                 self._apart_until = 0.0
             self._queue.answer(entry, verdicts.get(entry.transition.claim.id, STALE), trio.current_time())
+            self._queue.answered += tokens
 
     async def _probe(self, entries: list[PendingCommit], role: str) -> set[int] | None:
         """Which of the rows that these outcomes write are not locked; None: unknown."""
@@ -392,7 +417,8 @@ class Flusher(Actor[object]):
             how, claims = queue.take_releases(self._most_released)
             try:
                 async with node.pool.acquire(node.lane("commit")) as conn:
-                    released = await self._give_back(conn, how, claims)
+                    released = await give_back(node, conn, how, claims)
+                    await refund(node, conn, claims, released)
                     missing = [claim for claim in claims if claim.id not in released.ids]
                     rows = dict[int, ClaimRow]()
                     if missing:
@@ -416,50 +442,13 @@ class Flusher(Actor[object]):
                 self._most_released = min(self._most_released * 2, MAX_BATCH)
                 logger.debug("released %d claims", len(claims))
                 node.offer([*released.offered])
-                if released.cascades:
-                    node.cascade()
-                self._tell_released(how, claims, released)
-                again = [claim for claim in missing if _is_ours(claim, rows)]
+                if released.cascades or any(claim.recorded.links & FEEDS for claim in claims):
+                    node.cascade()  # one that has ended with its claim has told nobody
+                tell_released(node, how, claims, released)
+                again = [claim for claim in missing if is_ours(claim, rows)]
                 queue.releasing.difference_update([claim.claim_id for claim in claims])
                 queue.releasing.update([claim.claim_id for claim in again])
                 await self._release_again(how, again)
-
-    def _tell_released(self, how: Release, claims: list[Claim], released: Released) -> None:
-        """Hint at rows that run again, and tell who waits for those that were cancelled."""
-        node = self._node
-        if not how.hold:
-            node.offer([Promoted(each.id, each.queue) for each in claims if each.id in released.runnable])
-        for claim in claims:
-            if claim.id in released.cancelled:
-                logger.info("instance %d was cancelled: %s, step %s", claim.id, claim.fsm, claim.step)
-                node.on_final(claim.id)
-
-    async def _give_back(self, conn: PgConn, how: Release, claims: list[Claim]) -> Released:
-        node = self._node
-        if how.crash is None:
-            return await release_claims(
-                conn,
-                node.owner.schema,
-                claims,
-                attempts=how.attempts,
-                interruptions=how.interruptions,
-                hold=how.hold,
-            )
-        most = node.config.max_crashes
-        crashed, promoted = await crash_claims(
-            conn, node.owner.schema, claims, error=how.crash, raised=how.raised, max_crashes=most
-        )
-        for each in crashed:
-            if each.status == "failed":
-                logger.error(
-                    "instance %d failed: %s, step %s: %s", each.id, each.machine, each.step, each.fault
-                )
-                node.on_final(each.id)
-        cancelled = frozenset(each.id for each in crashed if each.status == "cancelled")
-        cascades = any(each.cascades for each in crashed)
-        return Released(
-            frozenset(each.id for each in crashed) - cancelled, cancelled, tuple(promoted), cascades
-        )
 
     async def _release_again(self, how: Release, claims: list[Claim]) -> None:
         """Try again to release claims that are still ours: their rows were locked (a pick, a caller), or refused."""
@@ -479,8 +468,3 @@ class Flusher(Actor[object]):
         finally:
             self._queue.releases.setdefault(how, []).extend(claims)
             self.address.cast(None)
-
-
-def _is_ours(claim: Claim, rows: dict[int, ClaimRow]) -> bool:
-    row = rows.get(claim.id)
-    return row is not None and row.claim_id == claim.claim_id and row.status == "executing"

@@ -6,6 +6,7 @@ claim; `Completion` follows when the verdict is known.
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -51,6 +52,7 @@ class PendingCommit:
         "refusal",
         "refusals",
         "run",
+        "sent",
         "spawn",
         "transition",
         "unknown",
@@ -86,6 +88,8 @@ class PendingCommit:
         """How often Postgres refused it alone, and not for its data."""
         self.unknown = False
         """It was sent, and may be committed. Stays true across restarts of the flusher."""
+        self.sent: tuple[str, ...] = ()
+        """If its commit deletes the row: the tokens of the groups in which it was sent (`read_flushes`)."""
 
     @property
     def rows(self) -> set[int]:
@@ -134,6 +138,9 @@ class Commits:
         self.releases: dict[Release, list[Claim]] = {}
         self.releasing: set[str] = set()
         """Claims (`claim_id`) whose release is queued, sent or set aside: neither active nor orphans."""
+        self.answered: list[str] = []
+        """Tokens of groups that deleted rows, and whose outcomes all have a verdict: the next group deletes their rows
+        of `flushes`. Tokens whose answer did not come are left to the reaper: their statement may be under way."""
 
     def settle_with(self, settle: Settle) -> None:
         """Set the function that follows a verdict; it is made after this queue, because it needs the queue."""
@@ -171,29 +178,53 @@ class Commits:
         if len(self.entries) > SPLIT_ABOVE:
             continuing = sum([pending.transition.keep_claim for pending in self.entries])
             most = min(most, max(SPLIT_ABOVE, len(self.entries) - continuing // 2))
-        while self.entries and len(batch) < most and size < MAX_BYTES:
-            pending = self.entries.popleft()
+        entries = self.entries
+        while entries and len(batch) < most and size < MAX_BYTES:
+            pending = entries.popleft()
             if (not pending.open or pending.active.lost is not None) and not self.wants(pending, now):
                 continue
-            instance_id = pending.transition.claim.id
+            after = pending.transition
+            instance_id = after.claim.id
             if instance_id in batch:  # an old claim's late outcome beside the new one's: one row, one update
                 later.append(pending)
-            else:
-                batch[instance_id] = pending
-                size += len(pending.transition.state or b"") + len(pending.transition.result or b"")
-        self.entries.extendleft(reversed(later))
+                continue
+            batch[instance_id] = pending
+            if after.state is not None:
+                size += len(after.state)
+            if after.result is not None:
+                size += len(after.result)
+        entries.extendleft(reversed(later))
         return list(batch.values())
 
     def unanswered(self, batch: list[PendingCommit], now: float) -> list[PendingCommit]:
         """Those of a group that are still to be committed with it."""
+        batch = [pending for pending in batch if pending.open]
         if any([pending.active.lost is not None for pending in batch]):  # noqa: C419 - faster than a generator
             batch = [pending for pending in batch if self.wants(pending, now)]
-        return [pending for pending in batch if pending.open and not pending.aside]
+        return [pending for pending in batch if not pending.aside]
+
+    def next_token(self, batch: list[PendingCommit]) -> tuple[str | None, list[str]]:
+        """The token of a group that is about to be sent, and the tokens that nobody will ask for any more.
+
+        None and none if the group deletes no row.
+        """
+        deleting = [pending for pending in batch if pending.transition.deletes]
+        if not deleting:
+            return None, []
+        token = str(uuid.uuid4())
+        for pending in deleting:  # before it is sent: its answer may not come
+            pending.sent += (token,)
+        answered, self.answered = self.answered, []
+        return token, answered
 
     # -- releases
 
-    def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED) -> None:
+    def release(
+        self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED, began: bool = True
+    ) -> None:
         """Queue a claim to be released. Fenced: if it was committed meanwhile, the row is not touched."""
+        if not began and claim.recorded.rate_limit is not None:
+            claim.recorded.unstarted = True
         self.releasing.add(claim.claim_id)
         self.releases.setdefault(Release(attempts, hold, interruptions), []).append(claim)
         self._wake.cast(None)

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from durable_actors._store.children import Spawn
-from durable_actors._store.rows import Claim, Raised, Transition
+from durable_actors._store.insert import traced
+from durable_actors._store.links import Graph
+from durable_actors._store.rows import NULL, Claim, Raised, Transition
 from durable_actors.errors import DurableError, StateError
 from durable_actors.machine import (
     KEEP,
     OUTCOMES,
     Approval,
     Await,
+    Child,
     Done,
     InsertPlan,
     JournalLevel,
@@ -33,7 +36,6 @@ from durable_actors.machine import (
     traceback_text,
 )
 
-_NULL = b"null"
 MAX_BOUNDARY = 65_536
 """Bytes of JSON of a manual boundary: lists show it, and every read of its row reads it."""
 MAX_ATTEMPT = 2**31 - 1
@@ -74,11 +76,13 @@ def transition(  # noqa: PLR0911 - one per case
                 keeps_awaits=True,
             )
         case Await():
-            return _park(claim, spec, outcome, handed=handed, unseen=unseen, error=error)
+            after = _park(claim, spec, outcome, handed=handed, unseen=unseen, error=error)
+            return after if outcome.then is None else _relimit(after, spec.steps[outcome.then].limits)
         case Pause() | Approval():
-            return _ask(claim, spec, outcome, handed=handed, error=error)
+            after = _ask(claim, spec, outcome, handed=handed, error=error)
+            return _relimit(after, spec.steps[outcome.then].limits)
         case ScheduleChildren():
-            return Transition(
+            after = Transition(
                 claim,
                 "awaiting_children",
                 claim.step,
@@ -88,18 +92,25 @@ def transition(  # noqa: PLR0911 - one per case
                 await_step=outcome.then,
                 consumed=_consumed(handed, ()),
             )
+            return _relimit(after, spec.steps[outcome.then].limits)
         case Stop():
             return _fail(claim, outcome, error)
         case _:
             assert_never(outcome)
 
 
+# Most outcomes are `Next` and `Done`: their fields are set one by one, for keywords would cost 100 ns a step.
+
+
 def _end(claim: Claim, spec: MachineSpec, outcome: Done) -> Transition:
     if claim.cancellation is not None:  # it compensated
         return cancellation(claim, claim.cancellation.reason)
-    result = _NULL if outcome.result is None else _result(spec, outcome.result, claim.step)
-    gone = spec.keep == 0 and claim.parent_id is None  # its parent reads the row of a child
-    return Transition(claim, "done", claim.step, attempt=claim.attempt, result=result, deletes=gone)
+    result = NULL if outcome.result is None else _encoded(spec, outcome.result, claim.step, "result")
+    after = Transition(claim, "done", claim.step, claim.attempt)
+    after.result = result
+    if spec.keep == 0 and claim.parent_id is None:  # its parent reads the row of a child
+        after.deletes = True
+    return after
 
 
 def _failed(claim: Claim) -> Status:
@@ -123,19 +134,27 @@ def _enter(
     claim: Claim, spec: MachineSpec, outcome: Next, *, handed: Sequence[Signal], keep_claim: bool
 ) -> Transition:
     key = outcome.partition_key
-    rekey = key is not KEEP and key != claim.partition_key
-    return Transition(
-        claim,
-        "runnable",
-        outcome.step,
-        attempt=0,
-        advance=1,
-        keep_claim=keep_claim and not rekey,
-        state=_state(spec, outcome.state, outcome.step),
-        rekey=rekey,
-        partition_key=key if isinstance(key, str) else None,
-        consumed=_consumed(handed, outcome.consume),
-    )
+    after = Transition(claim, "runnable", outcome.step, 0)
+    after.advance = 1
+    after.keep_claim = keep_claim
+    after.state = _state(spec, outcome.state, outcome.step)
+    if key is not KEEP and key != claim.partition_key:
+        after.rekey, after.keep_claim = True, False
+        after.partition_key = key if isinstance(key, str) else None
+    limits = outcome.limits or spec.steps[outcome.step].limits
+    if limits is not None or claim.recorded.rate_limit is not None:
+        _relimit(after, limits)
+    if handed or outcome.consume:
+        after.consumed = _consumed(handed, outcome.consume)
+    return after
+
+
+def _relimit(after: Transition, limits: str | None) -> Transition:
+    """Enter a step with these limits. It is claimed anew, which charges them; and a slot is free before that."""
+    after.keep_claim = False
+    if limits != after.claim.recorded.rate_limit:
+        after.relimits, after.limits = True, limits
+    return after
 
 
 def _park(
@@ -194,10 +213,15 @@ def _ask(
         told |= {"on_reject": outcome.on_reject, "on_timeout": outcome.on_timeout}
     late = told.get("on_timeout") or told.get("on_reject")
     told = {name: value for name, value in told.items() if value is not None}
-    what = f"{spec}, step {claim.step!r}: the data of the {kind}"
-    boundary = encode_json(told, what=what)
+    boundary = _encoded(spec, told, claim.step, f"data of the {kind}")
     if len(boundary) > MAX_BOUNDARY:
-        raise StateError(f"{what} has {len(boundary)} bytes of JSON, the limit is {MAX_BOUNDARY}")
+        what = f"{spec}, step {claim.step!r}: the data of the {kind}"
+        raise StateError(
+            f"{what} has {len(boundary)} bytes of JSON, the limit is {MAX_BOUNDARY}",
+            machine=spec.name,
+            version=spec.version,
+            step=claim.step,
+        )
     return Transition(
         claim,
         "awaiting_signal",
@@ -232,6 +256,7 @@ def plan_some(outcome: ScheduleChildren, first: int, last: int, *, journal: Jour
         except DurableError as exc:
             exc.add_note(f"in child {index} of ScheduleChildren")
             raise
+    traced(plans)
     return plans
 
 
@@ -239,7 +264,21 @@ def spawn_of(outcome: ScheduleChildren, plans: list[InsertPlan]) -> Spawn:
     """The children, and when their parent continues."""
     quorum = outcome.join if isinstance(outcome.join, int) else None
     return Spawn(
-        plans, outcome.then, quorum, outcome.join == "any_failed", outcome.timeout, outcome.rest == "cancel"
+        plans,
+        outcome.then,
+        quorum,
+        outcome.join == "any_failed",
+        outcome.timeout,
+        outcome.rest == "cancel",
+        _graph(outcome.children) if outcome.is_graph else None,
+    )
+
+
+def _graph(children: Sequence[Child]) -> Graph:
+    return Graph(
+        [child.key for child in children],
+        [child.needs for child in children],
+        [child.any_end for child in children],
     )
 
 
@@ -270,6 +309,21 @@ def _raised(error: BaseException) -> Raised:
     return Raised(error_type(error), traceback_text(error))
 
 
+def unrun(claim: Claim, spec: MachineSpec) -> Transition | None:
+    """What becomes of a cancelled instance of which nothing runs. None: it compensates, its step runs.
+
+    If what it comes after did not succeed, it ends; if a limit was full, it enters `on_cancel`.
+    """
+    told = claim.cancellation
+    if told is None or not told.ends(claim.visit) or (told.limit is None and not claim.recorded.links):
+        return None
+    if told.limit is None or spec.on_cancel is None:
+        return cancellation(claim, told.reason)
+    after = Transition(claim, "runnable", spec.on_cancel, 0)
+    after.advance = 1
+    return _relimit(after, spec.steps[spec.on_cancel].limits)
+
+
 def keep_handled(after: Transition, error: BaseException) -> None:
     """Keep the error that `handle` made this outcome of, for the journal, if the row does not keep it."""
     if after.last_error is None and after.claim.journal >= OUTCOMES:
@@ -282,8 +336,12 @@ def _handled(error: BaseException) -> bytes:
     return encode_json({key: value for key, value in told.items() if value is not None}, what="an error")
 
 
-def _result(spec: MachineSpec, result: object, step: str) -> bytes:
-    return encode_json(result, what=f"{spec}, step {step!r}: the result")
+def _encoded(spec: MachineSpec, value: object, step: str, what: str) -> bytes:
+    try:
+        return encode_json(value, what=lambda: f"{spec}, step {step!r}: the {what}")
+    except StateError as error:
+        error.machine, error.version, error.step = spec.name, spec.version, step
+        raise
 
 
 def _state(spec: MachineSpec, state: object, step: str) -> bytes | None:

@@ -128,6 +128,13 @@ class Keys:
         """Whether the next step may begin on this claim: it has no key, or owns it and the session is not in doubt."""
         return claim.partition_key is None or (self.up and self.owns(claim))
 
+    def hand_on(self, claim: Claim, to: Claim) -> bool:
+        """The outcome of this claim is committed, and has claimed the next row of its key: that one owns the key now.
+
+        False: the session was lost or is in doubt; then the new claim takes the key as any other does.
+        """
+        return self.up and self.table.hand_on(key_of(claim), claim.claim_id, to.claim_id)
+
     def free(self, claim: Claim) -> None:
         """The claim's task or thread has exited, or never started: free its key. Safe to repeat."""
         key = key_of(claim)

@@ -72,6 +72,13 @@ class KeyTable:
         """Whether this claim is the owner of a key that the session has locked."""
         return self._owners.get(key) == claim and key in self._locked and key not in self._asked
 
+    def hand_on(self, key: str, claim: str, to: str) -> bool:
+        """The owner's claim is over, and the key's next row was claimed with its outcome. False: it did not own it."""
+        if not self.owns(key, claim):
+            return False
+        self._owners[key] = to
+        return True
+
     def free(self, key: str, claim: str, now: float) -> bool:
         """The claim no longer needs its key. False: it was not the owner. Safe to repeat."""
         if self._owners.get(key) != claim:

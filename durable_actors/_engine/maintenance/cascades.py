@@ -1,18 +1,22 @@
-"""Cascades: cancels the children that are to be cancelled, of whatever queue or machine.
+"""Cascades: cancels children that are to be cancelled, and tells dependents of ends that no outcome has told.
 
-Owns       nothing: what is to be done is in the table `cascades`.
+Of whatever queue or machine.
+
+Owns       nothing: what is to be done is in the tables `cascades` and `untold`.
 Receives   a wake-up (`Node.cascade`): a statement of this node has written such a row, or the long poll has seen one.
 Sends      hints to the feeders here about children that compensate, and rows that are offered now; `on_final` for
            instances that it ends.
-Writes     cancel_children.sql, promote_siblings.sql, on the client lane.
+Writes     cancel_children.sql, promote_siblings.sql, tell_untold.sql, on the client lane.
 If it dies it is restarted, and every other node has one, too: no leader, SKIP LOCKED, bounded batches.
-Never      waits for a lock, or for a child that runs: the node of that one ends it.
+Never      waits for a child that runs: the node of that one ends it. To cancel, it waits for no lock; to tell, as long
+           as a commit would.
 
 Without a wake-up it looks once in `reap_interval`: the floor under all hints.
 """
 
 from __future__ import annotations
 
+import attrs
 import trio
 
 from durable_actors._engine.lanes import answer_patience
@@ -21,6 +25,7 @@ from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.cascade import LAP, Cascaded, cascading
 from durable_actors._store.dialogues import run_dialogue
+from durable_actors._store.graph import telling_untold
 from durable_actors._wording import counted
 from durable_actors.otp import Actor
 
@@ -67,8 +72,10 @@ class Cascades(Actor[object]):
 
 
 async def cascade_some(node: Node, conn: PgConn, *, rounds: int = 1) -> Cascaded:
-    """Cancel some of the children that are to be cancelled, and tell who waits for that."""
+    """Cancel some of the children that are to be cancelled, tell some dependents, and whoever waits for that."""
     done = await run_dialogue(conn, cascading(node.owner.schema, rounds=rounds))
+    told = await run_dialogue(conn, telling_untold(node.owner.schema))
+    done = attrs.evolve(done, offered=(*done.offered, *told.offered), more=done.more or told.more)
     _report(node, done)
     return done
 

@@ -24,7 +24,7 @@ from typing import Final
 import psycopg
 import trio
 
-from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.claims import ActiveClaim, ClaimState
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
@@ -162,6 +162,8 @@ class Heartbeat(Actor[object]):
     def _judge(self, missing: list[ActiveClaim], owners: dict[int, str | None]) -> None:
         for active in missing:
             owner = owners.get(active.claim.id)
+            if active.claim.id not in owners and active.state is ClaimState.COMMITTING:
+                continue  # its own commit may have deleted it (`keep=0`): the flusher finds out
             if owner != active.claim.claim_id:
                 why = "its claim was taken back" if owner is None else "another worker has claimed it"
                 self._node.claims.lose(active, why)

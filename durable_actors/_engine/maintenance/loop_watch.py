@@ -17,8 +17,9 @@ import attrs
 import trio
 
 from durable_actors._engine.node import Node, logger
+from durable_actors._step_log import RunningStep, current_step
 from durable_actors._trio_inside import Running, runs_in_real_time, what_runs
-from durable_actors.telemetry import LoopBlocked, RunningStep, current_step
+from durable_actors.telemetry import LoopBlocked
 
 INTERVAL: Final = 0.5
 """Seconds between two checks."""

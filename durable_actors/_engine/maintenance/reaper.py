@@ -3,8 +3,8 @@
 Owns       what it has seen of other nodes' locks (`failure_detector`); after a restart it begins anew.
 Receives   nothing.
 Sends      hints to the feeders here about rows that are on offer again; `on_final` for instances that it ends.
-Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql, in a task of its
-           own: it may fail, and delays nothing, because `nodes` is for people only.
+Writes     reap_claims.sql, promote_siblings.sql, free_holds.sql; on the claim lane. forget_nodes.sql,
+           forget_flushes.sql and forget_limit_keys.sql in a task of its own: they may fail, and delay nothing.
 Reads      read_owners.sql, sweep_keys.sql.
 If it dies it is restarted, and every other node has one, too: no leader, ordered SKIP LOCKED, bounded batches.
 Never      takes a claim that has not expired, unless its node is proved dead.
@@ -27,9 +27,12 @@ from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import promote_siblings
+from durable_actors._store.commit import forget_flushes
 from durable_actors._store.lease import OwnerState, Reaped, read_owners, reap_claims, sweep_keys
+from durable_actors._store.limits import forget_limit_keys
 from durable_actors._store.node import forget_nodes
 from durable_actors._wording import counted
+from durable_actors.machine import ENDED
 from durable_actors.otp import Actor
 from durable_actors.telemetry import ClaimsReaped
 
@@ -45,6 +48,13 @@ FORGET_STOPPED: Final = 86_400.0
 """Seconds for which the row of a node that stopped in good order is kept."""
 FORGET_LOST: Final = 7 * 86_400.0
 """The same for a node that vanished: people may want to know which one it was."""
+FORGET_FLUSHES: Final = 86_400.0
+"""Seconds for which a group commit of unknown fate can be looked up. Its node asks as soon as Postgres answers."""
+
+FORGET_KEYS: Final = 86_400.0
+"""Seconds for which a key of a limit that is at rest keeps its row."""
+MOST_KEYS: Final = 10_000
+"""Such keys per hour and node, at most."""
 
 
 class Reaper(Actor[object]):
@@ -123,7 +133,7 @@ class Reaper(Actor[object]):
                 return count
 
     async def _forget(self) -> None:
-        """Delete the rows of nodes that are long gone; a failed attempt is repeated after an hour.
+        """Delete nodes long gone, what commits left, and limit keys at rest; what fails is repeated after an hour.
 
         In a task of its own, on the client lane: that may be busy, and has a time-out for locks (the table may be
         altered).
@@ -134,6 +144,8 @@ class Reaper(Actor[object]):
                 gone = await forget_nodes(
                     conn, node.owner.schema, stopped=FORGET_STOPPED, lost=FORGET_LOST, limit=BATCH
                 )
+                await forget_flushes(conn, node.owner.schema, after=FORGET_FLUSHES)
+                await forget_limit_keys(conn, node.owner.schema, after=FORGET_KEYS, limit=MOST_KEYS)
         except TRANSIENT_ERRORS as exc:
             logger.debug("could not delete old rows of nodes: %s", exc)
         else:
@@ -187,7 +199,7 @@ def _report(node: Node, reaped: list[Reaped], dead: tuple[str, ...]) -> None:
             node.notify(each.queue, instance_id=each.id)
     if node.wakeups is not None:
         node.wakeups.add(each.id for each in reaped)
-    if any(each.cascades for each in reaped):
+    if any(each.cascades or each.status in ENDED for each in reaped):  # dependents are told, too
         node.cascade()
     logger.warning(
         "reaped %s whose lease had expired%s%s",

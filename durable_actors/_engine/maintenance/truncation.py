@@ -4,8 +4,10 @@ An instance gets a snapshot after every `moves` moves, and what lies before the 
 its journal tells its last `moves` moves at least, and about twice as many at most. The records go in small batches, the
 newest first: a history that is read meanwhile has a snapshot after what is missing, which is no gap.
 
-No index has the long journals, and no commit looks for them. The walk finds them by their rows' `rev`; it remembers who
-they are, and looks at them again in every round, wherever the walk is.
+No index has the long journals, and no commit looks for them. Each round looks at some random pages of the journal: the
+longer a journal is, the more pages it is on, and the sooner it is met. Of 50 million records (10^7 instances) a round
+meets one of 2,000 records every other time; the walk alone would need 17 hours to come by. The walk finds the others by
+their rows' `rev`. Both remember who they are, and each round looks at them again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.retention import (
     LongJournals,
     find_long_journals,
+    sample_long_journals,
     snapshot_journal,
     truncate_journal,
 )
@@ -32,6 +35,8 @@ T = TypeVar("T")
 
 LOOK: Final = 500
 """Rows per statement of the walk: about 1 ms."""
+PAGES: Final = 200
+"""Pages of the journal that a round looks at: about 2 ms, and as much again for 150,000 other pages."""
 BATCH: Final = 500
 """Records per statement: about 10 ms."""
 MOST_KNOWN: Final = 1000
@@ -57,15 +62,25 @@ class Truncation:
         if self._known:
             # Those that have ended since are forgotten here.
             self._known = await self._see_to(await self._look(ids=self._known))
+        met = await self._paced(
+            lambda conn, schema: sample_long_journals(
+                conn, schema, moves=self._moves, pages=PAGES, most=MOST_KNOWN
+            )
+        )
+        new = tuple(number for number in met if number not in self._known)
+        if new:
+            self._remember(await self._see_to(await self._look(ids=new)))
         while rows > 0:
             found = await self._look(after=self._position, limit=LOOK)
-            more = await self._see_to(found)
-            self._known = tuple(dict.fromkeys((*self._known, *more)))[:MOST_KNOWN]
+            self._remember(await self._see_to(found))
             if found.last is None or found.looked < LOOK:
                 self._position = 0
                 return
             self._position = found.last
             rows -= found.looked
+
+    def _remember(self, numbers: tuple[int, ...]) -> None:
+        self._known = tuple(dict.fromkeys((*self._known, *numbers)))[:MOST_KNOWN]
 
     async def _look(
         self, *, after: int = 0, limit: int = 0, ids: tuple[int, ...] | None = None

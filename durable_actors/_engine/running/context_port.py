@@ -21,11 +21,13 @@ import trio
 from durable_actors._engine.claims import ActiveClaims
 from durable_actors._engine.committing.verdicts import blames_data
 from durable_actors._engine.wakeups import Wakeups
+from durable_actors._limits import Use
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.pool.lock_retry import retry_while_locked
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._store.children import Started, args_digest, child_uid, read_children, start_child
-from durable_actors._store.insert import key_as_given
+from durable_actors._store.insert import key_as_given, traced
+from durable_actors._store.limits import charge_limits
 from durable_actors._store.read import find_by_key, read_by_ids
 from durable_actors._store.rows import Claim
 from durable_actors._store.signal import (
@@ -36,6 +38,7 @@ from durable_actors._store.signal import (
     read_signals,
     signal_from_step,
 )
+from durable_actors._tracing import sending
 from durable_actors._trio_run import HomeRun, at_home
 from durable_actors.errors import (
     CommitUnknown,
@@ -60,6 +63,7 @@ from durable_actors.machine import (
     current_registry,
     plan_insert,
 )
+from durable_actors.telemetry import InstancesInserted, Telemetry
 
 T = TypeVar("T")
 
@@ -95,6 +99,14 @@ class EnginePort:
         """Called for each instance that was started or woken (`Node.notify`)."""
         self.wakeups: Wakeups | None = None
         """As of `Node`."""
+        self.telemetry = Telemetry()
+        """As of `Node`."""
+
+    @at_home
+    async def spent(self, use: Use, /) -> None:
+        """Charge a limit for what a step has spent beyond its weight."""
+        async with self._pool.acquire(self._lane) as conn:
+            await charge_limits(conn, self._schema, [(use.target, float(use.weight))])
 
     @at_home
     async def insert(self, ctx: Context[Any], machine: MachineRef, options: InsertOptions, /) -> int | None:
@@ -140,7 +152,13 @@ class EnginePort:
 
     @at_home
     async def signal(
-        self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
+        self,
+        ctx: Context[Any],
+        target: int | str | bytes,
+        name: str,
+        payload: object,
+        dedup_key: str | None,
+        /,
     ) -> None:
         """Send a signal, once per call and round, however often crashes run the step again."""
         claim = self._claim(ctx)
@@ -232,14 +250,23 @@ class EnginePort:
     ) -> Started:
         claim = self._claim(ctx)
         uid = child_uid(ctx.id, ctx.step, plan.machine, key, kind=kind, initial=initial)
-        started = await self._retry_while_unavailable(
-            ctx,
-            lambda conn: start_child(
-                conn, self._schema, claim, plan, uid=uid, as_child=kind == "child", key=key, digest=digest
-            ),
-        )
-        if started is None:
-            raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was started")
+        began = trio.current_time()
+        with sending() as span:
+            traced([plan])  # not part of the digest: a re-run has another trace
+            started = await self._retry_while_unavailable(
+                ctx,
+                lambda conn: start_child(
+                    conn, self._schema, claim, plan, uid=uid, as_child=kind == "child", key=key, digest=digest
+                ),
+            )
+            if started is None:
+                raise LeaseLost(f"instance {ctx.id}: its claim is gone; nothing was started")
+            span.sent([started.id])
+        if started.new and self.telemetry.active:
+            seconds = trio.current_time() - began
+            self.telemetry.emit(
+                InstancesInserted(machine=plan.machine, queue=plan.queue, count=1, seconds=seconds)
+            )
         if started.new and not plan.delay and plan.eligible_at is None:
             self.notify(plan.queue, instance_id=started.id, priority=plan.priority)
         if started.new and self.wakeups is not None and started.id is not None:

@@ -2,7 +2,7 @@
 
 Made before the queue's feeder, and valid across its restarts. The feeder adds claims and asks for the demand; step
 tasks say when a step has ended, the pool when a task waits or exits; `Completion` says what became of an outcome.
-Whatever happens to a claim is a call of `_move`, and every count follows from it.
+Whatever happens to a claim is a call of `Slots._move`, and every count follows from it.
 
 Which claim starts when: picked rows wait for a slot in the buffer; instances between two steps have kept theirs, and go
 first. A task that runs a step without waiting takes the next claim itself (`follow`), without a turn of the scheduler
@@ -17,13 +17,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
+import attrs
 from trio_util import AsyncBool
 
 from durable_actors._engine.claims import ActiveClaim, ActiveClaims, ClaimState
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.keys.locks import Keys
-from durable_actors._engine.limits import QueueLimits, demand, max_inflight
-from durable_actors._engine.running.prefetch import AdaptivePrefetch
+from durable_actors._engine.limits import QueueLimits, demand
+from durable_actors._engine.running.slots import Slots
 from durable_actors._engine.running.task_pool import TaskPool
 from durable_actors._store.holds import HELD, OFFERED
 from durable_actors._store.rows import Claim
@@ -61,11 +62,15 @@ class TaskSlice:
         return f"instance {claim.id}, {claim.fsm}, step {claim.step}"
 
 
+PLAIN_PICKS: Final = 10
+"""Picks without limited rows after which rows are prefetched again. A row with limits that has no slot is given back: a
+queue with a prefetch would claim it at once, give it back, and so on, thousands of times a second."""
+
 RunSlice = Callable[[TaskSlice, PendingCommit | None], Awaitable[object]]
 """The body of a step task (`StepTasks.run`). The second argument is an outcome that Postgres refused."""
 
 
-class Dispatcher:
+class Dispatcher(Slots):
     """The claims and slots of one queue."""
 
     def __init__(
@@ -80,8 +85,7 @@ class Dispatcher:
         wake_feeder: Callable[[], bool],
         on_contended: Callable[[Claim], None],
     ) -> None:
-        self._limits = limits
-        self._max_inflight = max_inflight(limits)
+        super().__init__(limits)
         self._claims = claims
         self._commits = commits
         self._keys = keys
@@ -91,60 +95,28 @@ class Dispatcher:
         self.run_slice: RunSlice
         """The body of a task; set once, when the step tasks are made."""
         self._draining = draining  # then nothing starts any more, and no instance continues on its claim
-        self._counts = [0] * len(ClaimState)
         self._buffer: deque[ActiveClaim] = deque()  # BUFFERED, most urgent first
         self._ready: deque[ActiveClaim] = deque()  # READY
-        self._suspended: set[ActiveClaim] = set()  # RUNNING, and their own code waits for something
         self._eager = 0  # tasks that have not waited yet: each starts the next claim when it waits or ends
-        self.prefetch = AdaptivePrefetch(limits)
         self._may_have_keys = False  # some claims of the buffer may have a partition key
         self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
-        self._closed = False
+        self.closed = False  # no feeder works for this queue
         self._pauses: Mapping[str, float] = {}  # paused machines, until when; "": all
+        self._bare = attrs.evolve(limits, prefetch=0)
+        self._without_limits = PLAIN_PICKS  # picks since the last one that brought rows with limits
         self._feeder_woken = False  # the feeder will ask for the demand: no need to wake it again
+        self._had_room = (
+            False  # when it asked last, there was demand: if it sleeps, it waits for rows, not for slots
+        )
         self.has_excess = False
         """Some claims of the buffer were prefetched, and have had no slot yet."""
-
-    # -- states and counts
-
-    def _move(self, active: ActiveClaim, state: ClaimState) -> None:
-        """Move a claim to another state (`claims.MOVES`). Nothing else writes a state or a count."""
-        counts = self._counts
-        old = active.state
-        counts[old] -= 1
-        counts[state] += 1
-        active.state = state
-        if old is RUNNING and self._suspended:
-            self._suspended.discard(active)
-
-    def count(self, state: ClaimState) -> int:
-        """How many claims are in this state."""
-        return self._counts[state]
+        self.reserved = 0
+        """Rows that the commit under way is expected to claim: next rows of keys that were handed on before."""
 
     @property
     def buffered(self) -> int:
         """Claims that wait for a slot."""
         return len(self._buffer)
-
-    @property
-    def running(self) -> int:
-        """Slots that are taken."""
-        counts = self._counts
-        return counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
-
-    def _has_free_slot(self) -> bool:
-        counts = self._counts
-        running = (
-            counts[RUNNING] + counts[CONTINUING] + counts[READY] + counts[RECOVERING]
-        )  # `running`, in place
-        return (
-            running < self._limits.concurrency
-            and running + counts[COMMITTING] < self._max_inflight + self.prefetch.rows
-        )
-
-    def _all_suspended(self, eager: int) -> bool:
-        """Whether as many steps wait as may run; `eager` of the running ones have not waited yet."""
-        return self.running - eager >= self._limits.concurrency
 
     def _excess(self) -> int:
         """How many claims of the buffer have neither a slot nor a place in `prefetch`."""
@@ -155,12 +127,12 @@ class Dispatcher:
 
     def open(self) -> None:
         """A feeder works for this queue (again)."""
-        self._closed = False
+        self.closed = False
         self._feeder_woken = False
 
     def close(self) -> None:
         """The feeder ends: release every claim whose step has not begun, now and later; attempts unchanged."""
-        self._closed = True
+        self.closed = True
         while self._ready or self._buffer:
             self._give_back((self._ready or self._buffer).popleft())
 
@@ -170,10 +142,15 @@ class Dispatcher:
         if self.has_excess and (self._all_suspended(self._eager) or self.prefetch.late(now)):
             self._give_back_excess()
         self._note_if_all_ran(now)
-        return self._demand(len(self._buffer))
+        wanted = self._demand(len(self._buffer))
+        self._had_room = wanted > 0
+        return wanted
 
     def _demand(self, buffered: int) -> int:
         limits, prefetch, running = self._limits, self.prefetch.rows, self.running
+        buffered += self.reserved
+        if self._without_limits < PLAIN_PICKS:  # what uses limits is not prefetched
+            limits, prefetch = self._bare, 0
         wanted = demand(limits, running=running, buffered=buffered)
         if not wanted:
             return 0
@@ -183,6 +160,22 @@ class Dispatcher:
             return wanted
         # Many outcomes wait for their commit. After it there is more room, and a pick is worth its round trip.
         return 0 if room < min(limits.min_demand, wanted) else room
+
+    @property
+    def room(self) -> int:
+        """How many rows may be handed over now."""
+        return 0 if self.closed or self._draining.value else self._demand(len(self._buffer))
+
+    def room_for_siblings(self, claim: Claim) -> int:
+        """How many rows may be handed over with keys, one of them the next after this claim; it frees no more slots."""
+        if self.closed or self._draining.value:
+            return 0
+        if self._buffer and self._buffer[0].claim.priority < claim.priority:
+            return 0
+        limits = self._limits
+        return max(
+            limits.concurrency + limits.prefetch + self.prefetch.rows - self.running - len(self._buffer), 0
+        )
 
     @property
     def can_claim_one_by_id(self) -> bool:
@@ -207,11 +200,15 @@ class Dispatcher:
             self._buffer.append(active)
             if claim.partition_key is not None:
                 self._may_have_keys = True
-        self._inboxes_doubted = False
-        self.has_excess = self._excess() > 0
+        self._inboxes_doubted, self.has_excess = False, self._excess() > 0
         if len(self._suspended) >= self._limits.concurrency:
             self._doubt_inboxes()
-        if waiting and claims:
+        if any(claim.recorded.rate_limit is not None for claim in claims):
+            self._without_limits = 0
+            self._give_back_excess(self._limits.prefetch)  # what uses limits is not prefetched
+        elif claims:
+            self._without_limits += 1
+        if waiting and claims and self._buffer[waiting - 1].claim.priority > claims[0].priority:
             self._buffer = deque(sorted(self._buffer, key=lambda active: active.claim.priority))
 
     def start(self, now: float) -> None:
@@ -257,9 +254,9 @@ class Dispatcher:
         if not self._buffer and not self._eager:  # a step that waited was noted already
             self.prefetch.all_ran(now)
 
-    def _give_back_excess(self) -> None:
+    def _give_back_excess(self, prefetched: int = 0) -> None:
         """Release prefetched claims that have no slot, for nodes that have one; the most urgent first."""
-        count = self._excess()
+        count = self._excess() + prefetched
         if count > 0:
             self.prefetch.waited()
             for active in [self._buffer.pop() for _ in range(count)][::-1]:
@@ -295,17 +292,19 @@ class Dispatcher:
         while not self._draining.value:
             if self._ready:
                 active = self._ready.popleft()
-                runs = _may_run(active, now) and self._keys.holds(active.claim)
+                held = self._keys.holds(active.claim)
             elif self._buffer and self._has_free_slot():
                 found = self._pop_startable()
                 if found is None:
                     return None
                 active = found
                 active.run_ahead_until = now + RUN_AHEAD_SECONDS
-                runs = _may_run(active, now)
+                held = True
             else:
                 return None
-            if runs and not (self._pauses and self._is_paused(active.claim, now)):
+            ours = held and active.lost is None and not active.cancel_requested
+            paused = self._pauses and self._is_paused(active.claim, now)
+            if ours and active.claim.trusted_until > now and not paused:
                 if now - active.inbox_known_at > INBOX_FRESH:
                     active.claim.inbox = True  # a signal may have come since: read the inbox
                 active.steps += 1
@@ -317,6 +316,8 @@ class Dispatcher:
 
     def _pop_startable(self) -> ActiveClaim | None:
         """Remove the first claim that has what it needs; one whose key is being taken waits."""
+        if self._buffer[0].claim.partition_key is None:
+            return self._buffer.popleft()
         for index, active in enumerate(self._buffer):
             if active.claim.partition_key is None or self._keys.owns(active.claim):
                 del self._buffer[index]
@@ -338,13 +339,16 @@ class Dispatcher:
     def follow(self, task_slice: TaskSlice, now: float) -> bool:
         """A step has ended without waiting: run the next claim in its task. False: the task ends."""
         task = task_slice.task
-        if task is None or task.cancelling or task.deadline <= now or now - task_slice.since > MAX_SLICE:
+        if task is None or task.cancelling or now - task_slice.since > MAX_SLICE:
+            return False
+        deadline = task.deadline
+        if deadline <= now:
             return False
         active = self._take_next(now)
         if active is None:
             return False
         task_slice.active, active.task = active, task
-        if task.deadline != active.claim.trusted_until:
+        if deadline != active.claim.trusted_until:
             task.deadline = active.claim.trusted_until
         return True
 
@@ -394,7 +398,8 @@ class Dispatcher:
             self._note_slot_is_kept(not task_slice.suspended)
         elif active.state is not COMMITTING:
             self._move(active, COMMITTING)
-            if not self._feeder_woken:
+            # If its key was handed on to it, a sibling most likely takes its place, and the feeder knows of others.
+            if not self._feeder_woken and not (active.turns and self._had_room):
                 self._wake()
 
     def commit_in_task(self, active: ActiveClaim, now: float) -> None:
@@ -422,9 +427,8 @@ class Dispatcher:
     def _doubt_inboxes(self) -> None:
         """Every slot is taken by a step whose code waits, so the buffered claims may wait for long, too.
 
-        Their inboxes are read when they begin. Once per pick: nothing else adds to the buffer. Not for slots that
-        instances keep between two steps, which are free within milliseconds: reading 2,000 prefetched inboxes for that
-        cost a third of the worker's CPU.
+        Their inboxes are read when they begin. Once for all that were added. Not for slots that are kept between two
+        steps, and free within milliseconds: reading 2,000 prefetched inboxes cost a third of the worker's CPU.
         """
         if not self._inboxes_doubted:
             self._inboxes_doubted = True
@@ -438,7 +442,7 @@ class Dispatcher:
         active.inbox_known_at = now
         active.interrupted = None  # that was the last step's: the next one can be interrupted again
         self._move(active, READY)
-        if self._closed:
+        if self.closed:
             self._give_back(active)
         else:
             self._ready.append(active)
@@ -450,10 +454,7 @@ class Dispatcher:
         self._start_if_none_eager(now)
 
     def recover(self, pending: PendingCommit, now: float) -> bool:
-        """Start a task that runs `handle`, for Postgres refused this outcome. False: the row is to be released.
-
-        The claim or its key is lost, it is to be cancelled, or no task starts now: a drain, or the step pool restarts.
-        """
+        """Start a task that runs `handle`. False: its claim or key is lost, it is cancelled, or no task starts now."""
         active = pending.active
         if active.lost is not None or active.cancel_requested or not self._keys.holds(active.claim):
             return False
@@ -477,14 +478,14 @@ class Dispatcher:
         """A claim is over. Not before its task or thread has ended: until then, it keeps its key."""
         if active.state is not ABANDONED:
             self._drop(active)
-            if not self._feeder_woken:
+            if not self._feeder_woken and not active.handed_on:
                 self._wake()
 
     def _give_back(self, active: ActiveClaim, *, hold: int = OFFERED) -> None:
         """Release a claim whose step has not begun; attempts unchanged."""
         self._drop(active)
         if active.lost is None:
-            self._commits.release(active.claim, attempts=0, hold=hold)
+            self._commits.release(active.claim, attempts=0, hold=hold, began=False)
 
     def _drop(self, active: ActiveClaim) -> None:
         """Drop ownership: renew it no longer, and let others have its key."""
@@ -492,7 +493,3 @@ class Dispatcher:
         self._claims.drop(active)
         if active.claim.partition_key is not None:
             self._keys.free(active.claim)
-
-
-def _may_run(active: ActiveClaim, now: float) -> bool:
-    return active.lost is None and not active.cancel_requested and active.claim.trusted_until > now

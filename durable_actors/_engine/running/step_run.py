@@ -3,7 +3,7 @@
 What user code may do, and what follows:
 
 returns an outcome                     its transition
-raises an Exception (also a group)     `handle`, or a job's retry
+raises an Exception (also a group)     the retry of a job or of the step's `Backoff`, else `handle`
 runs longer than its timeout           `StepTimeout`, the same way
 returns no outcome, or a value that    `InvalidOutcome` or `StateError`, the same way
 cannot be stored; its stored state
@@ -19,12 +19,14 @@ leaves a scope or a nursery open       it is closed and logged; the returned out
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 import attrs
+import psycopg
 import trio
 
 from durable_actors._engine.claims import ActiveClaim
+from durable_actors._engine.committing.completion import facts
 from durable_actors._engine.committing.queue import PendingCommit
 from durable_actors._engine.committing.transition import (
     failure,
@@ -34,9 +36,19 @@ from durable_actors._engine.committing.transition import (
     transition,
 )
 from durable_actors._engine.node import Node, logger
+from durable_actors._engine.outage import TRANSIENT_ERRORS
 from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._engine.running.step_inputs import NO_INPUTS
-from durable_actors._engine.running.user_code import Crashed, close_leftovers, fate_of
+from durable_actors._engine.running.user_code import (
+    Crashed,
+    Postponed,
+    close_leftovers,
+    fate_of,
+    told_to_wait,
+)
+from durable_actors._limits import names_of, uses_of
+from durable_actors._step_log import current_step
+from durable_actors._store.limits import block_limits
 from durable_actors._trio_inside import innermost, is_cancelled
 from durable_actors.errors import StateError, StepTimeout
 from durable_actors.machine import (
@@ -54,8 +66,9 @@ from durable_actors.machine import (
     job_failure,
     normalize_outcome,
     reason_text,
+    step_failure,
 )
-from durable_actors.telemetry import current_step
+from durable_actors.telemetry import LimitBlocked
 
 PLAN_AT_ONCE: Final = 2000
 """Children that are planned before other tasks run: 5 to 10 ms."""
@@ -83,7 +96,7 @@ class StepRun:
     async def run(self) -> PendingCommit:
         """Run the step."""
         claim, spec = self._active.claim, self._spec
-        over = exhausted(spec, claim.attempt) if claim.attempt else None
+        over = exhausted(spec, claim.attempt, claim.max_attempts) if claim.attempt else None
         if over is not None:
             # No run is left, so the last one was the one before this: store its attempt.
             ended = attrs.evolve(transition(claim, spec, over), attempt=claim.attempt - 1)
@@ -102,7 +115,12 @@ class StepRun:
             else:
                 value = await self._call(step, ctx)
             outcome = normalize_outcome(
-                value, spec, step=claim.step, attempt=claim.attempt, random=self._node.random
+                value,
+                spec,
+                step=claim.step,
+                attempt=claim.attempt,
+                random=self._node.random,
+                max_attempts=claim.max_attempts,
             )
             if isinstance(outcome, Next):  # first: most steps of machines end so
                 return self._pending(outcome, keep_claim=self._may_run_ahead())
@@ -127,8 +145,10 @@ class StepRun:
         )
 
     async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> PendingCommit:
-        """Let `handle` (or a job's rules) turn an error into an outcome; if that fails, so does the instance."""
+        """Turn an error into an outcome, by the rules of job or step or by `handle`; if that raises, it fails."""
         claim, spec = self._active.claim, self._spec
+        if claim.recorded.rate_limit is not None and (seconds := told_to_wait(error)) is not None:
+            await self._block(seconds)
         if ctx is None:
             try:
                 ctx = self._context(spec.codec.decode(claim.state, step=claim.step))
@@ -151,6 +171,19 @@ class StepRun:
             raised = await self._judge(exc)
             raised.__context__ = error
             return PendingCommit(self._active, self, failure(claim, raised), "Stop", raised)
+
+    async def _block(self, seconds: float) -> NoReturn:
+        """What the step calls has told it to wait: nothing of its limits begins until then, and this runs again."""
+        claim, node = self._active.claim, self._node
+        uses = uses_of(claim.recorded.rate_limit or "")
+        targets = [target for target, _ in uses.rates] or [uses.slot or ""]
+        with contextlib.suppress(*TRANSIENT_ERRORS, psycopg.Error):
+            async with node.pool.acquire(node.lane("client")) as conn:
+                await block_limits(conn, node.owner.schema, targets, seconds)
+        if node.telemetry.active:
+            names = names_of(claim.recorded.rate_limit)
+            node.telemetry.emit(LimitBlocked(**facts(claim), limits=names, retry_after=seconds))
+        raise Postponed
 
     async def _judge(self, error: BaseException) -> Exception:
         """The error that `handle` gets. Raises if the error is not for `handle`."""
@@ -187,7 +220,18 @@ class StepRun:
     async def _outcome_of(self, error: Exception, ctx: Context[Any]) -> Outcome:
         claim, spec, random = self._active.claim, self._spec, self._node.random
         if spec.kind == "job":
-            return job_failure(error, spec, attempt=claim.attempt, random=random)
+            return job_failure(
+                error, spec, attempt=claim.attempt, random=random, max_attempts=claim.max_attempts
+            )
+        again = step_failure(
+            error,
+            spec.steps[claim.step],
+            attempt=claim.attempt,
+            random=random,
+            max_attempts=claim.max_attempts,
+        )
+        if again is not None:
+            return again
         handle = spec.handle
         value: object
         if handle.is_async:
@@ -234,7 +278,8 @@ class StepRun:
 
     def _context(self, state: Any) -> Context[Any]:
         claim, inputs = self._active.claim, self.inputs
-        ctx = Context.of({
+        # Up to ten fields: a larger dict would take twice as long. The others are seldom anything but the default.
+        fields = {
             "state": state,
             "id": claim.id,
             "machine": claim.fsm,
@@ -242,18 +287,22 @@ class StepRun:
             "step": claim.step,
             "attempt": claim.attempt,
             "visit": claim.visit,
-            "signals": inputs.signals,
-            "awaited": inputs.awaited,
-            "decision": inputs.decision,
-            "more_signals": inputs.more_signals,
-            "_children": inputs.children,
-            "_children_counts": inputs.children_counts,
             "parent_id": claim.parent_id,
             "claim_id": claim.claim_id,
-            "in_handle": False,
-            "cancellation": claim.cancellation,
             "port": self._node.port,
-        })  # fmt: skip
+        }
+        if inputs is not NO_INPUTS:
+            fields["signals"] = inputs.signals
+            fields["awaited"] = inputs.awaited
+            fields["decision"] = inputs.decision
+            fields["more_signals"] = inputs.more_signals
+            fields["_children"] = inputs.children
+            fields["_children_counts"] = inputs.children_counts
+            fields["dependencies"] = inputs.dependencies
+            fields["scheduled"] = inputs.scheduled
+        if claim.cancellation is not None:
+            fields["cancellation"] = claim.cancellation
+        ctx = Context.of(fields)
         current_step.set(ctx)  # for log records, in the context of this task only
         return ctx
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
@@ -24,20 +25,30 @@ from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.completion import Completion, after_refusal, facts
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.spawn import spawn_children
+from durable_actors._engine.committing.transition import unrun
 from durable_actors._engine.committing.verdicts import Overruled, Refused
 from durable_actors._engine.node import Node, logger
 from durable_actors._engine.outage import TRANSIENT_ERRORS, Outage
 from durable_actors._engine.running.dispatcher import Dispatcher, TaskSlice
 from durable_actors._engine.running.step_inputs import InputLoader, StepInputs
 from durable_actors._engine.running.step_run import StepRun
-from durable_actors._engine.running.user_code import Crashed, cancelled_in, interrupt_in, only_cancelled
+from durable_actors._engine.running.user_code import (
+    Crashed,
+    Postponed,
+    cancelled_in,
+    interrupt_in,
+    only_cancelled,
+)
+from durable_actors._limits import names_of
+from durable_actors._step_log import current_step
 from durable_actors._store.holds import SHELVED
+from durable_actors._store.links import NEEDS
 from durable_actors._store.rows import Claim, RecordedClaim
 from durable_actors._trio_inside import LOCKS, innermost
 from durable_actors.errors import StateError
 from durable_actors.machine import FAILURES, MachineSpec, shown_error
 from durable_actors.otp import ContextReset
-from durable_actors.telemetry import StepStarted, StepStopped, current_step
+from durable_actors.telemetry import StepInterrupted, StepStarted, StepStopped, TraceContext
 
 LOAD_AGAIN: Final = 0.25
 """Seconds between attempts to read an inbox while Postgres is unavailable."""
@@ -94,9 +105,8 @@ class StepTasks:
                     leaked = await self._run_step(task_slice, task, home, began)
                 else:
                     leaked = await self._run_handle(task_slice, refused, home)
-            except Crashed as exc:
-                self._completion.crashed(active, exc.error)
-                leaked = True  # it may have damaged this task in other ways, too
+            except (Crashed, Postponed) as exc:
+                leaked = self._ended_early(active, exc)
             except BaseException as exc:
                 raised = self._no_outcome(active, exc)
                 if raised is exc:
@@ -111,6 +121,14 @@ class StepTasks:
             stays = not task_slice.suspended and active.task is None
             if not (stays and dispatcher.follow(task_slice, began := self._now())):
                 return ContextReset
+
+    def _ended_early(self, active: ActiveClaim, how: Crashed | Postponed) -> bool:
+        """A run has ended without an outcome. True: it may have damaged this task."""
+        if isinstance(how, Crashed):
+            self._completion.crashed(active, how.error)
+            return True
+        self._completion.postponed(active)
+        return False
 
     def _no_outcome(self, active: ActiveClaim, error: BaseException) -> BaseException | None:
         """A run was cancelled, or failed in our code. Returns the error that leaves the task, if any does."""
@@ -136,8 +154,13 @@ class StepTasks:
         if spec is None or claim.step not in spec.steps:
             self._shelve(claim)
             return False
+        links = claim.recorded.links
+        if claim.cancellation is not None and (ended := unrun(claim, spec)) is not None:
+            self._enqueue(task_slice, PendingCommit(active, None, ended, "Cancel"))
+            return False
         run = StepRun(node, dispatcher, active, spec, home)
-        inputs = None if claim.plain else await self._load(claim)
+        needs = bool(links & NEEDS) and spec.steps[claim.step].wants_ctx
+        inputs = None if claim.plain and not needs else await self._load(claim, needs=needs)
         if isinstance(inputs, StateError):
             pending = await run.recover(inputs)
         else:
@@ -167,9 +190,22 @@ class StepTasks:
 
     async def _observed(self, run: StepRun, claim: Claim) -> PendingCommit:
         emit = self._node.telemetry.emit
-        emit(StepStarted(**facts(claim)))
+        trace = claim.recorded.trace
+        emit(
+            StepStarted(
+                **facts(claim),
+                waited=_waited(claim.due_at),
+                trace=None if trace is None else TraceContext.decode(trace),
+                limits=names_of(claim.recorded.rate_limit),
+            )
+        )
         began = self._now()
-        pending = await run.run()
+        try:
+            pending = await run.run()
+        except BaseException as exc:
+            cause = exc.error if isinstance(exc, Crashed) else exc
+            emit(StepInterrupted(**facts(claim), seconds=self._now() - began, error=cause))
+            raise
         seconds, outcome, error = self._now() - began, pending.outcome, pending.error
         emit(StepStopped(**facts(claim), outcome=outcome, seconds=seconds, error=error))
         return pending
@@ -194,7 +230,7 @@ class StepTasks:
         text = "instance %d: step %r of %s/%d is not in this node's code any more; it waits for a node that has it"
         logger.warning(text, claim.id, claim.step, claim.fsm, claim.version)
 
-    async def _load(self, claim: Claim) -> StepInputs | StateError:
+    async def _load(self, claim: Claim, *, needs: bool = False) -> StepInputs | StateError:
         """Read the step's inputs; while Postgres is unavailable, wait: the lease decides for how long.
 
         All steps report one outage, which is over when none of them waits: one may fail while others succeed.
@@ -205,7 +241,7 @@ class StepTasks:
         try:
             while True:
                 try:
-                    inputs = await self._inputs.load(claim)
+                    inputs = await self._inputs.load(claim, needs=needs)
                 except StateError as exc:
                     return exc
                 except TRANSIENT_ERRORS as exc:
@@ -290,13 +326,20 @@ class StepTasks:
         Compares by identity: an equal value may be another step's, and comparing it would run users' code.
         """
         current_step.set(None)
-        context = contextvars.copy_context()
-        if len(context) != len(self._variables):
+        if len(contextvars.copy_context()) != len(self._variables):
             return False
         for variable, value in self._variables:  # noqa: SIM110 - a generator would cost as much again
-            if context.get(variable, context) is not value:
+            if variable.get(self) is not value:
                 return False
         return True
+
+
+def _waited(due_at: str | None) -> float | None:
+    """Seconds since a row became due; None if that is not known, as of an instant that Python cannot represent."""
+    with contextlib.suppress(ValueError):
+        if due_at is not None:
+            return max((datetime.now(UTC) - datetime.fromisoformat(due_at)).total_seconds(), 0.0)
+    return None
 
 
 def _log_beside(claim: Claim, error: BaseException) -> None:

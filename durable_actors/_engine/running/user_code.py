@@ -11,6 +11,7 @@ import trio
 from durable_actors._engine.node import Node, logger
 from durable_actors._store.rows import Claim
 from durable_actors._trio_inside import close_left, left_open
+from durable_actors.errors import RateLimited
 
 
 class Crashed(Exception):  # noqa: N818 - it is no error of ours
@@ -19,6 +20,10 @@ class Crashed(Exception):  # noqa: N818 - it is no error of ours
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
+
+
+class Postponed(Exception):  # noqa: N818 - no error
+    """The step is to run again later: its claim is released, and that is no attempt."""
 
 
 def fate_of(error: BaseException, *, cancelled: bool) -> Literal["handle", "crash", "ends"]:
@@ -48,6 +53,13 @@ def only_cancelled(error: BaseException) -> bool:
 def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
     """The KeyboardInterrupt that it is or contains; a nursery of the step may have wrapped it."""
     return next((each for each in _members(error) if isinstance(each, KeyboardInterrupt)), None)
+
+
+def told_to_wait(error: BaseException) -> float | None:
+    """For how many seconds the step is to wait, if it is a RateLimited, or a group of nothing else."""
+    leaves = [each for each in _members(error) if not isinstance(each, BaseExceptionGroup)]
+    waits = [each.retry_after for each in leaves if isinstance(each, RateLimited)]
+    return max(waits) if waits and len(waits) == len(leaves) else None
 
 
 def _members(error: BaseException) -> Generator[BaseException]:
