@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Unpack, overload
 
 import attrs
 
-from durable_actors.errors import DurableError, TooManyChildren
+from durable_actors._limits import Use, text_of
+from durable_actors.errors import (
+    ConfigError,
+    DurableError,
+    InstanceCancelled,
+    InstanceFailed,
+    NotADependency,
+    TooManyChildren,
+)
 from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, RowOptions, Status
 from durable_actors.machine._spec import MachineRef
+from durable_actors.machine._task_ref import TaskRef
 
 if TYPE_CHECKING:
     # A bare `da.Context` means Context[Any]. Defaults of type variables (PEP 696) reach `typing` in 3.13
@@ -24,6 +34,7 @@ else:
 
     S_co = TypeVar("S_co", covariant=True)
 
+T = TypeVar("T")
 
 MOST_CHILDREN: Final = 10_000
 """The largest number of children that `ctx.children` holds."""
@@ -55,11 +66,21 @@ class Cancellation:
     """Who gave the command."""
     at: datetime | None = None
     """When, by the clock of the database."""
+    upstream: int | None = None
+    """The instance that it came after and that did not succeed: nobody gave a command. No step sees this."""
+    limit: str | None = None
+    """The limit, with its key, that was full: `Limit(on_full="drop")`. Nobody gave a command."""
+    visit: int | None = None
+    """The visit that was dropped so. The step that compensates has another one."""
+
+    def ends(self, visit: int) -> bool:
+        """Whether nothing of this visit runs: whoever claims it ends it, or lets it compensate."""
+        return self.upstream is not None or (self.limit is not None and self.visit == visit)
 
 
 @attrs.frozen
 class ChildView:
-    """A child of this instance at its current barrier."""
+    """A child of this instance at its current barrier, or a child that this one comes after (`ctx.dependencies`)."""
 
     id: int
     """The child's instance id."""
@@ -71,6 +92,12 @@ class ChildView:
     """The result, if the child is done."""
     last_error: str | None = None
     """The error, if the child failed."""
+    key: str | None = None
+    """What it is called among the children of its barrier (`Child(key=...)`); None: nothing."""
+
+
+NO_DEPENDENCIES: Final[Mapping[str, ChildView]] = MappingProxyType({})
+"""What an instance comes after that comes after nothing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +116,18 @@ class Decision:
     """When, by the clock of the database."""
 
 
+@attrs.frozen(kw_only=True)
+class ScheduledRun:
+    """The slot of a schedule for which an instance was started."""
+
+    schedule: str
+    """The name of the schedule."""
+    slot: datetime
+    """The time for which it was started, in the time zone of the schedule. It may run later."""
+    kind: Literal["slot", "caught_up", "run_now", "backfill"] = "slot"
+    """How it came to be: at its slot; later, because the slot was missed; by `run_now`; by `backfill`."""
+
+
 class ContextPort(Protocol):
     """The engine's side of `Context`: one object per engine, shared by all contexts."""
 
@@ -99,7 +138,13 @@ class ContextPort(Protocol):
         ...
 
     def signal(
-        self, ctx: Context[Any], target: int | str, name: str, payload: object, dedup_key: str | None, /
+        self,
+        ctx: Context[Any],
+        target: int | str | bytes,
+        name: str,
+        payload: object,
+        dedup_key: str | None,
+        /,
     ) -> Coroutine[Any, Any, None]:
         """Send a signal to an instance, by id or unique key."""
         ...
@@ -108,6 +153,10 @@ class ContextPort(Protocol):
         self, ctx: Context[Any], machine: MachineRef, key: str, options: RowOptions, /
     ) -> Coroutine[Any, Any, int]:
         """Start a child, or return the one that an earlier run of this step started."""
+        ...
+
+    def spent(self, use: Use, /) -> Coroutine[Any, Any, None]:
+        """Charge a limit."""
         ...
 
     def iter_signals(self, ctx: Context[Any], /) -> AsyncIterator[Signal]:
@@ -119,7 +168,8 @@ class ContextPort(Protocol):
         ...
 
 
-# Without slots, because `of` sets `__dict__`: a context is created for every step.
+# Without slots, because `of` sets `__dict__`, and fields that it leaves out are read from the class: a context is
+# created for every step, and most of them have ten fields that are not the default.
 @attrs.frozen(eq=False, kw_only=True, slots=False)
 class Context(Generic[S_co]):
     """What a step receives: the instance as it was when this run of the step began. Read-only.
@@ -159,6 +209,9 @@ class Context(Generic[S_co]):
     `iter_signals()` reads all of them."""
     _children: tuple[ChildView, ...] | None = attrs.field(default=(), alias="children")
     _children_counts: Mapping[Status, int] | None = attrs.field(default=None, alias="children_counts")
+    dependencies: Mapping[str, ChildView] = NO_DEPENDENCIES
+    """Those that this child comes after (`Child(after=...)`), by key, as they ended; empty if it comes after none. The
+    same in every step of the child."""
     parent_id: int | None = None
     """The id of the parent, if this instance is a child."""
     claim_id: object = None
@@ -168,8 +221,18 @@ class Context(Generic[S_co]):
     cancellation: Cancellation | None = None
     """Why the instance was cancelled, in the step that compensates (`@step(on_cancel=True)`) and in those after it.
     None elsewhere."""
+    scheduled: ScheduledRun | None = None
+    """The slot for which the instance was started, if a schedule started it; see `scheduled_for`."""
     port: ContextPort | None = attrs.field(default=None, repr=False)
     """The engine behind this context; None outside of an engine."""
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The slot for which a schedule started the instance, in the schedule's time zone; None: none did.
+
+        It is the same in every run and step, however late that is: use it instead of the time at which the step runs.
+        """
+        return None if self.scheduled is None else self.scheduled.slot
 
     @property
     def children(self) -> tuple[ChildView, ...]:
@@ -219,7 +282,7 @@ class Context(Generic[S_co]):
         return await self._require_port("insert").insert(self, machine, options)
 
     async def signal(
-        self, target: int | str, name: str, payload: object = None, *, dedup_key: str | None = None
+        self, target: int | str | bytes, name: str, payload: object = None, *, dedup_key: str | None = None
     ) -> None:
         """Send a signal to an instance, by id or unique key. Raises `NoTarget` if it has ended or does not exist.
 
@@ -228,6 +291,14 @@ class Context(Generic[S_co]):
         `dedup_key` identifies it.
         """
         await self._require_port("signal").signal(self, target, name, payload, dedup_key)
+
+    async def spent(self, name: str, weight: int = 1, *, key: str | None = None) -> None:
+        """Charge a limit after the fact: `await ctx.spent("openai.tpm", 900)`. It delays others, never this step.
+
+        Charged at once, not with the outcome of the step.
+        """
+        text_of([use := Use(name, key, weight)], 1, None, error=ConfigError)
+        await self._require_port("spent").spent(use)
 
     async def start_child(self, machine: MachineRef, *, key: str, **options: Unpack[RowOptions]) -> int:
         """Start a child and return its id; a second run of this step finds the same child.
@@ -238,6 +309,44 @@ class Context(Generic[S_co]):
         """
         return await self._require_port("start_child").start_child(self, machine, key, options)
 
+    @overload
+    def result_of(self, task: TaskRef[T]) -> T: ...
+    @overload
+    def result_of(self, task: str) -> Any: ...
+    def result_of(self, task: TaskRef[Any] | str) -> Any:
+        """Return the result of a task that this one comes after, in the type that the task returns.
+
+        In `finish` of a `Workflow` it has every task. A name (`Child(key=...)`) gives the JSON value of the result, in
+        a step after a barrier also that of a child. Raises `NotADependency` if this task does not come after that one
+        directly: add it to `after`. Raises `InstanceFailed` or `InstanceCancelled` if it ended so (`when="ended"`), and
+        `StateError` if its result is not of its type.
+        """
+        name = task.name if isinstance(task, TaskRef) else task
+        found = self.dependencies.get(name)
+        if found is None:
+            found = next((child for child in self._children or () if child.key == name), None)
+        if found is None:
+            if (
+                isinstance(task, TaskRef)
+                and self.parent_id is None
+                and not (self.dependencies or self._children)
+            ):
+                raise NotADependency(
+                    f"{self.machine or 'this task'} runs alone, without its workflow, so it has no result of {name!r}: "
+                    "insert the workflow, or run it again from a task with rerun(workflow, step=...); a test gives "
+                    "dependencies={...}"
+                )
+            known = ", ".join(self.dependencies) or "nothing"
+            raise NotADependency(
+                f"{self.machine or 'this task'} does not come after {name!r}, so it has no result of that: add it to "
+                f"after=[...] (it comes after {known})"
+            )
+        if found.status == "cancelled":
+            raise InstanceCancelled(found.id, f"task {name}: {found.last_error}")
+        if found.status != "done":
+            raise InstanceFailed(found.id, f"task {name}: {found.last_error or found.status}")
+        return task.read_result(found.result) if isinstance(task, TaskRef) else found.result
+
     def iter_signals(self) -> AsyncIterator[Signal]:
         """Iterate over all signals of the inbox, oldest first, including those beyond the first 1,000."""
         return self._require_port("iter_signals").iter_signals(self)
@@ -246,11 +355,14 @@ class Context(Generic[S_co]):
         """Iterate over all children of this barrier in spawn order, however many. They are read in pages."""
         return self._require_port("iter_children").iter_children(self)
 
-    @classmethod
-    def of(cls, fields: dict[str, Any]) -> Context[Any]:
-        """Create a context that takes over the dict `fields`. For the engine: 1 µs instead of 3 for the constructor."""
-        ctx = cls.__new__(cls)
-        object.__setattr__(ctx, "__dict__", fields)
+    @staticmethod
+    def of(fields: dict[str, Any]) -> Context[Any]:
+        """Create a context that takes over the dict `fields`; those that are missing have their defaults.
+
+        For the engine: 0.4 µs instead of 3 for the constructor.
+        """
+        ctx: Context[Any] = object.__new__(Context)
+        _set_fields(ctx, fields)
         return ctx
 
     def for_handle(self) -> Context[S_co]:
@@ -274,3 +386,9 @@ class Context(Generic[S_co]):
                 "In a unit test, pass Context(port=...) with a fake of your own."
             )
         return self.port
+
+
+_set_fields: Final = vars(Context)["__dict__"].__set__
+for _field in attrs.fields(Context):  # attrs has removed them from the class
+    if _field.default is not attrs.NOTHING:
+        setattr(Context, _field.name, _field.default)

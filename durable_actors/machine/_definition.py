@@ -16,6 +16,7 @@ import attrs
 from durable_actors._journal_level import JournalLevel, check_journal
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
+from durable_actors.machine._backoff import DEFAULT_MAX_ATTEMPTS, MAX_INT4, Backoff
 from durable_actors.machine._checks import MAX_NAME, SEPARATOR, Duration, Keep, keep_seconds, text, whole
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._declared_state import declared_state
@@ -24,9 +25,6 @@ from durable_actors.machine._spec import HandleSpec, Kind, MachineSpec, StepSpec
 from durable_actors.machine._step import Step, check_call
 from durable_actors.machine._step_collection import collect_steps, looks_like_steps
 from durable_actors.machine._step_ref import StepRef
-
-DEFAULT_MAX_ATTEMPTS = 20
-MAX_INT4 = 2**31 - 1
 
 
 @attrs.frozen
@@ -79,15 +77,15 @@ class _Parts:
     steps: dict[str, StepSpec]
     state_type: Any
     max_attempts: int | None = None
-    backoff: Callable[[int], Duration] | None = None
+    backoff: Callable[[int], Duration] | Backoff | None = None
     on_cancel: str | None = None
 
 
 def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec:
     """Return the definition of a machine class. `base` is `Machine`."""
     subject = cls.__qualname__
-    parent = _parent(cls)
-    _check_complete(cls)
+    parent = parent_of(cls)
+    check_complete(cls)
     steps = collect_steps(cls, base)
     perform = inspect.getattr_static(cls, "perform", None)
     if steps and perform is not None:
@@ -100,13 +98,13 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
             f"{subject} has neither a step nor perform: {looks_like_steps(cls)}. "
             "(A base class without steps must also inherit from abc.ABC.)"
         )
-    handle = _handle(cls, base)
+    handle = handle_of(cls, base)
     if perform is not None and not handle.is_default:
         raise DefinitionError(
             f"{subject} has both perform and handle; errors of a job are retried (max_attempts=, "
             "backoff(attempt)), so remove handle, or write a machine with steps"
         )
-    _check_constructor(cls)
+    check_constructor(cls)
     name = check_name(default_name(cls) if given.name is None else given.name, subject)
     version = check_version(1 if given.version is None else given.version, subject)
     state_type = declared_state(cls, base, given.state, parent)
@@ -126,7 +124,7 @@ def define(cls: type[Any], base: type[Any], given: ClassKeywords) -> MachineSpec
         handle=handle,
         max_attempts=parts.max_attempts,
         backoff=parts.backoff,
-        run_ahead=_check_flag(True if given.run_ahead is None else given.run_ahead, subject),
+        run_ahead=check_run_ahead(True if given.run_ahead is None else given.run_ahead, subject),
         journal=optional_journal(given.journal, subject),
         keep=keep_seconds(given.keep, what=f"{subject}: keep=", error=DefinitionError),
         on_cancel=parts.on_cancel,
@@ -166,13 +164,28 @@ def check_max_attempts(number: object, subject: str) -> int:
     return whole(number, what=f"{subject}: max_attempts=", error=DefinitionError, minimum=1, maximum=MAX_INT4)
 
 
-def check_backoff(function: object, subject: str) -> None:
-    """Check the back-off function of a job; None means the default."""
-    if function is not None and (not callable(function) or inspect.iscoroutinefunction(function)):
+def check_backoff(backoff: object, subject: str) -> None:
+    """Check the back-off of a job: a `Backoff` or a function; None means the default."""
+    if backoff is None or isinstance(backoff, Backoff):
+        return
+    if not callable(backoff) or inspect.iscoroutinefunction(backoff) or isinstance(backoff, type):
         raise DefinitionError(
-            f"{subject}: backoff= must be a plain function of the attempt (0, 1, 2, …) that returns seconds; "
-            f"it is {shown(function)}"
+            f"{subject}: backoff= must be a Backoff(...), or a plain function of the attempt (0, 1, 2, …) that returns "
+            f"seconds; it is {shown(backoff)}"
         )
+
+
+def job_attempts(max_attempts: object, backoff: object, subject: str) -> int:
+    """Return how often a job may be executed: its `max_attempts`, or that of its `Backoff`."""
+    number = check_max_attempts(max_attempts, subject)
+    named = backoff.max_attempts if isinstance(backoff, Backoff) else None
+    if named is None:
+        return number
+    if number not in {DEFAULT_MAX_ATTEMPTS, named}:
+        raise DefinitionError(
+            f"{subject}: max_attempts={number}, but its Backoff has max_attempts={named}: keep only one of them"
+        )
+    return named
 
 
 def optional_journal(level: object, subject: str) -> JournalLevel | None:
@@ -180,18 +193,19 @@ def optional_journal(level: object, subject: str) -> JournalLevel | None:
     return None if level is None else check_journal(level, what=f"{subject}: journal=", error=DefinitionError)
 
 
-def _parent(cls: type[Any]) -> MachineSpec | None:
+def parent_of(cls: type[Any]) -> MachineSpec | None:
     """Return the nearest concrete machine among the bases: the initial step and the state type come from it."""
     return next((spec for spec in map(spec_of, cls.__mro__[1:]) if spec is not None), None)
 
 
-def _check_flag(value: object, subject: str) -> bool:
+def check_run_ahead(value: object, subject: str) -> bool:
+    """Check whether the next step may run on the same claim."""
     if not isinstance(value, bool):
         raise DefinitionError(f"{subject}: run_ahead= must be True or False; it is {shown(value)}")
     return value
 
 
-def _check_complete(cls: type[Any]) -> None:
+def check_complete(cls: type[Any]) -> None:
     """Refuse abstract methods now. `abc` itself raises only when an object is created: when the first step runs."""
     if isinstance(cls, abc.ABCMeta):
         static = inspect.getattr_static
@@ -202,7 +216,7 @@ def _check_complete(cls: type[Any]) -> None:
             )
 
 
-def _check_constructor(cls: type[Any]) -> None:
+def check_constructor(cls: type[Any]) -> None:
     """Refuse a constructor with arguments: every run of a step gets a new object, so that `self` carries no state."""
     init = inspect.getattr_static(cls, "__init__")
     if isinstance(init, FunctionType):
@@ -224,7 +238,8 @@ def _machine_parts(
 ) -> _Parts:
     if given.max_attempts is not None:
         raise DefinitionError(
-            f"{cls.__qualname__}: max_attempts= is for jobs; a machine checks ctx.attempt in handle()"
+            f"{cls.__qualname__}: max_attempts= is for jobs; give a step retry=da.Backoff(max_attempts=...), or check "
+            "ctx.attempt in handle()"
         )
     initial = _initial(cls, steps, given, parent)
     return _Parts(
@@ -260,6 +275,8 @@ def _step_spec(cls: type[Any], name: str, step: Step[Any, Any, Any]) -> StepSpec
         call=lambda ctx: func(cls(), ctx),
         is_async=inspect.iscoroutinefunction(func),
         timeout=step.timeout,
+        retry=step.retry,
+        limits=step.limits,
     )
 
 
@@ -311,6 +328,7 @@ def _job_parts(
         raise DefinitionError(f"{subject}: initial= is for machines with steps; a job begins with perform")
     form = job_form(perform, method=True, typed=state_type is not None)
     assert isinstance(perform, FunctionType)
+    backoff = _backoff(cls)
     max_attempts = DEFAULT_MAX_ATTEMPTS if given.max_attempts is None else given.max_attempts
     bound = job_call(lambda *arguments: perform(cls(), *arguments), form)
     step = StepSpec(
@@ -325,25 +343,26 @@ def _job_parts(
         initial="perform",
         steps={"perform": step},
         state_type=form.args_type if state_type is None else state_type,
-        max_attempts=check_max_attempts(max_attempts, subject),
-        backoff=_backoff(cls),
+        max_attempts=job_attempts(max_attempts, backoff, subject),
+        backoff=backoff,
     )
 
 
-def _backoff(cls: type[Any]) -> Callable[[int], Duration] | None:
+def _backoff(cls: type[Any]) -> Callable[[int], Duration] | Backoff | None:
     method = inspect.getattr_static(cls, "backoff", None)
-    if method is None:
-        return None
+    if method is None or isinstance(method, Backoff):
+        return method
     form = "def backoff(self, attempt)"
     if not isinstance(method, FunctionType) or inspect.iscoroutinefunction(method):
         raise DefinitionError(
-            f"{cls.__qualname__}.backoff must be a plain method that returns seconds: {form}"
+            f"{cls.__qualname__}.backoff must be a Backoff(...), or a plain method that returns seconds: {form}"
         )
     check_call(method, 2, form=form)
     return lambda attempt: method(cls(), attempt)
 
 
-def _handle(cls: type[Any], base: type[Any]) -> HandleSpec:
+def handle_of(cls: type[Any], base: type[Any]) -> HandleSpec:
+    """Return the `handle` of a machine class."""
     method = inspect.getattr_static(cls, "handle")
     form = "async def handle(self, error, ctx)"
     if not isinstance(method, FunctionType):

@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from durable_actors._option_checks import shown
+from durable_actors.machine._models import dump_model
 
 Problem = tuple[str, str]
 """(path, what is wrong there)"""
@@ -136,8 +137,8 @@ def _text_problem(text: str) -> str | None:
 
 def _encode_error(item: Any) -> str | None:
     try:
-        msgspec.json.encode(item)
-    except (TypeError, ValueError) as error:  # ValueError: ints of more than 4,300 digits
+        msgspec.json.encode(item, enc_hook=dump_model)
+    except Exception as error:  # noqa: BLE001 - ints of more than 4,300 digits; what a model raises that dumps itself
         return str(error)
     return None
 
@@ -145,3 +146,17 @@ def _encode_error(item: Any) -> str | None:
 def article(noun: str) -> str:
     """Return the noun with its indefinite article."""
     return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"
+
+
+def complaint(error: Exception) -> tuple[str, str] | None:
+    """Return path and text of the first thing that a validation found wrong; None if the error does not say."""
+    ask = getattr(error, "errors", None)
+    found = ask() if callable(ask) else None
+    if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+        return None
+    told = cast("list[dict[str, Any]]", found)
+    first, more = told[0], len(told) - 1
+    also = f" (and {more} more)" if more else ""
+    place = cast("Iterable[object]", first.get("loc", ()))
+    path = "$" + "".join(f"[{each}]" if isinstance(each, int) else member(each) for each in place)
+    return path, f"{first.get('msg', error)}{also}"

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from msgspec import inspect as types
+
+from durable_actors.machine._models import is_model, model_shape
 
 SIZE: Final = 8
 """Bytes. An accident is as likely as 1 in 2**64; nobody is to be fooled."""
@@ -31,17 +33,20 @@ def fingerprint(
     steps: Mapping[str, float | None],
     state_type: Any,
     on_cancel: str | None = None,
+    tasks: Iterable[tuple[str, tuple[str, ...], bool]] = (),
 ) -> str:
     """Return the fingerprint of a definition as 16 hexadecimal digits. `steps` are their names and timeouts."""
     parts = [_FORM, name, version, kind, initial, sorted(steps.items()), shape_of(state_type)]
     if on_cancel is not None:
         parts.append(on_cancel)
+    if edges := sorted((name, sorted(after), any_end) for name, after, any_end in tasks):
+        parts.append({"tasks": edges})
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=SIZE).hexdigest()
 
 
 def shape_of(state_type: Any) -> Any:
     """Return the form of a type as JSON values: fields and their types, without the names of classes."""
-    return _shape(types.type_info(state_type), {})
+    return model_shape(state_type) if is_model(state_type) else _shape(types.type_info(state_type), {})
 
 
 def _shape(node: types.Type, seen: dict[int, int]) -> Any:

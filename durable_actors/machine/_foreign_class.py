@@ -22,7 +22,7 @@ _encode_plain = json.JSONEncoder().encode
 def foreign_class(given: object, expected: type[Any]) -> str | None:
     """Describe an object whose class is not `expected`; None if it is, or if the object is not a record."""
     kind: type[Any] = type(given)
-    if kind is expected or field_names(given) is None or _same(kind, expected):
+    if kind is expected or field_names(given) is None or same_class(kind, expected):
         return None
     ours, theirs = kind.__qualname__, expected.__qualname__
     if ours == theirs:
@@ -98,6 +98,6 @@ def _members(value: object) -> dict[object, object]:
     return {name: getattr(value, name) for name in field_names(value) or () if hasattr(value, name)}
 
 
-def _same(one: type[Any], other: type[Any]) -> bool:
+def same_class(one: type[Any], other: type[Any]) -> bool:
     """Compare by name: after a reload the module has a new class object, while running code still uses the old one."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, TypedDict
 
 from durable_actors._journal_level import JournalLevel
+from durable_actors._limits import RateLimit, Slot
 from durable_actors._option_checks import shown
 from durable_actors.errors import DurableError
 from durable_actors.machine._checks import Duration
@@ -41,6 +42,8 @@ class RowOptions(TypedDict, total=False):
     """The priority, -32768 to 32767. Lower values run first. Default: 0."""
     partition_key: str | None
     """Steps with the same partition key run one at a time, in order."""
+    fair_key: str | None
+    """Whose work it is, such as a tenant's name: in a queue with `fair=True` the keys share the slots."""
     unique_key: str | bytes | None
     """At most one instance occupies a unique key at a time; see `unique_scope`."""
     unique_scope: Iterable[Status]
@@ -55,8 +58,16 @@ class RowOptions(TypedDict, total=False):
     """Texts to filter by: up to 50, of up to 255 characters each. Equal ones are stored once."""
     meta: Mapping[str, Any] | None
     """A JSON object for people and tools, up to 64 kB. Steps do not see it."""
+    rate_limit: RateLimit
+    """The rates that its first step uses: a name, a pair of name and key, or a list of `Use`. Default: the step's."""
+    weight: int
+    """How many tokens of `rate_limit` it costs. Default: 1."""
+    slot: Slot
+    """The limit of which its first step takes a slot: a name, or a pair of name and key. Default: the step's."""
     journal: JournalLevel
     """How much of its history is recorded. Default: the machine's `journal`, else the engine's, else "auto"."""
+    max_attempts: int | None
+    """How often a job, or a step with a `Backoff`, runs at most. Default: what the job or the `Backoff` says."""
 
 
 class InsertOptions(RowOptions, total=False):

@@ -9,8 +9,10 @@ from typing import Any, TypeGuard, get_args
 import attrs
 
 from durable_actors._journal_level import OFF, OUTCOMES, JournalLevel, check_journal, journal_level
+from durable_actors._limits import text_of
 from durable_actors._option_checks import has_zone, in_utc, shown
 from durable_actors.errors import ConfigError
+from durable_actors.machine._backoff import MAX_INT4
 from durable_actors.machine._checks import MAX_KEY, MAX_NAME, key_text, seconds, text, whole
 from durable_actors.machine._insert_options import InsertOptions, OnDuplicate, Status, check_option_names
 from durable_actors.machine._labels import Labels, labels_of
@@ -47,12 +49,18 @@ class InsertPlan:
     """What is recorded of its history (`_journal_level`)."""
     fingerprint: str | None = None
     """The definition that it is started with, if its outcomes are recorded."""
+    max_attempts: int | None = None
+    """How often a job or a step with a `Backoff` may run; None: what the definition says."""
+    fair_key: str | None = None
+    """Whose work it is."""
+    limits: str | None = None
+    """The limits that its first step uses (`_limits.text_of`)."""
 
     @property
     def plain(self) -> bool:
         """Whether an id means that the row is new, due at once, and not waiting for a partition key."""
         keyed = self.partition_key is not None or self.on_duplicate == "return"
-        return not keyed and self.eligible_at is None and not self.delay
+        return not keyed and self.limits is None and self.eligible_at is None and not self.delay
 
 
 def plan_insert(
@@ -69,8 +77,9 @@ def plan_insert(
     check_option_names(options, error=ConfigError)
     if len(options) == 1 and ("args" in options or "state" in options):
         # The fast path: checking all the options that are not given would double the cost of a row.
-        state = options["args"] if "args" in options else options["state"]
-        document = spec.codec.encode(state, step=spec.initial)
+        document = spec.codec.encode(
+            options["args"] if "args" in options else options["state"], step=spec.initial
+        )
         level = spec.journal_level(journal)
         return InsertPlan(
             spec.name,
@@ -88,12 +97,17 @@ def plan_insert(
             None,
             level,
             spec.fingerprint if level >= OUTCOMES else None,
+            limits=spec.steps[spec.initial].limits,
         )
+    return _plan_checked(spec, options, on_duplicate, journal)
+
+
+def _plan_checked(
+    spec: MachineSpec, options: InsertOptions, on_duplicate: OnDuplicate, journal: JournalLevel
+) -> InsertPlan:
+    """The same for any options: each of them is checked."""
     step = _first_step(spec, options.get("step"))
     unique_key = _unique_key(options.get("unique_key"))
-    partition_key = options.get("partition_key")
-    if partition_key is not None:
-        key_text(partition_key, what="partition_key", error=ConfigError)
     state = options["args"] if "args" in options else options.get("state", {})
     scope = closed_scope(options["unique_scope"]) if "unique_scope" in options else LIVE
     instant = _instant(options)
@@ -105,7 +119,7 @@ def plan_insert(
         queue=_queue(spec, options),
         state=spec.codec.encode(state, step=step),
         priority=_priority(options),
-        partition_key=partition_key,
+        partition_key=_partition_key(options),
         unique_key=unique_key,
         unique_scope=() if unique_key is None else scope,
         eligible_at=instant,
@@ -114,7 +128,27 @@ def plan_insert(
         labels=labels_of(options.get("tags"), options.get("meta")),
         journal=level,
         fingerprint=spec.fingerprint if level >= OUTCOMES else None,
+        max_attempts=_max_attempts(spec, options),
+        fair_key=_fair_key(options),
+        limits=_limits(spec, options, step),
     )
+
+
+def _partition_key(options: InsertOptions) -> str | None:
+    key = options.get("partition_key")
+    return None if key is None else key_text(key, what="partition_key", error=ConfigError)
+
+
+def _fair_key(options: InsertOptions) -> str | None:
+    key = options.get("fair_key")
+    return None if key is None else text(key, what="fair_key", error=ConfigError, maximum=MAX_NAME)
+
+
+def _limits(spec: MachineSpec, options: InsertOptions, step: str) -> str | None:
+    if options.keys() & {"rate_limit", "weight", "slot"}:
+        given = (options.get("rate_limit"), options.get("weight", 1), options.get("slot"))
+        return text_of(*given, error=ConfigError)
+    return spec.steps[step].limits
 
 
 def _queue(spec: MachineSpec, options: InsertOptions) -> str:
@@ -126,6 +160,20 @@ def _queue(spec: MachineSpec, options: InsertOptions) -> str:
 def _priority(options: InsertOptions) -> int:
     given = options.get("priority", 0)
     return whole(given, what="priority", error=ConfigError, minimum=-32768, maximum=32767)
+
+
+def _max_attempts(spec: MachineSpec, options: InsertOptions) -> int | None:
+    given = options.get("max_attempts")
+    if given is None:
+        return None
+    if spec.kind != "job" and all(step.retry is None for step in spec.steps.values()):
+        raise ConfigError(
+            f"max_attempts limits jobs, and steps with a retry policy; {spec} has none: give a step "
+            "retry=da.Backoff(...)",
+            option="max_attempts",
+            value=given,
+        )
+    return whole(given, what="max_attempts", error=ConfigError, minimum=1, maximum=MAX_INT4)
 
 
 def _on_duplicate(options: InsertOptions, default: OnDuplicate) -> OnDuplicate:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import attrs
 
 from durable_actors._journal_level import JournalLevel
-from durable_actors.errors import DefinitionError
+from durable_actors._limits import RateLimit, Slot, text_of
+from durable_actors._scheduling.schedule import Missed, Overlap, Schedule
+from durable_actors.errors import ConfigError, DefinitionError
+from durable_actors.machine._backoff import DEFAULT_MAX_ATTEMPTS, Backoff
 from durable_actors.machine._checks import Duration, Keep, keep_seconds, seconds
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._definition import (
-    DEFAULT_MAX_ATTEMPTS,
     check_backoff,
-    check_max_attempts,
     check_name,
     check_queue,
     check_version,
     default_name,
+    job_attempts,
     optional_journal,
 )
 from durable_actors.machine._job_form import job_call, job_form
@@ -56,12 +58,16 @@ class JobDecorator:
 
     queue: str
     max_attempts: int
-    backoff: Callable[[int], Duration] | None
+    backoff: Callable[[int], Duration] | Backoff | None
     name: str | None
     version: int
     timeout: Duration | None
     journal: JournalLevel | None
     keep: Keep
+    times: Mapping[str, Any]
+    """`cron` and the rest, if it is started by itself."""
+    limits: str | None = None
+    """The limits that it uses (`_limits.text_of`)."""
 
     def __call__(self, func: Callable[P, R], /) -> Job[P, R]:
         """Turn the function into a job and register it."""
@@ -87,6 +93,7 @@ class JobDecorator:
             is_async=inspect.iscoroutinefunction(func),
             timeout=limit,
             wants_ctx=form.wants_ctx,
+            limits=self.limits,
         )
         job.__durable__ = MachineSpec(
             name=name,
@@ -97,7 +104,7 @@ class JobDecorator:
             steps={"perform": step},
             codec=StateCodec(form.args_type, machine=name, version=version),
             handle=HandleSpec(call=lambda error, _ctx: Stop(error), is_async=False, is_default=True),
-            max_attempts=check_max_attempts(self.max_attempts, subject),
+            max_attempts=job_attempts(self.max_attempts, self.backoff, subject),
             backoff=self.backoff,
             run_ahead=True,
             journal=optional_journal(self.journal, subject),
@@ -105,9 +112,19 @@ class JobDecorator:
             definition=job,
             identity=identity,
             lineage=frozenset({identity}),
+            schedule=self._schedule(name, job, subject),
         )
         current_registry().register(job.__durable__)
         return job
+
+    def _schedule(self, name: str, job: object, subject: str) -> Schedule | None:
+        times = {option: value for option, value in self.times.items() if value is not None}
+        if not times:
+            return None
+        try:
+            return Schedule(name, job, **times)
+        except ConfigError as error:
+            raise DefinitionError(f"{subject}: {error}") from error
 
 
 @overload
@@ -117,12 +134,22 @@ def job(
     *,
     queue: str = "default",
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    backoff: Callable[[int], Duration] | None = None,
+    backoff: Callable[[int], Duration] | Backoff | None = None,
     name: str | None = None,
     version: int = 1,
     timeout: Duration | None = None,
     journal: JournalLevel | None = None,
     keep: Keep = "default",
+    rate_limit: RateLimit = None,
+    weight: int = 1,
+    slot: Slot = None,
+    cron: str | None = None,
+    every: Duration | None = None,
+    tz: str | None = None,
+    args: object = None,
+    overlap: Overlap | None = None,
+    missed: Missed | None = None,
+    jitter: Duration | None = None,
 ) -> JobDecorator: ...
 def job(
     func: Callable[P, R] | None = None,
@@ -130,23 +157,51 @@ def job(
     *,
     queue: str = "default",
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    backoff: Callable[[int], Duration] | None = None,
+    backoff: Callable[[int], Duration] | Backoff | None = None,
     name: str | None = None,
     version: int = 1,
     timeout: Duration | None = None,
     journal: JournalLevel | None = None,
     keep: Keep = "default",
+    rate_limit: RateLimit = None,
+    weight: int = 1,
+    slot: Slot = None,
+    cron: str | None = None,
+    every: Duration | None = None,
+    tz: str | None = None,
+    args: object = None,
+    overlap: Overlap | None = None,
+    missed: Missed | None = None,
+    jitter: Duration | None = None,
 ) -> Job[P, R] | JobDecorator:
     """Turn a function into a durable job. Use it as `@job` or with options.
 
     The function takes its arguments as one value (typed by the annotation of the first parameter) and optionally
     the context. Its return value is the result. If it raises an exception or returns `Error`, it runs again after
-    `backoff(attempt)` seconds (default: `min(2 ** attempt, 300)` with jitter), up to `max_attempts` executions in
-    all. `Cancel`, raised or returned, fails the job at once; `Retry(delay=...)` sets the delay. `journal` is how much
-    of its history is recorded; default: what the engine says. `keep` is how long it is kept after its end (None: for
-    ever; 0: it is deleted when it is done); default: what the engine's `Retention` says.
+    `backoff(attempt)` seconds, or as a `Backoff` says (default: `min(2 ** attempt, 300)` with jitter), up to
+    `max_attempts` executions in all. `Cancel`, raised or returned, fails the job at once; `Retry(delay=...)` sets the
+    delay. `journal` is how much of its history is recorded; default: what the engine says. `keep` is how long it is
+    kept after its end (None: for ever; 0: it is deleted when it is done); default: what the engine's `Retention` says.
+
+    With `cron` (`"0 3 * * *"`, in the time zone `tz`) or `every` (seconds) it is started by itself, with `args`, while
+    an engine runs that has it in its code. `overlap`, `missed` and `jitter` are those of `Schedule`, which can do more;
+    the schedule has the name of the job.
+
+    `rate_limit`, `weight` and `slot` are the limits that it uses, unless the insert names others.
     """
-    decorator = JobDecorator(queue, max_attempts, backoff, name, version, timeout, journal, keep)
+    times = {
+        "cron": cron,
+        "every": every,
+        "tz": tz,
+        "args": args,
+        "overlap": overlap,
+        "missed": missed,
+        "jitter": jitter,
+    }
+    limits = text_of(rate_limit, weight, slot, error=DefinitionError)
+    decorator = JobDecorator(
+        queue, max_attempts, backoff, name, version, timeout, journal, keep, times, limits
+    )
     return decorator if func is None else decorator.define(func, _names_of_caller(2))
 
 

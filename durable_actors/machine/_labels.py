@@ -1,4 +1,4 @@
-"""Tags and meta of a new instance, for people and tools. The engine stores them and never reads them."""
+"""Tags and meta of a new instance, for people and tools. The engine reads nothing of them but its own names."""
 
 from __future__ import annotations
 

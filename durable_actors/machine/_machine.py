@@ -79,9 +79,13 @@ class Machine(Generic[StateT]):
         cls.__durable_keywords__ = given
         if abc.ABC in cls.__bases__ or cls.__dict__.get("__parameters__"):
             return
-        spec = define(cls, Machine, given)
+        spec = cls.__durable_define__(given)
         cls.__durable__ = spec
         current_registry().register(spec)
+
+    @classmethod
+    def __durable_define__(cls, given: ClassKeywords) -> MachineSpec:
+        return define(cls, Machine, given)
 
     def handle(self, error: Exception, ctx: Context[Any]) -> Outcome | Awaitable[Outcome]:
         """Turn an error of a step into an outcome. Override it (`async def` or `def`); the default is `Stop(error)`.

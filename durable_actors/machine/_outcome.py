@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Final, Literal, Never, TypeAlias, TypeVar, overload
 
 import attrs
 
+from durable_actors._limits import RateLimit, Slot, text_of
 from durable_actors._option_checks import shown
 from durable_actors.errors import InvalidOutcome
 from durable_actors.machine._checks import Duration, key_text, seconds
+from durable_actors.machine._child import Child, link_children
 from durable_actors.machine._context import Signal
-from durable_actors.machine._insert_options import InsertOptions, check_option_names
 from durable_actors.machine._outcome_parts import (
     children_of,
     join_of,
@@ -27,7 +28,7 @@ from durable_actors.machine._outcome_parts import (
     step_name,
     title_of,
 )
-from durable_actors.machine._spec import Defined, MachineRef, is_machine_ref
+from durable_actors.machine._spec import Defined
 from durable_actors.machine._step_ref import StepRef
 
 S = TypeVar("S")
@@ -72,6 +73,8 @@ class Next:
     """The new state, or `KEEP`."""
     partition_key: str | Keep | None
     """The new partition key, None to remove it, or `KEEP`."""
+    limits: str | None
+    """The limits that the step uses (`_limits.text_of`); None: those that the step declares."""
     consume: tuple[int, ...]
     """Ids of further signals to consume."""
     owner: type[Any] | None = attrs.field(eq=False, repr=False)
@@ -84,6 +87,9 @@ class Next:
         state: StateOf[S] = KEEP,
         *,
         partition_key: str | Keep | None = KEEP,
+        rate_limit: RateLimit = None,
+        weight: int = 1,
+        slot: Slot = None,
         consume: Consume = (),
     ) -> None: ...
     @overload
@@ -93,6 +99,9 @@ class Next:
         state: object = KEEP,
         *,
         partition_key: str | Keep | None = KEEP,
+        rate_limit: RateLimit = None,
+        weight: int = 1,
+        slot: Slot = None,
         consume: Consume = (),
     ) -> None: ...
     def __init__(
@@ -101,16 +110,31 @@ class Next:
         state: object = KEEP,
         *,
         partition_key: str | Keep | None = KEEP,
+        rate_limit: RateLimit = None,
+        weight: int = 1,
+        slot: Slot = None,
         consume: Consume = (),
     ) -> None:
         if partition_key is not KEEP and partition_key is not None:
             key_text(partition_key, what="Next(partition_key=...)", error=InvalidOutcome)
         name, owner = step_name(step, what="Next(step)")
-        _set(self, "step", name)
-        _set(self, "owner", owner)
-        _set(self, "state", state)
-        _set(self, "partition_key", partition_key)
-        _set(self, "consume", signal_ids(consume, what="Next(consume=...)") if consume else ())
+        _set_step(self, name)
+        _set_owner(self, owner)
+        _set_state(self, state)
+        _set_key(self, partition_key)
+        _set_limits(
+            self,
+            None
+            if rate_limit is None and slot is None and weight == 1
+            else text_of(rate_limit, weight, slot, error=InvalidOutcome),
+        )
+        _set_consume(self, signal_ids(consume, what="Next(consume=...)") if consume else ())
+
+
+# Most steps return a Next: these take half the time of `_set`.
+_set_step, _set_owner, _set_state, _set_key, _set_limits, _set_consume = (
+    vars(Next)[name].__set__ for name in ("step", "owner", "state", "partition_key", "limits", "consume")
+)
 
 
 @attrs.frozen(init=False)
@@ -192,36 +216,12 @@ class Await:
 
 
 @attrs.frozen(init=False)
-class Child:
-    """A child to start, with insert options: `Child(ship_parcel, args=parcel, priority=-1)`."""
-
-    machine: MachineRef
-    """A machine class, a job, or a registered name."""
-    options: InsertOptions
-    """Options as for `insert`. A child whose unique key is occupied is skipped, unless `on_duplicate="raise"`."""
-
-    def __init__(self, machine: MachineRef, **options: Unpack[InsertOptions]) -> None:
-        if not is_machine_ref(machine):
-            raise InvalidOutcome(
-                f"a child must be a machine class, a job or a registered name, not {shown(machine)}; "
-                "decorate functions with @da.job and pass machine classes, not objects of them"
-            )
-        check_option_names(options, error=InvalidOutcome)
-        if options.get("on_duplicate") == "return":
-            raise InvalidOutcome(
-                'Child(on_duplicate="return"): the instance that occupies the key is not a child of this '
-                'barrier; use "skip" (the default) or "raise"'
-            )
-        _set(self, "machine", machine)
-        _set(self, "options", options)
-
-
-@attrs.frozen(init=False)
 class ScheduleChildren:
     """Start children and park the instance until their barrier opens; then enter the step `then`.
 
     The children are inserted and the instance is parked in one transaction. If no child is inserted (the list is
-    empty, or all unique keys are occupied), `then` is entered at once.
+    empty, or all unique keys are occupied), `then` is entered at once. Children may come after each other
+    (`Child(after=...)`); the barrier counts them like all others.
     """
 
     then: str
@@ -236,6 +236,8 @@ class ScheduleChildren:
     """Seconds after which the barrier opens in any case; None for no limit."""
     rest: Literal["leave", "cancel"]
     """What happens to unfinished children when the barrier opens early: "leave" them alone, or "cancel" them."""
+    is_graph: bool = attrs.field(eq=False, repr=False)
+    """Whether some child has a key, or comes after others."""
     owner: type[Any] | None = attrs.field(eq=False, repr=False)
     """The class whose step was referenced; None when it was named by a string."""
 
@@ -276,6 +278,7 @@ class ScheduleChildren:
             refuse_options(unknown, what="ScheduleChildren", renamed={"deadline": "timeout"})
         name, owner = step_name(then, what="ScheduleChildren(then)")
         specs = tuple(child if isinstance(child, Child) else Child(child) for child in children_of(children))
+        specs, is_graph = link_children(specs)
         limit = None
         if timeout is not None:
             limit = seconds(timeout, what="ScheduleChildren(timeout=...)", error=InvalidOutcome)
@@ -290,6 +293,7 @@ class ScheduleChildren:
         _set(self, "join", join_of(join, len(specs)))
         _set(self, "timeout", limit)
         _set(self, "rest", rest)
+        _set(self, "is_graph", is_graph)
 
 
 @attrs.frozen(init=False)

@@ -1,6 +1,6 @@
 """`MachineSpec`: the form in which the engine sees machines and jobs.
 
-A class with steps, a class with `perform` and a decorated function all become a `MachineSpec`; a job is a
+A class with steps, one with `perform`, one with tasks and a decorated function all become a `MachineSpec`; a job is a
 machine with the single step "perform". The engine does not know in which form the user wrote it.
 """
 
@@ -10,11 +10,14 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib.machinery import ModuleSpec
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol, TypeGuard, runtime_checkable
 
 import attrs
 
 from durable_actors._journal_level import JournalLevel, journal_level
+from durable_actors._scheduling.schedule import Schedule
+from durable_actors.machine._backoff import Backoff
 from durable_actors.machine._checks import SEPARATOR, Duration
 from durable_actors.machine._codec import StateCodec
 from durable_actors.machine._fingerprint import fingerprint
@@ -40,6 +43,10 @@ class StepSpec:
     """Seconds after which the run is cancelled with `StepTimeout`."""
     wants_ctx: bool = True
     """Whether it takes the context; False for a job that takes only its arguments."""
+    retry: Backoff | None = None
+    """When a failed run of a machine's step is repeated before `handle` is asked; None: never."""
+    limits: str | None = None
+    """The limits that it uses (`_limits.text_of`), unless whoever enters it says otherwise."""
 
 
 @attrs.frozen(eq=False)
@@ -50,6 +57,23 @@ class HandleSpec:
     is_async: bool
     is_default: bool
     """Whether it is the inherited `Stop(error)`, which is pure and can be called anywhere."""
+
+
+@attrs.frozen(eq=False)
+class TaskSpec:
+    """One task of a workflow."""
+
+    name: str
+    """The key of its child."""
+    machine: MachineSpec
+    """The job that its child runs."""
+    after: tuple[str, ...]
+    """The tasks that it comes after."""
+    any_end: bool
+    """Whether it runs however those end (`when="ended"`)."""
+
+
+NO_TASKS: Final[Mapping[str, TaskSpec]] = MappingProxyType({})
 
 
 @attrs.frozen(eq=False)
@@ -74,8 +98,8 @@ class MachineSpec:
     """Turns an error into an outcome. It is never called for a job."""
     max_attempts: int | None
     """The number of executions of a job before it fails; None for a machine, whose retries are not limited."""
-    backoff: Callable[[int], Duration] | None
-    """The job's own function from attempt to delay; None for the default."""
+    backoff: Callable[[int], Duration] | Backoff | None
+    """The job's own back-off, or function from attempt to delay; None for the default."""
     run_ahead: bool
     """Whether the next step may run on the same claim after a committed `Next`."""
     journal: JournalLevel | None
@@ -89,6 +113,11 @@ class MachineSpec:
     """The identities of all its base classes, whose step references it accepts."""
     on_cancel: str | None = None
     """The step that a cancelled instance enters instead of ending."""
+    tasks: Mapping[str, TaskSpec] = attrs.field(default=NO_TASKS, repr=False)
+    """The tasks of a workflow by name, in the order of the class; none for other machines."""
+
+    schedule: Schedule | None = attrs.field(default=None, repr=False)
+    """When instances of a job are started by themselves: `@job(cron=...)`."""
 
     def journal_level(self, default: JournalLevel) -> int:
         """The level that its rows store; `default` is the engine's."""
@@ -107,6 +136,7 @@ class MachineSpec:
             steps=timeouts,
             state_type=self.codec.type,
             on_cancel=self.on_cancel,
+            tasks=[(each.name, each.after, each.any_end) for each in self.tasks.values()],
         )
 
     @property

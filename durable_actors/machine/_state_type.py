@@ -11,6 +11,7 @@ from msgspec import inspect as types
 
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
+from durable_actors.machine._models import is_model
 
 _RECORDS = types.DataclassType | types.StructType | types.TypedDictType
 
@@ -29,13 +30,17 @@ class TypeFacts:
     """The attrs class, dataclass or Struct, if the type is one; dict, if it is a TypedDict."""
     nested: bool
     """It contains such types, so there could be an object of another class inside."""
+    is_model: bool = False
+    """It is a pydantic model, or what looks like one: it dumps and checks itself."""
 
 
-def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
-    """Inspect a state type; raise `DefinitionError` if it cannot be stored and read back.
+def inspect_type(state_type: Any, *, subject: str, what: str = "state type") -> TypeFacts:
+    """Inspect a state type, or what else `what` says; raise `DefinitionError` if it cannot be stored and read back.
 
     Raises NameError for a name that is not defined *yet*; the caller tries again later.
     """
+    if is_model(state_type):
+        return TypeFacts(False, True, may_hide_nan=True, record=state_type, nested=False, is_model=True)
     try:
         root = types.type_info(state_type)
         msgspec.json.Decoder(state_type)  # also refuses unions of classes and enums of tuples
@@ -45,7 +50,7 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
         RecursionError,
     ) as error:  # the latter two come from the repr of an invalid type
         raise DefinitionError(
-            f"{subject}: the state type {type_name(state_type)} cannot be stored: {error}"
+            f"{subject}: the {what} {type_name(state_type)} cannot be stored: {error}"
         ) from error
     may_hide_nan = False
     nested = False
@@ -54,8 +59,9 @@ def inspect_type(state_type: Any, *, subject: str) -> TypeFacts:
         if isinstance(node, types.CustomType | types.RawType):
             cls = getattr(node, "cls", msgspec.Raw)
             raise DefinitionError(
-                f"{subject}: {type_name(cls)} at {path} of the state type {type_name(state_type)} "
+                f"{subject}: {type_name(cls)} at {path} of the {what} {type_name(state_type)} "
                 "cannot be stored; use attrs, a dataclass, a TypedDict, msgspec.Struct, dict, or a JSON type"
+                + (" (a pydantic model must be the whole state)" if is_model(cls) else "")
             )
         if isinstance(node, types.DataclassType) and attrs.has(node.cls):
             _refuse_private_fields(node, subject)

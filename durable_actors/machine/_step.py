@@ -13,8 +13,10 @@ from typing import Any, Generic, TypeVar, overload
 
 import attrs
 
+from durable_actors._limits import RateLimit, Slot, text_of
 from durable_actors._option_checks import shown
 from durable_actors.errors import DefinitionError
+from durable_actors.machine._backoff import Backoff
 from durable_actors.machine._checks import Duration, seconds
 from durable_actors.machine._context import Context
 from durable_actors.machine._outcome import Outcome
@@ -56,6 +58,8 @@ class Step(StepRef[S], Generic[M, S, R]):
         initial: bool,
         timeout: float | None,
         on_cancel: bool = False,
+        retry: Backoff | None = None,
+        limits: str | None = None,
     ) -> None:
         super().__init__(func.__name__, None)
         self.func = func
@@ -66,6 +70,10 @@ class Step(StepRef[S], Generic[M, S, R]):
         """The longest run in seconds; None for no limit."""
         self.on_cancel = on_cancel
         """Whether a cancelled instance enters it instead of ending."""
+        self.retry = retry
+        """When a failed run is repeated before `handle` is asked; None: never."""
+        self.limits = limits
+        """The limits that it uses (`_limits.text_of`)."""
         self.__doc__ = func.__doc__
         self.__wrapped__ = func  # for inspect.signature and help()
         self.aliases: set[str] = set()
@@ -105,18 +113,34 @@ class StepDecorator:
     initial: bool
     timeout: float | None
     on_cancel: bool = False
+    retry: Backoff | None = None
+    limits: str | None = None
 
     def __call__(self, func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]:
         """Turn the method into a step."""
         check_step_function(func)
-        return Step(func, initial=self.initial, timeout=self.timeout, on_cancel=self.on_cancel)
+        return Step(
+            func,
+            initial=self.initial,
+            timeout=self.timeout,
+            on_cancel=self.on_cancel,
+            retry=self.retry,
+            limits=self.limits,
+        )
 
 
 @overload
 def step(func: Callable[[M, Context[S]], R], /) -> Step[M, S, R]: ...
 @overload
 def step(
-    *, initial: bool = False, timeout: Duration | None = None, on_cancel: bool = False
+    *,
+    initial: bool = False,
+    timeout: Duration | None = None,
+    on_cancel: bool = False,
+    retry: Backoff | None = None,
+    rate_limit: RateLimit = None,
+    weight: int = 1,
+    slot: Slot = None,
 ) -> StepDecorator: ...
 def step(
     func: Callable[[M, Context[S]], R] | None = None,
@@ -125,6 +149,10 @@ def step(
     initial: bool = False,
     timeout: Duration | None = None,
     on_cancel: bool = False,
+    retry: Backoff | None = None,
+    rate_limit: RateLimit = None,
+    weight: int = 1,
+    slot: Slot = None,
 ) -> Step[M, S, R] | StepDecorator:
     """Mark a method as a step of its machine. Use it as `@step` or with options.
 
@@ -132,16 +160,21 @@ def step(
     takes longer is cancelled and `handle` receives `StepTimeout`. A plain `def` step runs in a thread, which cannot
     be cancelled: it keeps its slot until it returns, and its outcome is dropped. `on_cancel` marks the step, one per
     machine, that a cancelled instance enters instead of ending: it compensates, knows why from `ctx.cancellation`,
-    may go on to other steps, and when it ends, the instance is cancelled. Raises `DefinitionError` if the method cannot
-    be a step.
+    may go on to other steps, and when it ends, the instance is cancelled. With `retry`, a run that raises is repeated
+    after a growing delay, up to `max_attempts` runs; `handle` is asked when none is left, or the exception is not one
+    that `retry` names. `rate_limit`, `weight` and `slot` are the limits that it uses, unless the `Next`
+    or the insert that enters it names others. Raises `DefinitionError` if the method cannot be a step.
     """
     for option, value in (("initial", initial), ("on_cancel", on_cancel)):
         if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DefinitionError(f"@step({option}=...) must be True or False; it is {shown(value)}")
+    if retry is not None and not isinstance(retry, Backoff):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DefinitionError(f"@step(retry=...) must be a Backoff(...); it is {shown(retry)}")
     limit = None
     if timeout is not None:
         limit = seconds(timeout, what="@step(timeout=...)", error=DefinitionError, positive=True)
-    decorator = StepDecorator(initial, limit, on_cancel)
+    limits = text_of(rate_limit, weight, slot, error=DefinitionError)
+    decorator = StepDecorator(initial, limit, on_cancel, retry, limits)
     return decorator if func is None else decorator(func)
 
 

@@ -63,7 +63,7 @@ from durable_actors.otp._pool import Pool
 from durable_actors.otp._pool_child import PoolChild
 from durable_actors.otp._pool_task import ContextReset, PoolTask
 from durable_actors.otp._restart import Backoff
-from durable_actors.otp._snapshot import Node, PoolStatistics
+from durable_actors.otp._snapshot import Node, PoolStatistics, SupervisorStatistics
 from durable_actors.otp._supervisor import Supervisor
 from durable_actors.otp._timer import periodic
 from durable_actors.otp._tree import Tree, open_tree, run_tree
@@ -107,6 +107,7 @@ __all__ = [
     "StopFailed",
     "Supervisor",
     "SupervisorGaveUp",
+    "SupervisorStatistics",
     "TaskChild",
     "TerminateTimeout",
     "Tree",

@@ -214,6 +214,7 @@ class ChildRecord:
             waits_for=waits_for(self._task) if self.spec.kind in ("actor", "task") else None,
             mailbox=about.mailbox,
             pool=about.pool,
+            supervisor=about.supervisor,
             children=about.children,
         )
 

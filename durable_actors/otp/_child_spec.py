@@ -15,7 +15,7 @@ from durable_actors.otp._events import Observer
 from durable_actors.otp._exit import ExitReason
 from durable_actors.otp._mailbox import MailboxStatistics
 from durable_actors.otp._restart import RestartType
-from durable_actors.otp._snapshot import Node, NodeKind, PoolStatistics
+from durable_actors.otp._snapshot import Node, NodeKind, PoolStatistics, SupervisorStatistics
 
 ShutdownTime = float | Literal["brutal"]
 """Seconds that a child has to end by itself, or "brutal" to cancel it at once."""
@@ -54,6 +54,7 @@ class Description:
 
     mailbox: MailboxStatistics | None = None
     pool: PoolStatistics | None = None
+    supervisor: SupervisorStatistics | None = None
     children: tuple[Node, ...] = ()
 
 

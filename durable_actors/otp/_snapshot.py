@@ -42,6 +42,20 @@ class PoolStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class SupervisorStatistics:
+    """How a supervisor restarts, and how near it is to giving up."""
+
+    strategy: str
+    """Which children are restarted when one ends."""
+    intensity: int
+    """Restarts that are allowed within `period`."""
+    period: float
+    """Seconds."""
+    used: int
+    """Restarts within the last `period`."""
+
+
+@attrs.frozen(kw_only=True)
 class Node:
     """A snapshot of one supervisor, actor, task or pool of the tree."""
 
@@ -60,6 +74,8 @@ class Node:
     """For actors only."""
     pool: PoolStatistics | None = None
     """For pools only."""
+    supervisor: SupervisorStatistics | None = None
+    """For supervisors that run."""
     children: tuple[Node, ...] = ()
     """Children in start order. The tasks of a pool are listed only on request."""
 
@@ -90,6 +106,8 @@ class Node:
             parts.append(f"{self.pool.active}/{self.pool.slots} busy")
             if not self.pool.accepting:
                 parts.append("closed")
+        if self.supervisor is not None and self.supervisor.used:
+            parts.append(f"{self.supervisor.used} of {self.supervisor.intensity} restarts used")
         if self.restarts:
             parts.append(f"restarts {self.restarts}")
         if self.last_error is not None:

@@ -37,7 +37,7 @@ from durable_actors.otp._restart import (
     Strategy,
     decide,
 )
-from durable_actors.otp._snapshot import NodeKind
+from durable_actors.otp._snapshot import NodeKind, SupervisorStatistics
 
 
 @attrs.frozen(kw_only=True)
@@ -164,8 +164,17 @@ class SupervisorRun:
         return True
 
     def describe(self, *, tasks: int) -> Description:
-        """Return snapshots of the children in start order."""
-        return Description(children=tuple(child.node(tasks=tasks) for child in self._children))
+        """Return its restarts, and snapshots of the children in start order."""
+        spec, now = self._spec, trio.current_time()
+        supervisor = SupervisorStatistics(
+            strategy=spec.strategy,
+            intensity=spec.intensity,
+            period=spec.period,
+            used=sum(now - at <= spec.period for at in self._history),
+        )
+        return Description(
+            supervisor=supervisor, children=tuple(child.node(tasks=tasks) for child in self._children)
+        )
 
     # -- serving
 
