@@ -25,14 +25,12 @@ from durable_actors._store.bulk import (
     Matched,
     check_where,
     count_matching,
-    finish_call,
     freeze,
     given_filter,
-    key_of,
     match_call,
     read_window,
-    start_call,
 )
+from durable_actors._store.bulk_receipts import MACHINE, finish_call, key_of, start_call, stopping
 from durable_actors._store.commands import Command, Receipt, Said, plan_command, read_receipt
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.insert import insert_params
@@ -50,8 +48,6 @@ from durable_actors.errors import (
 )
 from durable_actors.machine import InsertOptions, builtin_machines, decode_json, encode_json, plan_insert
 
-MACHINE: Final = "durable:bulk"
-"""The machine that runs a bulk in the background."""
 QUEUE: Final = "durable.ops"
 """Its queue. Every engine that serves a queue serves this one, too."""
 BATCH: Final = 100
@@ -305,9 +301,8 @@ class BulkCalls(HintCalls):
         return await bulk.refresh()
 
     async def _freeze(self, kind: BulkCommand, where: Filter) -> tuple[Frozen, int]:
-        async with self._pool.acquire(self._lane) as conn:
-            frozen = await freeze(conn, self._schema, kind, where)
-            return frozen, await count_matching(conn, self._schema, frozen)
+        frozen = await self._run(lambda conn: freeze(conn, self._schema, kind, where))
+        return frozen, await self._run(lambda conn: count_matching(conn, self._schema, frozen))
 
     async def _begin(
         self, kind: BulkCommand, where: Filter, command: Command, options: dict[str, Any], *, background: bool
@@ -336,8 +331,8 @@ class BulkCalls(HintCalls):
         if command.idempotency_key is None:
             return None
         params = [*map(encode.text, (name, SCOPE, TARGET, command.idempotency_key))]
-        async with self._pool.acquire(self._lane) as conn:
-            rows = (await conn.run(statement("find_receipt", self._schema, read_only=True), params)).rows
+        call = statement("find_receipt", self._schema, read_only=True)
+        rows = (await self._run(lambda conn: conn.run(call, params))).rows
         return read_receipt(rows[0]) if rows else None
 
     async def _in_caller(self, bulk: Bulk, job: BulkJob, progress: Watch | None) -> Bulk:
@@ -360,8 +355,7 @@ class BulkCalls(HintCalls):
         """Carry out one batch. Returns whether it was the last one."""
         kind = BULK[job.command]
         call, params = match_call(self._schema, job.frozen, after=progress.after, limit=BATCH)
-        async with self._pool.acquire(self._lane) as conn:
-            rows = (await conn.run(call, params)).rows
+        rows = (await self._run(lambda conn: conn.run(call, params))).rows
         window = read_window(rows, after=progress.after, limit=BATCH)
         meta = {**job.meta, "bulk": job.id}
         command = Command(
@@ -432,6 +426,12 @@ class BulkCalls(HintCalls):
             progress.done = int(told.get("done", progress.done))
         if not aborted:
             progress.skipped = max(progress.skipped, count - progress.done - progress.failed)
+
+    async def bulk_interrupted(self, number: int) -> None:
+        """The instance that runs one in the background was interrupted: if that was to cancel it, write its end."""
+        found = await cast("BulkClient", self).inspect(number)
+        if found.request is not None and found.request.cancels:
+            await self._run(lambda conn: run_dialogue(conn, stopping(self._schema, found.state)))
 
 
 def _count_failure(progress: BulkProgress, target: Matched, reason: str) -> bool:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import msgspec
+import psycopg
+import trio
 
-from durable_actors._bulk import MACHINE, QUEUE, BulkWork
+from durable_actors._bulk import QUEUE, BulkWork
 from durable_actors._client import current_client
+from durable_actors._store.bulk_receipts import MACHINE
+from durable_actors.errors import DurableError
 from durable_actors.machine import Context, Done, Machine, Next, Outcome, Retry, Stop, step
 
 PATIENCE: Final = 100
 """Runs of one batch that may fail in a row: hours, with their pauses."""
+LAST_WORDS: Final = 2.0
+"""Seconds in which one that is interrupted may write its end into its receipt."""
 
 
 class BulkMachine(Machine[BulkWork], name=MACHINE, queue=QUEUE):
@@ -23,7 +30,13 @@ class BulkMachine(Machine[BulkWork], name=MACHINE, queue=QUEUE):
         client = current_client.get()
         assert client is not None
         work = ctx.state
-        ended = await client.bulk_batch(work.job, work.progress)
+        try:
+            ended = await client.bulk_batch(work.job, work.progress)
+        except trio.Cancelled:
+            # A drain, a lost lease, or somebody cancels it: only then does nothing follow.
+            with trio.move_on_after(LAST_WORDS, shield=True), suppress(DurableError, psycopg.Error):
+                await client.bulk_interrupted(ctx.id)
+            raise
         if not ended:
             return Next(self.batch, work)
         await client.bulk_ended(work.job.id, work.job.count, work.progress, aborted=False)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from time import perf_counter
 from typing import Any, Final, Literal, Required, TypedDict, TypeVar, Unpack, cast, overload
 
 import psycopg
@@ -19,6 +20,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._postgres.pool.pool import ConnectionPool
 from durable_actors._results import ResultWatch
+from durable_actors._schedule_calls import ScheduleCalls
+from durable_actors._step_log import current_step
 from durable_actors._store.connection_kinds import check_trio
 from durable_actors._store.dialogues import (
     climbing,
@@ -28,9 +31,10 @@ from durable_actors._store.dialogues import (
     undelivered,
     value_of,
 )
+from durable_actors._store.drawing import MOST_NODES, drawing
 from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import execute_async
-from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows
+from durable_actors._store.insert import MAX_BYTES, Insertion, insert_call, plan_rows, traced
 from durable_actors._store.observe import NEWEST, Filter, list_instances
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import (
@@ -39,15 +43,19 @@ from durable_actors._store.signal import (
     plan_signal,
     read_sent,
     send_signals,
+    signal_call,
     signal_params,
     start_with_signal,
 )
 from durable_actors._store.sql import statement
 from durable_actors._store.tree import Tree
+from durable_actors._tracing import sending
 from durable_actors._trio_run import at_home
+from durable_actors.diagrams import Diagram
 from durable_actors.errors import ConfigError, DurableError, NoTarget
 from durable_actors.machine import (
     ENDED,
+    Defined,
     InsertOptions,
     InsertPlan,
     JournalLevel,
@@ -57,7 +65,7 @@ from durable_actors.machine import (
     current_registry,
     plan_insert,
 )
-from durable_actors.telemetry import current_step
+from durable_actors.telemetry import InstancesInserted, SignalsSent, Telemetry
 
 T = TypeVar("T")
 
@@ -99,8 +107,18 @@ class Client(DecisionCalls):
         self._level = journal
         self.results: Final = ResultWatch(pool, lane, schema)
         """Waits for results on behalf of all callers."""
+        self.schedules: Final = ScheduleCalls(
+            self._dialogue,
+            schema,
+            journal=journal,
+            hint=self._hint,
+            after_commit=partial(self._after_commit, None),
+        )
+        """Creates, changes and lists schedules; see `durable_actors.schedules`."""
         self.executor: Executor | None = None
         """Runs steps for `execute_next`."""
+        self.telemetry = Telemetry()
+        """The events of its inserts, signals and steps; an engine's client has those of its engine."""
 
     def use(self) -> None:
         """Make this client the default in this task and in the tasks that it starts."""
@@ -129,33 +147,55 @@ class Client(DecisionCalls):
         self, machine: MachineRef, *, conn: TrioConn | None = None, **options: Unpack[InsertOptions]
     ) -> int | None:
         """Insert one instance; see `durable_actors.insert`."""
-        return (
-            await self._insert(plan_rows(machine, [options], on_duplicate="raise", journal=self._level), conn)
-        )[0]
+        with sending() as span:
+            plans = plan_rows(machine, [options], on_duplicate="raise", journal=self._level)
+            ids = await self._insert(plans, conn)
+            span.sent(ids)
+        return ids[0]
 
     async def insert_many(
         self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
     ) -> list[int | None]:
         """Insert many instances in one statement; see `durable_actors.insert_many`."""
-        return await self._insert(plan_rows(machine, rows, journal=self._level), conn)
+        with sending() as span:
+            ids = await self._insert(plan_rows(machine, rows, journal=self._level), conn)
+            span.sent(ids)
+        return ids
 
     async def _insert(self, plans: list[InsertPlan], conn: TrioConn | None) -> list[int | None]:
         insertion = Insertion(plans)
+        began, claimed = perf_counter(), False
         if conn is not None:
             check_trio(conn)
             await insert_on(conn, insertion, schema=self._schema)
         else:
             while insertion.pending:
                 # One statement per call: `_run` repeats a statement that could not get a lock.
-                call = partial(_run_call, insert_call(insertion.pending, self._schema))
-                insertion.answered((await self._run(call)).rows)
-        self._after_commit(conn, partial(self._notify_inserted, insertion.new()))
+                call = insert_call(insertion.pending, self._schema)
+                if len(plans) == 1 and plans[0].plain and call[0].name == "insert_plain":
+                    insert = partial(self.at_once.run, call=call, queues=(plans[0].queue,))
+                    answer, claimed = await self._run(insert)
+                else:
+                    answer = await self._run(partial(_run_call, call))
+                insertion.answered(answer.rows)
+        made = partial(self._notify_inserted, insertion.new(), perf_counter() - began, claimed=claimed)
+        self._after_commit(conn, made)
         return insertion.ids()  # may raise Duplicate: the other rows are inserted
 
-    def _notify_inserted(self, new: list[tuple[InsertPlan, int]]) -> None:
-        """Notify the feeders, also for rows that are due later: a feeder sleeps until its next row is due."""
+    def _notify_inserted(self, new: list[tuple[InsertPlan, int]], seconds: float, *, claimed: bool) -> None:
+        """Notify the feeders, also for rows that are due later: a feeder sleeps until its next row is due.
+
+        Not of a row that the engine of this process has claimed already.
+        """
+        if self.telemetry.active and new:
+            first = new[0][0]
+            self.telemetry.emit(
+                InstancesInserted(machine=first.machine, queue=first.queue, count=len(new), seconds=seconds)
+            )
         if self.wakeups is not None:
             self.wakeups.add(number for _, number in new)
+        if claimed:
+            return
         if len(new) == 1 and (plan := new[0][0]).plain:
             self.notify(plan.queue, instance_id=new[0][1], priority=plan.priority, new_unkeyed=True)
             return
@@ -213,6 +253,7 @@ class Client(DecisionCalls):
                 )
         given = cast("InsertOptions", {**options, "unique_key": key})
         plan = plan_insert(spec, given, journal=self._level)
+        traced([plan])
         delivery = plan_signal(key, name, payload, dedup_key)
         sent, new = await self._run(lambda conn: start_with_signal(conn, self._schema, plan, delivery))
         if sent.target is None:
@@ -232,18 +273,30 @@ class Client(DecisionCalls):
                 "send fewer signals per call",
                 option="signals",
             )
+        began, claimed = perf_counter(), False
         if conn is not None:
             check_trio(conn)
             found = await signal_on(conn, deliveries, schema=self._schema)
+        elif len(deliveries) == 1 and (target := deliveries[0].target) is not None:
+            call = signal_call(self._schema, deliveries)
+            answer, claimed = await self._run(
+                partial(self.at_once.run, call=call, queues=None, ids=(target,))
+            )
+            found = read_sent(answer.rows)
         else:
             found = await self._run(lambda own: send_signals(own, self._schema, deliveries))
-        self._after_commit(conn, partial(self._notify_woken, found))
+        self._after_commit(conn, partial(self._notify_woken, found, perf_counter() - began, claimed=claimed))
         return found
 
-    def _notify_woken(self, found: list[Sent]) -> None:
+    def _notify_woken(self, found: list[Sent], seconds: float, *, claimed: bool) -> None:
+        if self.telemetry.active and found:
+            self.telemetry.emit(SignalsSent(count=len(found), seconds=seconds))
         for sent in found:
             if sent.woken and sent.queue is not None and sent.target is not None:
-                self._hint(sent.queue, sent.target, by_signal=True)
+                if not claimed:
+                    self.notify(sent.queue, instance_id=sent.target, by_signal=True)
+                if self.wakeups is not None:
+                    self.wakeups.add((sent.target,))
 
     @at_home
     async def result(
@@ -272,22 +325,33 @@ class Client(DecisionCalls):
     @at_home
     async def inspect(self, target: int | str | bytes) -> Instance:
         """Read an instance; see `durable_actors.inspect`."""
-        async with self._pool.acquire(self._lane) as conn:
-            return await run_dialogue(conn, inspecting(self._schema, target))
+        return await self._run(lambda conn: run_dialogue(conn, inspecting(self._schema, target)))
 
     @at_home
     async def explain(self, target: int | str | bytes) -> Explanation:
         """Explain why an instance waits, runs or has ended; see `durable_actors.explain`."""
-        async with self._pool.acquire(self._lane) as conn:
-            return await run_dialogue(conn, explaining(self._schema, target))
+        return await self._run(lambda conn: run_dialogue(conn, explaining(self._schema, target)))
 
     @at_home
     async def tree(
         self, target: int | str | bytes, *, depth: int = 10, children: int = 100, limit: int = 1000
     ) -> Tree:
         """Read the family of an instance; see `durable_actors.tree`."""
+        climb = partial(climbing, self._schema, target, depth=depth, children=children, limit=limit)
+        return await self._run(lambda conn: run_dialogue(conn, climb()))
+
+    @at_home
+    async def graph(
+        self,
+        target: int | str | bytes | Defined,
+        *,
+        barrier: int | None = None,
+        steps: bool = False,
+        limit: int = MOST_NODES,
+    ) -> Diagram:
+        """Read the diagram of an instance or a machine; see `durable_actors.graph`."""
         async with self._pool.acquire(self._lane) as conn:
-            reading = climbing(self._schema, target, depth=depth, children=children, limit=limit)
+            reading = drawing(self._schema, target, barrier=barrier, steps=steps, limit=limit)
             return await run_dialogue(conn, reading)
 
     @at_home
@@ -327,10 +391,8 @@ class Client(DecisionCalls):
         before = NEWEST if after is None else count("after", after, least=1, most=NEWEST)
         if where is not None and not isinstance(where, Filter):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"where={shown(where)} must be a Filter", option="where", value=where)
-        async with self._pool.acquire(self._lane) as conn:
-            found = await list_instances(
-                conn, self._schema, where or Filter(), limit=limit, before=before, depth=None, full=full
-            )
+        options: dict[str, Any] = {"limit": limit, "before": before, "depth": None, "full": full}
+        found = await self._run(lambda conn: list_instances(conn, self._schema, where or Filter(), **options))
         return list(found.instances)
 
 

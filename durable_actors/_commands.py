@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Literal, Unpack, cast, overload
+from typing import Any, Literal, Unpack, cast, overload
 
 import psycopg
 
 from durable_actors._bulk import Bulk, BulkCalls, BulkSaid, one_target, single
 from durable_actors._history import TrioConn
 from durable_actors._option_checks import choice, count, flag, shown
-from durable_actors._store.cascade import cascading
+from durable_actors._store.cascade import COURTESY, cascading
 from durable_actors._store.commands import Command, Receipt, Said, plan_command
 from durable_actors._store.dialogues import (
     RETRY,
@@ -27,13 +27,11 @@ from durable_actors._store.dialogues import (
 from durable_actors._store.observe import NEWEST, Filter
 from durable_actors._store.rebuild import Rebuilt, rebuilding
 from durable_actors._store.recover import RecoveryReport
-from durable_actors._store.rerun import Start, rerunning
+from durable_actors._store.rerun import rerunning
+from durable_actors._store.rerun_tasks import Start
 from durable_actors._trio_run import at_home
 from durable_actors.errors import ConfigError, StoreUnavailable
-from durable_actors.machine import KEEP, StepRef
-
-COURTESY: Final = 20
-"""Statements by which a call cancels children, where no engine runs in this process."""
+from durable_actors.machine import KEEP, StepRef, TaskRef
 
 
 class CommandCalls(BulkCalls):
@@ -61,7 +59,7 @@ class CommandCalls(BulkCalls):
     @overload
     async def run_now(
         self, target: int | str | bytes, *, conn: TrioConn | None = None, **said: Unpack[Said]
-    ) -> Literal["hastened", "due", "held"]: ...
+    ) -> Literal["hastened", "paused", "due", "held", "waiting"]: ...
     @overload
     async def run_now(self, *, where: Filter, **said: Unpack[BulkSaid]) -> Bulk: ...
     async def run_now(
@@ -71,12 +69,12 @@ class CommandCalls(BulkCalls):
         where: Filter | None = None,
         conn: TrioConn | None = None,
         **said: Unpack[BulkSaid],
-    ) -> Literal["hastened", "due", "held"] | Bulk:
+    ) -> Literal["hastened", "paused", "due", "held", "waiting"] | Bulk:
         """Let a delayed instance run now, or many; see `durable_actors.run_now`."""
         if (one := one_target("run_now", target, where, conn, said)) is None:
             return await self._bulk("run_now", where, said)
         done = await self._command(RUN_NOW, one, plan_command(**single(said)), conn)
-        return cast("Literal['hastened', 'due', 'held']", done.result)
+        return cast("Literal['hastened', 'paused', 'due', 'held', 'waiting']", done.result)
 
     @overload
     async def cancel(
@@ -140,7 +138,7 @@ class CommandCalls(BulkCalls):
         self,
         target: int | str | bytes,
         *,
-        step: str | StepRef[Any] | None = None,
+        step: str | StepRef[Any] | TaskRef[Any] | None = None,
         state: object = KEEP,
         at_rev: int | None = None,
         conn: TrioConn | None = None,
@@ -218,7 +216,5 @@ class CommandCalls(BulkCalls):
         before = count("after", after, least=0, most=NEWEST) or NEWEST
         if command is not None and not isinstance(command, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"command={shown(command)} must be a string", option="command", value=command)
-        async with self._pool.acquire(self._lane) as conn:
-            return await run_dialogue(
-                conn, listing_receipts(self._schema, target, command=command, before=before, limit=limit)
-            )
+        reading = partial(listing_receipts, self._schema, target, command=command, before=before, limit=limit)
+        return await self._run(lambda conn: run_dialogue(conn, reading()))

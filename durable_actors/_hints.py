@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from durable_actors._engine.node import NO_CLAIMS, ClaimsForCalls
 from durable_actors._engine.wakeups import NotifierStatistics, Wakeups
 from durable_actors._history import TrioConn
 from durable_actors._postgres.pool.pool import ConnectionPool
@@ -54,6 +55,8 @@ class HintCalls(RunnerCalls):
         """Called after a commit that created work. An engine sets it to `Node.notify`, to start the work at once."""
         self.wakeups: Wakeups | None = None
         """What the notifier is to be told of this client's calls; None: there is no notifier."""
+        self.at_once: ClaimsForCalls = NO_CLAIMS
+        """What an insert or a signal may claim in its own transaction. An engine sets it to `Node.at_once`."""
         self.cascade: Callable[[], object] | None = None
         """Called after a commit that decided to cancel children. None: no engine runs here that would do it."""
 
@@ -85,5 +88,7 @@ class HintCalls(RunnerCalls):
             self._ended(done.id)
         for each in done.offered:
             self._hint(each.queue, each.id)
-        if done.cascades and self.cascade is not None:
+        if (
+            done.cascades or done.result == "cancelled"
+        ) and self.cascade is not None:  # dependents are told, too
             self.cascade()

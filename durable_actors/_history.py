@@ -21,6 +21,7 @@ from durable_actors._store.commands import plan_command
 from durable_actors._store.connection_kinds import check_trio
 from durable_actors._store.dialogues import check_id, resolving, resolving_lost, run_dialogue
 from durable_actors._store.foreign import Dialogue, run_dialogue_async
+from durable_actors._store.graph import telling_untold
 from durable_actors._store.history import (
     PAGE,
     DamagedPage,
@@ -40,6 +41,7 @@ from durable_actors._store.lease import reap_claims, sweep_keys
 from durable_actors._store.rebuild import accepting
 from durable_actors._store.recover import (
     RecoveryReport,
+    find_untold,
     read_expired,
     read_first_held,
     recount_barriers,
@@ -77,14 +79,13 @@ class HistoryCalls:
 
     @at_home
     async def _run(self, call: Callable[[PgConn], Awaitable[T]]) -> T:
-        """Run a statement that may have to wait for a row lock of another transaction."""
+        """Run what may have to wait for a lock of another transaction: of a row, or of a table while DDL runs."""
         return await retry_while_locked(self._pool, self._lane, call)
 
     async def _resolve(self, target: int | str | bytes) -> int:
         if not isinstance(target, str | bytes):
             return check_id(target)
-        async with self._pool.acquire(self._lane) as conn:
-            return await run_dialogue(conn, resolving(self._schema, target))
+        return await self._run(lambda conn: run_dialogue(conn, resolving(self._schema, target)))
 
     # -- reading
 
@@ -97,8 +98,7 @@ class HistoryCalls:
         return await self._page(reader, limit)
 
     async def _page(self, reader: HistoryReader, limit: int) -> list[Record]:
-        async with self._pool.acquire(self._lane) as conn:
-            return await read_history(conn, self._schema, reader, limit=limit)
+        return await self._run(lambda conn: read_history(conn, self._schema, reader, limit=limit))
 
     @at_home
     async def damaged_history(
@@ -138,8 +138,7 @@ class HistoryCalls:
         """Return the state at a revision; see `durable_actors.state_at`."""
         count("rev", rev, least=1, most=MAX_REV)
         number = await self._resolve(target)
-        async with self._pool.acquire(self._lane) as conn:
-            found = await project(conn, self._schema, number, revs=[rev])
+        found = await self._run(lambda conn: project(conn, self._schema, number, revs=[rev]))
         return full_row(number, rev, found[rev])["state"]
 
     @at_home
@@ -148,8 +147,7 @@ class HistoryCalls:
         for option, rev in (("rev_a", rev_a), ("rev_b", rev_b)):
             count(option, rev, least=1, most=MAX_REV)
         number = await self._resolve(target)
-        async with self._pool.acquire(self._lane) as conn:
-            found = await project(conn, self._schema, number, revs=[rev_a, rev_b])
+        found = await self._run(lambda conn: project(conn, self._schema, number, revs=[rev_a, rev_b]))
         return changes(
             full_row(number, rev_a, found[rev_a]),
             full_row(number, rev_b, found[rev_b]),
@@ -194,10 +192,8 @@ class HistoryCalls:
 
     async def _nothing_to_check(self, number: int, machine: str | None) -> None:
         """Raise what is the matter with an instance that `verify` has not found."""
-        async with self._pool.acquire(self._lane) as conn:
-            rows = (
-                await conn.run(statement("read_row", self._schema, read_only=True), [encode.number(number)])
-            ).rows
+        call = statement("read_row", self._schema, read_only=True)
+        rows = (await self._run(lambda conn: conn.run(call, [encode.number(number)]))).rows
         if not rows and machine is not None:
             raise NoTarget(f"there is no instance {number} of machine {machine!r}")
         if not rows:
@@ -243,18 +239,15 @@ class HistoryCalls:
             rows = following
         after = None if which.machine is not None or which.share is not None else -MAX_REV
         while after is not None:
-            async with self._pool.acquire(self._lane) as conn:
-                batch = await find_orphans(conn, self._schema, which, after=after)
+            batch = await self._run(partial(find_orphans, schema=self._schema, which=which, after=after))
             yield batch
             after = batch.last
 
     async def _check_long(self, number: int) -> list[Problem]:
-        async with self._pool.acquire(self._lane) as conn:
-            return await check_long(conn, self._schema, number)
+        return await self._run(lambda conn: check_long(conn, self._schema, number))
 
     async def _read_rows(self, which: Which, after: int, into: list[Any]) -> None:
-        async with self._pool.acquire(self._lane) as conn:
-            into += await read_rows(conn, self._schema, which, after=after)
+        into += await self._run(lambda conn: read_rows(conn, self._schema, which, after=after))
 
     # -- repairing
 
@@ -292,9 +285,22 @@ class HistoryCalls:
         reaped = (
             await self._run(partial(read_expired, schema=self._schema)) if dry_run else await self._reap()
         )
+        told = await self._over_rows(partial(find_untold, dry_run=dry_run))
+        if told and not dry_run:
+            await self._tell_dependents()
         return RecoveryReport(
-            woken=tuple(woken), recounted=tuple(recounted), offered=tuple(offered), reaped=tuple(reaped)
+            woken=tuple(woken),
+            recounted=tuple(recounted),
+            offered=tuple(offered),
+            reaped=tuple(reaped),
+            told=tuple(told),
         )
+
+    async def _tell_dependents(self) -> None:
+        """As the actor of every engine does."""
+        more = True
+        while more:
+            more = (await self._dialogue(partial(telling_untold, self._schema), None)).more
 
     async def _over_rows(self, step: Callable[..., Awaitable[tuple[list[int], int | None]]]) -> list[int]:
         found: list[int] = []

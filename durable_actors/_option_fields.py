@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import attrs
 
 from durable_actors import _option_checks as check
 from durable_actors._option_checks import Duration
+from durable_actors.errors import ConfigError
 
 # -- converters
 
@@ -40,6 +42,21 @@ def optional_seconds(value: Duration | None) -> Any:
 def seconds_or_off(value: Duration | None) -> float:
     """Like `seconds`, but None becomes 0."""
     return 0.0 if value is None else seconds(value)
+
+
+def weights(value: Mapping[str, float]) -> Mapping[str, float]:
+    """Check the weights of a fair queue's keys. Raises `ConfigError`."""
+    given: Any = value  # untyped callers pass anything
+    if not isinstance(given, Mapping):
+        text = f"weights={check.shown(value)} must map values of fair_key to numbers"
+        raise ConfigError(text, option="weights", value=value)
+    pairs = cast("Mapping[Any, Any]", value).items()
+    for key, weight in pairs:
+        valid = isinstance(weight, int | float) and not isinstance(weight, bool) and 0.001 <= weight <= 1000
+        if not isinstance(key, str) or not key or not valid:
+            text = f"weights[{check.shown(key)}]={check.shown(weight)} must be a text and a number from 0.001 to 1000"
+            raise ConfigError(text, option="weights", value=value)
+    return MappingProxyType({key: float(weight) for key, weight in pairs})
 
 
 # -- validators

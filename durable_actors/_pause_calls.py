@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Unpack, cast, overload
+from typing import Literal, Unpack, cast, overload
 
 from durable_actors._bulk import Bulk, BulkSaid, one_target, single
 from durable_actors._commands import CommandCalls
@@ -82,14 +82,11 @@ class PauseCalls(CommandCalls):
         machine: MachineRef | str | None = None,
         until: Until | None = None,
         *,
-        by: str | None = None,
-        reason: str | None = None,
-        idempotency_key: str | None = None,
-        meta: Mapping[str, Any] | None = None,
         conn: TrioConn | None = None,
+        **said: Unpack[Said],
     ) -> QueuePause:
         """Let nothing pick from a queue; see `durable_actors.pause_queue`."""
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+        command = plan_command(**said)
         plan = plan_queue(queue, machine, until)
         done = await self._dialogue(partial(pausing_queue, self._schema, plan, command), conn)
         self._after_commit(conn, partial(self.pauses_changed, plan.queue))
@@ -100,14 +97,11 @@ class PauseCalls(CommandCalls):
         queue: str,
         machine: MachineRef | str | None = None,
         *,
-        by: str | None = None,
-        reason: str | None = None,
-        idempotency_key: str | None = None,
-        meta: Mapping[str, Any] | None = None,
         conn: TrioConn | None = None,
+        **said: Unpack[Said],
     ) -> QueuePause:
         """End the pause of a queue; see `durable_actors.resume_queue`."""
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
+        command = plan_command(**said)
         plan = plan_queue(queue, machine)
         done = await self._dialogue(partial(resuming_queue, self._schema, plan, command), conn)
         self._after_commit(conn, partial(self.pauses_changed, plan.queue))
@@ -116,5 +110,4 @@ class PauseCalls(CommandCalls):
     @at_home
     async def pauses(self) -> list[QueuePause]:
         """List what is paused: queues, and machines in queues; see `durable_actors.pauses`."""
-        async with self._pool.acquire(self._lane) as conn:
-            return await read_pauses(conn, self._schema)
+        return await self._run(lambda conn: read_pauses(conn, self._schema))

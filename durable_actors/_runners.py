@@ -16,8 +16,15 @@ import trio
 from durable_actors._history import HistoryCalls
 from durable_actors._option_checks import Duration, count, duration, queue_name, shown
 from durable_actors._store import runner
-from durable_actors._store.read import Instance
-from durable_actors._store.runner import Claimed, UnreadableClaimError, error_json, outcome_json
+from durable_actors._store.insert import traced
+from durable_actors._store.read import Instance, read_by_ids
+from durable_actors._store.runner import (
+    Claimed,
+    UnreadableClaimError,
+    error_json,
+    limits_of,
+    outcome_json,
+)
 from durable_actors._trio_run import at_home
 from durable_actors.errors import CommitUnknown, ConfigError, InvalidOutcome, LeaseLost, StateError
 from durable_actors.machine import (
@@ -33,9 +40,12 @@ from durable_actors.machine import (
     ScheduleChildren,
     Stop,
     current_registry,
+    exhausted,
     job_failure,
+    most_attempts,
     normalize_outcome,
     plan_insert,
+    step_failure,
 )
 
 logger: Final = logging.getLogger("durable_actors.runner")
@@ -44,6 +54,8 @@ LEASE: Final = 300.0
 """Seconds of a lease, unless the caller says otherwise: a runner renews it itself, and rarely."""
 MAX_ATTEMPTS: Final = 20
 """Executions of a step that keeps failing, unless its machine or the caller says otherwise."""
+UNREACHABLE: Final = 2**31 - 1
+"""A limit that no count of attempts reaches."""
 PATIENCE: Final = 30.0
 """Seconds that a claim may take. It is not cancelled meanwhile: nobody would know what it has claimed."""
 
@@ -78,9 +90,12 @@ class RunnerCalls(HistoryCalls):
         with trio.CancelScope(shield=True, deadline=trio.current_time() + PATIENCE):
             while True:
                 try:
-                    return await self._run(call)
+                    claimed = await self._run(call)
                 except UnreadableClaimError as unreadable:
                     await self._give_up(unreadable)  # and look for another one
+                    continue
+                if claimed is None or not claimed.attempt or not await self._is_used_up(claimed):
+                    return claimed
         raise CommitUnknown(
             f"Postgres did not answer claim_next within {PATIENCE:g} s; what it has claimed ends with its lease"
         )
@@ -93,6 +108,20 @@ class RunnerCalls(HistoryCalls):
         logger.warning("claim_next: %s; its claim was given back as failed", error)
         with suppress(LeaseLost):
             await self.fail(claimed, error)
+
+    async def _is_used_up(self, claimed: Claimed) -> bool:
+        """Whether no run is left of a job that is known here: it kills its workers. Then its claim has ended it."""
+        spec = _spec_of(claimed)
+        if spec is None or spec.kind != "job":
+            return False
+        found = await self._run(lambda conn: read_by_ids(conn, self._schema, [claimed.id]))
+        limit = found[claimed.id].max_attempts if claimed.id in found else None
+        over = exhausted(spec, claimed.attempt, limit)
+        if over is None:
+            return False
+        with suppress(LeaseLost):
+            await self.complete(claimed, over)
+        return True
 
     async def heartbeat(self, claimed: Claimed, *, lease_ttl: Duration = LEASE) -> datetime:
         """Extend the lease of a claim; see `durable_actors.heartbeat`."""
@@ -107,7 +136,14 @@ class RunnerCalls(HistoryCalls):
         document = outcome_json(found, spec, plans)
         late = self.late_commit == "accept"
         return await self._end(
-            partial(runner.complete, schema=self._schema, claimed=claimed, outcome=document, accept_late=late)
+            partial(
+                runner.complete,
+                schema=self._schema,
+                claimed=claimed,
+                outcome=document,
+                limits=limits_of(found, spec),
+                accept_late=late,
+            )
         )
 
     async def fail(
@@ -122,12 +158,9 @@ class RunnerCalls(HistoryCalls):
         delay = None if retry_in is None else duration("retry_in", retry_in, positive=False)
         spec = _spec_of(claimed)
         most = MAX_ATTEMPTS if max_attempts is None else count("max_attempts", max_attempts, least=1)
-        if spec is not None and spec.kind == "job" and max_attempts is None:
-            decided = job_failure(error, spec, attempt=claimed.attempt, random=random.random)
-            if isinstance(decided, Stop):
-                most = 0
-            else:
-                delay, most = decided.delay if delay is None else delay, spec.max_attempts or MAX_ATTEMPTS
+        if spec is not None and max_attempts is None:
+            limit, wait = _retry_of(error, spec, claimed)
+            most, delay = most if limit is None else limit, wait if delay is None else delay
         return await self._end(
             partial(
                 runner.fail,
@@ -150,11 +183,18 @@ class RunnerCalls(HistoryCalls):
         """The client gives hints to its engine."""
 
     def _children(self, outcome: ScheduleChildren) -> list[InsertPlan]:
+        if outcome.is_graph:  # the function `complete` knows neither: they would all start at once
+            raise InvalidOutcome(
+                "a child of a runner has no key and comes after no other one: let an engine or execute_next run "
+                "this step, which starts children with key= or after="
+            )
         registry = current_registry()
-        return [
+        plans = [
             plan_insert(registry.find(child.machine), child.options, on_duplicate="skip", journal=self._level)
             for child in outcome.children
         ]
+        traced(plans)
+        return plans
 
 
 def _places(machines: Iterable[MachineRef] | None, steps: Iterable[str] | None) -> list[str]:
@@ -171,6 +211,25 @@ def _places(machines: Iterable[MachineRef] | None, steps: Iterable[str] | None) 
             option="steps",
         )
     return [*named, *(f"{spec.name}@{spec.version}/{step}" for spec in specs for step in spec.steps)]
+
+
+def _retry_of(
+    error: BaseException | str, spec: MachineSpec, claimed: Claimed
+) -> tuple[int | None, float | None]:
+    """How often it may run, and when next, as its definition says; 0: no run is left. Its row may have another limit.
+
+    So whether this was the last run is left to the statement: here the limit is out of reach.
+    """
+    limit = most_attempts(spec, claimed.step, None)
+    if limit is None:
+        return None, None
+    attempt, step = claimed.attempt, spec.steps[claimed.step]
+    decided = (
+        job_failure(error, spec, attempt=attempt, random=random.random, max_attempts=UNREACHABLE)
+        if spec.kind == "job"
+        else step_failure(error, step, attempt=attempt, random=random.random, max_attempts=UNREACHABLE)
+    )
+    return (limit, decided.delay) if isinstance(decided, Retry) else (0, None)
 
 
 def _spec_of(claimed: Claimed) -> MachineSpec | None:

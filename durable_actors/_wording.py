@@ -1,6 +1,8 @@
-"""The wording of counts and durations in log lines, errors and the command line. Pure."""
+"""The wording of counts, durations and values in log lines, errors, the command line and the dashboard. Pure."""
 
 from __future__ import annotations
+
+import json
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -16,3 +18,10 @@ def seconds(value: float | None) -> str:
         if abs(value) >= 2 * size:
             return f"{value / size:.0f} {unit}"
     return f"{value:.1f} s" if abs(value) < 10 else f"{value:.0f} s"
+
+
+def one_line(value: object, *, limit: int = 80) -> str:
+    """Format a value for a table cell: printable, on one line, cut at `limit`."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = "".join(c if c.isprintable() else "\\n" if c == "\n" else f"\\x{ord(c):02x}" for c in text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

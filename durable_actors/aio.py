@@ -12,16 +12,18 @@ The instance exists once your transaction commits. Workers find it at their next
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Literal, Unpack, cast, overload
 
 import psycopg
 
 from durable_actors._client import insert_on, signal_on
 from durable_actors._option_checks import Duration, check_schema_name, choice, flag
-from durable_actors._store.boundaries import decision_params
+from durable_actors._store.boundaries import DecisionSaid, plan_decision
+from durable_actors._store.cascade import COURTESY, cascading
 from durable_actors._store.commands import Said, plan_command
-from durable_actors._store.connection_kinds import check_aio
+from durable_actors._store.connection_kinds import AioConnection, aio_connection
 from durable_actors._store.dialogues import (
     RETRY,
     RUN_NOW,
@@ -37,29 +39,47 @@ from durable_actors._store.dialogues import (
     undelivered,
     value_of,
 )
+from durable_actors._store.drawing import MOST_NODES, drawing
 from durable_actors._store.explanation import Explanation
-from durable_actors._store.foreign import polling_async, run_dialogue_async
+from durable_actors._store.foreign import committed, polling_async, run_dialogue_async
 from durable_actors._store.insert import Insertion, plan_rows
-from durable_actors._store.pausing import RESUME, pausing
+from durable_actors._store.pauses import QueuePause
+from durable_actors._store.pausing import RESUME, Until, pausing, pausing_queue, plan_queue, resuming_queue
 from durable_actors._store.read import Instance
-from durable_actors._store.rerun import Start, rerunning
+from durable_actors._store.rerun import rerunning
+from durable_actors._store.rerun_tasks import Start
 from durable_actors._store.signal import plan_signal
 from durable_actors._store.tree import Tree
-from durable_actors.machine import KEEP, InsertOptions, MachineRef, OnDuplicate, RowOptions, StepRef
+from durable_actors._tracing import sending
+from durable_actors.diagrams import Diagram
+from durable_actors.errors import DurableError
+from durable_actors.machine import (
+    KEEP,
+    Defined,
+    InsertOptions,
+    MachineRef,
+    OnDuplicate,
+    RowOptions,
+    StepRef,
+    TaskRef,
+)
 
 __all__ = [
     "approve",
     "cancel",
     "explain",
+    "graph",
     "insert",
     "insert_many",
     "inspect",
     "pause",
+    "pause_queue",
     "proceed",
     "reject",
     "rerun",
     "result",
     "resume",
+    "resume_queue",
     "retry",
     "run_now",
     "signal",
@@ -69,7 +89,7 @@ __all__ = [
 
 @overload
 async def insert(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     machine: MachineRef,
     *,
     schema: str = "durable",
@@ -78,7 +98,7 @@ async def insert(
 ) -> int: ...
 @overload
 async def insert(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     machine: MachineRef,
     *,
     schema: str = "durable",
@@ -86,7 +106,7 @@ async def insert(
     **options: Unpack[RowOptions],
 ) -> int | None: ...
 async def insert(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     machine: MachineRef,
     *,
     schema: str = "durable",
@@ -97,14 +117,17 @@ async def insert(
     `Duplicate` does not abort your transaction: you can catch it and continue.
     """
     check_schema_name(schema)
-    check_aio(conn)
-    insertion = Insertion(plan_rows(machine, [options], on_duplicate="raise"))
-    await insert_on(conn, insertion, schema=schema)
-    return insertion.ids()[0]
+    conn = await aio_connection(conn)
+    with sending() as span:
+        insertion = Insertion(plan_rows(machine, [options], on_duplicate="raise"))
+        await insert_on(conn, insertion, schema=schema)
+        ids = insertion.ids()
+        span.sent(ids)
+    return ids[0]
 
 
 async def insert_many(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     machine: MachineRef,
     rows: Iterable[InsertOptions],
     *,
@@ -112,14 +135,17 @@ async def insert_many(
 ) -> list[int | None]:
     """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied."""
     check_schema_name(schema)
-    check_aio(conn)
-    insertion = Insertion(plan_rows(machine, rows))
-    await insert_on(conn, insertion, schema=schema)
-    return insertion.ids()
+    conn = await aio_connection(conn)
+    with sending() as span:
+        insertion = Insertion(plan_rows(machine, rows))
+        await insert_on(conn, insertion, schema=schema)
+        ids = insertion.ids()
+        span.sent(ids)
+    return ids
 
 
 async def signal(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     name: str,
     payload: object = None,
@@ -132,30 +158,26 @@ async def signal(
     Raises `NoTarget` if the instance has ended or does not exist. Its row stays locked until your transaction ends.
     """
     check_schema_name(schema)
-    check_aio(conn)
+    conn = await aio_connection(conn)
     [sent] = await signal_on(conn, [plan_signal(target, name, payload, dedup_key)], schema=schema)
     if sent.outcome == "no_target":
         raise await run_dialogue_async(conn, undelivered(schema, name, target), schema=schema)
 
 
-async def inspect(
-    conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
-) -> Instance:
+async def inspect(conn: AioConnection, target: int | str | bytes, *, schema: str = "durable") -> Instance:
     """Read an instance by id, or by unique key (the current holder, or else the last one). Raises `NoTarget`."""
-    check_aio(conn)
+    conn = await aio_connection(conn)
     return await run_dialogue_async(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
-async def explain(
-    conn: psycopg.AsyncConnection[Any], target: int | str | bytes, *, schema: str = "durable"
-) -> Explanation:
+async def explain(conn: AioConnection, target: int | str | bytes, *, schema: str = "durable") -> Explanation:
     """Explain why an instance waits, runs or has ended; see `durable_actors.explain`. Raises `NoTarget`."""
-    check_aio(conn)
+    conn = await aio_connection(conn)
     return await run_dialogue_async(conn, explaining(check_schema_name(schema), target), schema=schema)
 
 
 async def tree(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
     depth: int = 10,
@@ -164,20 +186,32 @@ async def tree(
     schema: str = "durable",
 ) -> Tree:
     """Return the family of an instance; see `durable_actors.tree`. Raises `NoTarget`."""
-    check_aio(conn)
+    conn = await aio_connection(conn)
     reading = climbing(check_schema_name(schema), target, depth=depth, children=children, limit=limit)
     return await run_dialogue_async(conn, reading, schema=schema)
 
 
+async def graph(
+    conn: AioConnection,
+    target: int | str | bytes | Defined,
+    *,
+    barrier: int | None = None,
+    steps: bool = False,
+    limit: int = MOST_NODES,
+    schema: str = "durable",
+) -> Diagram:
+    """Return the diagram of an instance or a machine; see `durable_actors.graph`. Raises `NoTarget`."""
+    conn = await aio_connection(conn)
+    reading = drawing(check_schema_name(schema), target, barrier=barrier, steps=steps, limit=limit)
+    return await run_dialogue_async(conn, reading, schema=schema)
+
+
 async def retry(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> int:
     """Run a failed or cancelled instance again once your transaction commits; return its id.
 
@@ -186,82 +220,79 @@ async def retry(
     been cancelled, and `Duplicate` if another instance now occupies its unique key. These errors do not abort your
     transaction.
     """
-    check_aio(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = carrying_out(RETRY, check_schema_name(schema), target, command)
+    conn = await aio_connection(conn)
+    dialogue = carrying_out(RETRY, check_schema_name(schema), target, plan_command(**said))
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def cancel(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
     children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> Literal["cancelled", "requested"]:
     """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
 
-    `durable_actors.cancel` says what follows. With `children="cancel"` an engine cancels the children, a second or two
-    after your commit. It leaves a receipt, in your transaction or savepoint. Until your
-    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
-    it has ended. These errors do not abort your transaction.
+    `durable_actors.cancel` says what follows. With `children="cancel"` this call cancels the children, too, if it has
+    committed (the connection is in autocommit mode, and no transaction is open). Otherwise an engine or a runner does,
+    after your commit: an engine within about a second, without the long poll within `reap_interval`. It leaves a
+    receipt, in your transaction or savepoint. Until your transaction ends, the instance's row is locked. Raises
+    `NoTarget` if the instance does not exist, and `Conflict` if it has ended. These errors do not abort your
+    transaction.
     """
-    check_aio(conn)
+    conn = await aio_connection(conn)
     flag("force", force)
     choice("children", children, "leave", "cancel")
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
     dialogue = cancelling(
-        check_schema_name(schema), target, command, force=force, children=children == "cancel"
+        check_schema_name(schema), target, plan_command(**said), force=force, children=children == "cancel"
     )
     done = await run_dialogue_async(conn, dialogue, schema=schema)
+    if done.cascades and committed(conn):
+        with suppress(DurableError, psycopg.Error):  # the command is committed; what is left here, engines do
+            await run_dialogue_async(conn, cascading(schema, rounds=COURTESY), schema=schema)
     return cast("Literal['cancelled', 'requested']", done.result)
 
 
 async def run_now(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
     schema: str = "durable",
     **said: Unpack[Said],
-) -> Literal["hastened", "due", "held"]:
+) -> Literal["hastened", "paused", "due", "held", "waiting"]:
     """Let a delayed instance run once your transaction commits; `durable_actors.run_now` says what it returns."""
-    check_aio(conn)
+    conn = await aio_connection(conn)
     dialogue = carrying_out(RUN_NOW, check_schema_name(schema), target, plan_command(**said))
     done = await run_dialogue_async(conn, dialogue, schema=schema)
-    return cast("Literal['hastened', 'due', 'held']", done.result)
+    return cast("Literal['hastened', 'paused', 'due', 'held', 'waiting']", done.result)
 
 
 async def rerun(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    step: str | StepRef[Any] | None = None,
+    step: str | StepRef[Any] | TaskRef[Any] | None = None,
     state: object = KEEP,
     at_rev: int | None = None,
     schema: str = "durable",
     **said: Unpack[Said],
 ) -> int:
     """Start a new instance from an old one once your transaction commits; see `durable_actors.rerun`."""
-    check_aio(conn)
+    conn = await aio_connection(conn)
     start = Start(step=step, state=state, at_rev=at_rev)
     dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def pause(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> Literal["paused", "requested"]:
     """Pause an instance once your transaction commits. Returns "paused", or "requested" if a step runs.
 
@@ -269,45 +300,73 @@ async def pause(
     transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
     it has ended, is paused, or is to be cancelled. These errors do not abort your transaction.
     """
-    check_aio(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = pausing(check_schema_name(schema), target, command)
+    conn = await aio_connection(conn)
+    dialogue = pausing(check_schema_name(schema), target, plan_command(**said))
     done = await run_dialogue_async(conn, dialogue, schema=schema)
     return cast("Literal['paused', 'requested']", done.result)
 
 
 async def resume(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> int:
     """End the pause of an instance once your transaction commits; return its id. It leaves a receipt.
 
     Raises `NoTarget` if the instance does not exist, and `Conflict` if it is not paused. These errors do not abort your
     transaction.
     """
-    check_aio(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
+    conn = await aio_connection(conn)
+    dialogue = carrying_out(RESUME, check_schema_name(schema), target, plan_command(**said))
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
+async def pause_queue(
+    conn: AioConnection,
+    queue: str,
+    machine: MachineRef | str | None = None,
+    until: Until | None = None,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> QueuePause:
+    """Let nothing pick from a queue, or one machine in it, once your transaction commits; return the pause.
+
+    `durable_actors.pause_queue` says what follows. It leaves a receipt, in your transaction or savepoint. Raises
+    `Conflict` if `until` has passed. That error does not abort your transaction.
+    """
+    conn = await aio_connection(conn)
+    plan = plan_queue(queue, machine, until)
+    dialogue = pausing_queue(check_schema_name(schema), plan, plan_command(**said))
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).pause
+
+
+async def resume_queue(
+    conn: AioConnection,
+    queue: str,
+    machine: MachineRef | str | None = None,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> QueuePause:
+    """End the pause of a queue, or of one machine in it, once your transaction commits; return the pause as it was.
+
+    Nodes notice within about a second. It leaves a receipt. Raises `Conflict` if it is not paused. That error does not
+    abort your transaction.
+    """
+    conn = await aio_connection(conn)
+    dialogue = resuming_queue(check_schema_name(schema), plan_queue(queue, machine), plan_command(**said))
+    return (await run_dialogue_async(conn, dialogue, schema=schema)).pause
+
+
 async def proceed(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Let an instance proceed that waits at a `Pause`, once your transaction commits; return its id.
 
@@ -315,24 +374,17 @@ async def proceed(
     the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
     at a pause. These errors do not abort your transaction.
     """
-    check_aio(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    params = decision_params("proceed", comment, data)
-    dialogue = deciding("proceed", check_schema_name(schema), target, command, params)
+    conn = await aio_connection(conn)
+    dialogue = deciding(check_schema_name(schema), target, plan_decision("proceed", **said))
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def approve(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Approve what an instance asks with `Approval`, once your transaction commits; return its id.
 
@@ -340,24 +392,17 @@ async def approve(
     the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
     for an approval, or another decision was first. These errors do not abort your transaction.
     """
-    check_aio(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    params = decision_params("approve", comment, data)
-    dialogue = deciding("approve", check_schema_name(schema), target, command, params)
+    conn = await aio_connection(conn)
+    dialogue = deciding(check_schema_name(schema), target, plan_decision("approve", **said))
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def reject(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Reject what an instance asks with `Approval`, once your transaction commits; return its id.
 
@@ -365,15 +410,13 @@ async def reject(
     the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
     for an approval, or another decision was first. These errors do not abort your transaction.
     """
-    check_aio(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    params = decision_params("reject", comment, data)
-    dialogue = deciding("reject", check_schema_name(schema), target, command, params)
+    conn = await aio_connection(conn)
+    dialogue = deciding(check_schema_name(schema), target, plan_decision("reject", **said))
     return (await run_dialogue_async(conn, dialogue, schema=schema)).id
 
 
 async def result(
-    conn: psycopg.AsyncConnection[Any],
+    conn: AioConnection,
     target: int | str | bytes,
     *,
     timeout: Duration | None = None,
@@ -387,7 +430,7 @@ async def result(
     transaction that is still open cannot run.
     """
     check_schema_name(schema)
-    check_aio(conn)
+    conn = await aio_connection(conn)
     polls = ResultPolling(timeout)
     async with polling_async(conn) as looked:
         number = await run_dialogue_async(conn, resolving(schema, target), schema=schema)

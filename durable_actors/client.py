@@ -22,6 +22,7 @@ from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import open_target
 from durable_actors._store.commands import Receipt
+from durable_actors._store.drawing import MOST_NODES
 from durable_actors._store.explanation import Explanation
 from durable_actors._store.migrate import require_schema
 from durable_actors._store.observe import Filter
@@ -29,9 +30,10 @@ from durable_actors._store.read import Instance
 from durable_actors._store.tree import Tree
 from durable_actors._trio_run import require_trio
 from durable_actors.config import Config, Notifier
+from durable_actors.diagrams import Diagram
 from durable_actors.errors import ConfigError, DurableError
 from durable_actors.journal import Problem, Record, VerifyReport
-from durable_actors.machine import InsertOptions, MachineRef, OnDuplicate, RowOptions, add_builtin
+from durable_actors.machine import Defined, InsertOptions, MachineRef, OnDuplicate, RowOptions, add_builtin
 
 T = TypeVar("T")
 
@@ -129,7 +131,9 @@ async def open_client(
         await when_ready(check, [target.dsn], start_timeout=config.start_timeout)
         client = Client(config.name, pool, "client", config.schema, journal=config.journal)
         client.wakeups = wakeups = None if config.notifier is None else Wakeups(config.notifier)
-        client.executor = Executor(config, pool, roles, on_final=client.results.hint, wakeups=wakeups)
+        client.executor = Executor(
+            config, pool, roles, telemetry=client.telemetry, on_final=client.results.hint, wakeups=wakeups
+        )
         async with open_notifier(wakeups, pool=pool, lane="client", schema=config.schema):
             with opened(client):
                 yield client
@@ -181,7 +185,7 @@ async def insert_many(
 ) -> list[int | None]:
     """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied.
 
-    `rows` has one dict of options per instance: `insert_many(send_email, [dict(args=a), dict(args=b, priority=5)])`.
+    `rows` has one dict of options per instance: `insert_many(send_email, [{"args": a}, {"args": b, "priority": 5}])`.
     For a row with `on_duplicate="return"` the existing id is returned; with `"raise"`, `Duplicate` is raised after all
     other rows are inserted.
     """
@@ -439,3 +443,25 @@ async def tree(
     ended are shown first, then those that failed. Two statements, which lock nothing. Raises `NoTarget`.
     """
     return await find_client(engine).tree(target, depth=depth, children=children, limit=limit)
+
+
+async def graph(
+    target: int | str | bytes | Defined,
+    *,
+    barrier: int | None = None,
+    steps: bool = False,
+    limit: int = MOST_NODES,
+    engine: object = None,
+) -> Diagram:
+    """Return the diagram of an instance (by id or unique key), or of a machine (its class or job).
+
+    Of an instance whose children come after each other: these children, with how far each is; `barrier` names an
+    earlier visit that scheduled children. Of another, or with `steps`: the steps of its machine, where it stands and
+    what it has passed. Of a machine: its steps, from its source and from the journals of its newest instances; what
+    only journals show is `observed`. `machine_graph` needs no database.
+
+    At most `limit` nodes: of more, tasks that look the same are one, and what is still too much is counted in `hidden`.
+    `durable_actors.diagrams.render` draws it as text, Mermaid, DOT or SVG. Reads only, and locks nothing. Raises
+    `NoTarget`.
+    """
+    return await find_client(engine).graph(target, barrier=barrier, steps=steps, limit=limit)

@@ -3,13 +3,12 @@
 An option is declared once, as a field: name, type, default, check, meaning and its flag of `durable-actors serve`. The
 command line and the tables of docs/reference are generated from the fields, so a new option is a new field.
 
-Only this module and the command line read the environment. Every error names the option and the value, and is raised
+Only `_dsn` and the command line read the environment. Every error names the option and the value, and is raised
 before anything is written.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
@@ -19,7 +18,9 @@ from typing import Any, Final, Literal
 import attrs
 
 from durable_actors import _option_checks as check
+from durable_actors._dsn import check_session_dsn, resolve_dsn, without_password
 from durable_actors._journal_level import LEVELS, JournalLevel
+from durable_actors._limits import Limit, limits_of
 from durable_actors._option_fields import (
     CALLABLE,
     FLAG,
@@ -34,47 +35,22 @@ from durable_actors._option_fields import (
     optional_seconds,
     seconds,
     seconds_or_off,
+    weights,
     whole,
 )
+from durable_actors._scheduling.schedule import Schedule, check_schedules
+from durable_actors.dashboard_options import Dashboard
 from durable_actors.errors import ConfigError
 from durable_actors.retention import Retention
 
-EMBEDDED: Final = "embedded"
-"""The DSN of the embedded Postgres."""
-
 MAX_SLOTS: Final = 100_000
 """The largest concurrency of a queue."""
-
-_LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE")
-_OFF: Final = frozenset({"0", "false", "no", "off"})
 
 _MAX_POLL: Final = 5.0
 """Seconds: the default of `max_poll_interval`, unless `poll_interval` is longer."""
 
 _ENGINES: Final = "the engine's"
-
-
-def resolve_dsn(dsn: Any = None, environ: Mapping[str, str] | None = None) -> str:
-    """Decide which Postgres to use: a DSN for libpq, or `EMBEDDED`.
-
-    The first of: `dsn`, `$DURABLE_DSN`, libpq's own environment (PGHOST, PGHOSTADDR, PGSERVICE), the embedded
-    server. `DURABLE_EMBEDDED=0` forbids the embedded server. Pure except for reading the environment.
-    """
-    environ = os.environ if environ is None else environ
-    if dsn is not None and not isinstance(dsn, str):
-        raise ConfigError(f"dsn={check.shown(dsn)} must be a string", option="dsn", value=dsn)
-    found: str | None = dsn if dsn is not None else environ.get("DURABLE_DSN") or None
-    if found is None:
-        found = "" if any(environ.get(name) for name in _LIBPQ) else EMBEDDED
-    if found == EMBEDDED and environ.get("DURABLE_EMBEDDED", "").lower() in _OFF:
-        asked = "dsn='embedded'" if dsn == EMBEDDED else "no DSN is set"
-        raise ConfigError(
-            f"{asked}, and DURABLE_EMBEDDED={environ['DURABLE_EMBEDDED']} forbids the embedded Postgres. "
-            "Set DURABLE_DSN (postgresql://user@host/database), PGHOST or PGSERVICE.",
-            option="dsn",
-            value=dsn,
-        )
-    return found
+_NO_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @attrs.frozen
@@ -119,6 +95,29 @@ class Queue:
         validator=optional(LONG_POLL),
         metadata=about("As `long_poll` of `Config`.", default=_ENGINES),
     )
+    fair: bool = attrs.field(
+        default=False,
+        kw_only=True,
+        validator=FLAG,
+        metadata=about(
+            "Whether the values of `fair_key` share the queue: the one that has used least goes first."
+        ),
+    )
+    weights: Mapping[str, float] = attrs.field(
+        default=_NO_WEIGHTS,
+        kw_only=True,
+        converter=weights,
+        hash=False,
+        metadata=about(
+            "With `fair`: how much of the queue a `fair_key` gets, compared with others.",
+            default="1 for each",
+            values="`fair_key` to a number, 0.001 to 1000",
+        ),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.weights and not self.fair:
+            raise ConfigError("weights are those of a fair queue: set fair=True", option="weights")
 
 
 @attrs.frozen(kw_only=True)
@@ -144,14 +143,6 @@ Notifier = Callable[[Wakeup], Awaitable[object]]
 
 def _dsn(value: str | None) -> str:
     return resolve_dsn(value)
-
-
-def _session_dsn(value: str | None) -> str | None:
-    given: Any = value  # untyped callers pass anything
-    if given is not None and (not isinstance(given, str) or given == EMBEDDED):
-        text = f"session_dsn={check.shown(value)} must be a connection string or URI"
-        raise ConfigError(text, option="session_dsn", value=value)
-    return value
 
 
 def _node(value: str | None) -> str:
@@ -198,9 +189,16 @@ def _retention(value: Retention | None) -> Retention | None:
     return value
 
 
-def _without_password(dsn: str | None) -> str:
-    """Return the repr of a DSN for logs and tracebacks, without a password."""
-    return "'…'" if dsn is not None and ("password" in dsn or "@" in dsn) else repr(dsn)
+def _dashboard(value: Dashboard | None) -> Dashboard | None:
+    given: Any = value  # untyped callers pass anything
+    if given is not None and not isinstance(given, Dashboard):
+        text = f"dashboard={check.shown(value)} must be a Dashboard, or None for none"
+        raise ConfigError(text, option="dashboard", value=value)
+    return value
+
+
+def _schedules(value: Iterable[Schedule]) -> tuple[Schedule, ...]:
+    return check_schedules(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -210,7 +208,7 @@ class Config:
     dsn: str = attrs.field(
         default=None,
         converter=_dsn,
-        repr=_without_password,
+        repr=without_password,
         metadata=about(
             "The Postgres server: a libpq connection string or URI, or `embedded`.",
             flag="--dsn",
@@ -220,8 +218,8 @@ class Config:
     )
     session_dsn: str | None = attrs.field(
         default=None,
-        converter=_session_dsn,
-        repr=_without_password,
+        converter=check_session_dsn,
+        repr=without_password,
         metadata=about(
             "A direct connection for session locks, if `dsn` goes through a transaction pooler.",
             flag="--session-dsn",
@@ -419,12 +417,38 @@ class Config:
             values="a `Retention`",
         ),
     )
+    limits: Mapping[str, Limit] = attrs.field(
+        default=MappingProxyType({}),
+        converter=limits_of,
+        metadata=about(
+            "Rates and slots that steps share over all nodes, by name. Written to the database at start where they "
+            "differ from what is declared there.",
+            default="none",
+            values="name → `Limit`",
+        ),
+    )
+    schedules: tuple[Schedule, ...] = attrs.field(
+        default=(),
+        converter=_schedules,
+        metadata=about(
+            "What to start when, in addition to jobs with `cron=` or `every=`.", values="`Schedule` objects"
+        ),
+    )
     observers: tuple[Callable[[Any], object], ...] = attrs.field(
         default=(),
         converter=_observers,
         metadata=about(
             "Called with every telemetry event from the start on. `engine.telemetry.subscribe` adds observers later.",
             values="functions of one argument",
+        ),
+    )
+    dashboard: Dashboard | None = attrs.field(
+        default=None,
+        converter=_dashboard,
+        metadata=about(
+            "Serve the dashboard in this process, with the live tree of this engine. Needs the extra `dashboard`.",
+            default="none",
+            values="a `Dashboard`",
         ),
     )
     notifier: Notifier | None = attrs.field(

@@ -9,7 +9,7 @@ from durable_actors._history import TrioConn
 from durable_actors._store.commands import Said
 from durable_actors._store.observe import Filter
 from durable_actors.client import find_client
-from durable_actors.machine import KEEP, StepRef
+from durable_actors.machine import KEEP, StepRef, TaskRef
 
 
 @overload
@@ -88,15 +88,16 @@ async def retry(target: Any = None, *, engine: object = None, **options: Any) ->
 @overload
 async def run_now(
     target: int | str | bytes, *, engine: object = None, conn: TrioConn | None = None, **said: Unpack[Said]
-) -> Literal["hastened", "due", "held"]: ...
+) -> Literal["hastened", "paused", "due", "held", "waiting"]: ...
 @overload
 async def run_now(*, where: Filter, engine: object = None, **said: Unpack[BulkSaid]) -> Bulk: ...
 async def run_now(target: Any = None, *, engine: object = None, **options: Any) -> Any:
     """Let a runnable instance (by id or unique key) run now: skip its delay, its schedule or its back-off.
 
-    Returns "hastened"; "due" if it was due already, and "held" if something else than time holds it, such as another
-    instance of its partition key: then nothing changes. Raises `NoTarget` if it does not exist, and `Conflict` if it
-    runs, waits for signals or children, or has ended.
+    Returns "hastened"; "paused" if it is paused, too: its delay is skipped, and it runs as soon as it is resumed; "due"
+    if it was due already, "waiting" if it waits for instances that it comes after, and "held" if something else than
+    time holds it, such as another instance of its partition key: then nothing changes. Raises `NoTarget` if it does not
+    exist, and `Conflict` if it runs, waits for signals or children, or has ended.
 
     It is a command, like `retry`, and takes `where` like it: all delayed instances that match.
     """
@@ -106,7 +107,7 @@ async def run_now(target: Any = None, *, engine: object = None, **options: Any) 
 async def rerun(
     target: int | str | bytes,
     *,
-    step: str | StepRef[Any] | None = None,
+    step: str | StepRef[Any] | TaskRef[Any] | None = None,
     state: object = KEEP,
     at_rev: int | None = None,
     engine: object = None,
@@ -120,9 +121,14 @@ async def rerun(
     state. `step` and `state` say otherwise; `at_rev` takes both as they were at a revision of the old one (see
     `history`), which needs journal level "full".
 
+    For a `Workflow`, `step` is a task (`Report.charts`, or its name). That task runs, every task that has no result,
+    and all that come after one of these; the results of the others are carried into the new instance. Without `step`
+    everything runs again. The parameters are those of the old one, or `state`. An unknown task is a `ConfigError`.
+
     Raises `NoTarget` if the old one does not exist, and `Conflict` if its first state is not known: it is recorded at
     level "full", or no outcome can have changed it yet. A state is checked by the machine if this process knows it;
-    otherwise it must be a JSON value.
+    otherwise it must be a JSON value. Limits are those that the old one used in that step, if that is known, else those
+    that the code of this process says of it.
 
     It is a command, like `retry`: with an `idempotency_key` a second call returns the id of the first.
     """

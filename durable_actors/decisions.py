@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 from durable_actors._history import TrioConn
+from durable_actors._store.boundaries import DecisionSaid
 from durable_actors.client import find_client
 
 
 async def proceed(
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     engine: object = None,
     conn: TrioConn | None = None,
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Let an instance (by id or unique key) proceed that waits at a `Pause`; return its id.
 
@@ -30,29 +25,15 @@ async def proceed(
     It is a command, like `retry`: it leaves a `Receipt` with `by`, `reason`, `meta` and the comment, and with an
     `idempotency_key` it is safe to call again. With `conn` (a Trio connection) it is part of your transaction.
     """
-    return await find_client(engine).proceed(
-        target,
-        comment=comment,
-        data=data,
-        by=by,
-        reason=reason,
-        idempotency_key=idempotency_key,
-        meta=meta,
-        conn=conn,
-    )
+    return await find_client(engine).proceed(target, conn=conn, **said)
 
 
 async def approve(
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     engine: object = None,
     conn: TrioConn | None = None,
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Approve what an instance (by id or unique key) asks with `Approval`; return its id.
 
@@ -60,29 +41,15 @@ async def approve(
     counts: after another one, or after the deadline, this raises `Conflict`, and the text says what was decided and by
     whom. The same `idempotency_key` again is harmless. Otherwise as `proceed`.
     """
-    return await find_client(engine).approve(
-        target,
-        comment=comment,
-        data=data,
-        by=by,
-        reason=reason,
-        idempotency_key=idempotency_key,
-        meta=meta,
-        conn=conn,
-    )
+    return await find_client(engine).approve(target, conn=conn, **said)
 
 
 async def reject(
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     engine: object = None,
     conn: TrioConn | None = None,
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Reject what an instance (by id or unique key) asks with `Approval`; return its id.
 
@@ -90,13 +57,4 @@ async def reject(
     step it fails at once ("rejected by ada: too expensive"), and its parent's barrier counts it. Otherwise as
     `approve`.
     """
-    return await find_client(engine).reject(
-        target,
-        comment=comment,
-        data=data,
-        by=by,
-        reason=reason,
-        idempotency_key=idempotency_key,
-        meta=meta,
-        conn=conn,
-    )
+    return await find_client(engine).reject(target, conn=conn, **said)

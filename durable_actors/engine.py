@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, cast
 
+import attrs
 import psycopg
 import trio
 
@@ -21,20 +24,29 @@ from durable_actors._engine.limits import QueueLimits
 from durable_actors._engine.maintenance.loop_watch import watch_loop
 from durable_actors._engine.node import Node, engine_state, logger
 from durable_actors._engine.running.context_port import EnginePort
-from durable_actors._engine.setup import config_error_in, load_machines, make_node, plan_queues
+from durable_actors._engine.setup import (
+    config_error_in,
+    load_machines,
+    make_node,
+    plan_queues,
+    plan_schedules,
+)
 from durable_actors._engine.tree import Parts, build_tree
 from durable_actors._engine.wakeups import Wakeups
+from durable_actors._option_checks import shown
 from durable_actors._postgres.embedded.server import keep_up
 from durable_actors._postgres.pool.pool import ConnectionPool, ConnectionStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
 from durable_actors._postgres.target import Target, open_target
 from durable_actors._store.cascade import write_compensations
+from durable_actors._store.limits import declare_limits
 from durable_actors._store.migrate import migrate, require_schema, schema_version
 from durable_actors._store.node import read_live_nodes, register_node, stop_node
 from durable_actors._store.releases import older_nodes
 from durable_actors._trio_run import require_trio
 from durable_actors._version import __version__
 from durable_actors.config import Config
+from durable_actors.dashboard_options import Dashboard
 from durable_actors.errors import ConfigError, StoreUnavailable
 from durable_actors.machine import builtin_queues
 from durable_actors.otp import ChildSpec, Node as TreeNode, StartFailed, TaskChild, Tree, run_tree
@@ -211,10 +223,8 @@ def _is_cancelled(error: BaseException) -> bool:
 
 def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
     if config is None:
-        try:
-            return Config(**options)
-        except TypeError as exc:  # an unknown option
-            raise ConfigError(f"{exc}; see durable_actors.Config for the options") from None
+        _refuse_unknown(options)
+        return Config(**options)
     if options:
         raise ConfigError(
             f"give either a config or options, not both: {', '.join(options)}", option=next(iter(options))
@@ -224,6 +234,17 @@ def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
             f"config must be a durable_actors.Config, not {config!r}", option="config", value=config
         )
     return config
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    known = [field.name for field in attrs.fields(Config)]
+    for name, value in options.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+            raise ConfigError(
+                f"{name}={shown(value)}: there is no such option; {hint}", option=name, value=value
+            )
 
 
 # -- start-up, run and shutdown
@@ -239,6 +260,7 @@ async def run_engine(
     require_trio("an engine")
     specs = load_machines(config)
     queues = plan_queues(config, specs)
+    schedules = plan_schedules(config, specs)
     roles = lanes(config.pool_size, session_dsn=config.session_dsn, keepalive=config.lease_ttl)
     state = engine_state()
     async with AsyncExitStack() as stack:
@@ -249,9 +271,10 @@ async def run_engine(
         pool = await stack.enter_async_context(open_pool(target.dsn, lanes=distinct.values()))
         node = make_node(config, pool, roles, specs)
         node.state = state
+        node.schedules = schedules if queues else {}  # a client-only node fires none
         node.wakeups = None if config.notifier is None else Wakeups(config.notifier, node.telemetry)
         client = Client(config.name, pool, node.lane("client"), config.schema, journal=config.journal)
-        client.late_commit = config.late_commit
+        client.late_commit, client.telemetry = config.late_commit, node.telemetry
         client.executor = Executor(
             config,
             pool,
@@ -290,6 +313,7 @@ def _connect(engine: Engine, node: Node, client: Client) -> None:
     client.pauses_changed = node.pauses_changed
     if isinstance(node.port, EnginePort):
         node.port.notify, node.port.wakeups = node.notify, node.wakeups
+        node.port.telemetry = node.telemetry
     node.on_final = client.results.hint
     client.results.runs_here = node.claims.has_instance
     node.on_fatal = engine._fail  # noqa: SLF001 - same module
@@ -310,13 +334,10 @@ async def _run_tree(
     signals: bool,
     task_status: trio.TaskStatus[Engine],
 ) -> None:
-    extra: list[ChildSpec] = []
-    if target.server is not None:
-        extra.append(TaskChild("embedded Postgres", partial(keep_up, target.server)))
-    if signals:
-        extra.append(TaskChild("signals", partial(_handle_signals, engine), handshake=True))
+    extra = _children_beside(engine, target, signals=signals)
     parts = engine._parts = build_tree(node, queues, *extra)  # noqa: SLF001 - same module
-    engine.client.cascade = _cascade_of(node, parts)
+    engine.client.cascade, engine.client.at_once = _cascade_of(node, parts), node.at_once
+    engine.client.schedules.changed = node.schedules_changed
     hidden = builtin_queues() - (node.config.queues or {}).keys()  # they are served anyway
     served = tuple(name for name in queues if name not in hidden)
 
@@ -351,17 +372,54 @@ async def _run_tree(
             logger.info("engine %s: %s stopped", engine.name, node.owner.name)
 
 
+def _children_beside(engine: Engine, target: Target, *, signals: bool) -> list[ChildSpec]:
+    """What starts before the work and stops after it."""
+    found: list[ChildSpec] = []
+    if target.server is not None:
+        found.append(TaskChild("embedded Postgres", partial(keep_up, target.server)))
+    if signals:
+        found.append(TaskChild("signals", partial(_handle_signals, engine), handshake=True))
+    if engine.config.dashboard is not None:
+        found.append(_dashboard_child(engine, engine.config.dashboard))
+    return found
+
+
+def _dashboard_child(engine: Engine, settings: Dashboard) -> ChildSpec:
+    """The dashboard: with connections of its own, and cancelled at once at a stop. Raises `ConfigError`."""
+    try:
+        child = importlib.import_module("durable_actors.dashboard.child")
+    except ImportError as exc:
+        raise ConfigError(
+            f"dashboard= needs packages that are not installed ({exc.name}): pip install 'durable-actors[dashboard]'",
+            option="dashboard",
+        ) from exc
+    run = partial(
+        child.keep_serving,
+        engine.dsn,
+        settings,
+        schema=engine.config.schema,
+        engine=engine,
+        client=engine.client,
+    )
+    return TaskChild("dashboard", run, shutdown="brutal")
+
+
 async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
     """Insert the row of this node, for tools, and warn of older nodes. A locked table must not prevent the start."""
     steps = node.catalog.steps
-    node.about = {
+    about: dict[str, object] = {
         "queues": {name: limits.concurrency for name, limits in queues.items()},
         "machines": sorted(steps),
         "steps": steps,
+        "attempts": node.catalog.attempts,
         "pid": os.getpid(),
         "version": __version__,
     }
-    owner = node.owner
+    if fair := [name for name, limits in queues.items() if limits.weights is not None]:
+        about["fair"] = fair
+    if node.schedules:
+        about["schedules"] = {name: plan.revision for name, plan in node.schedules.items()}
+    node.about, owner = about, node.owner
     try:
         async with node.pool.acquire(node.lane("client")) as conn:
             await register_node(
@@ -371,6 +429,7 @@ async def _register(node: Node, queues: Mapping[str, QueueLimits]) -> None:
             told = node.catalog.generation
             await write_compensations(conn, owner.schema, node.catalog.specs)
             node.told = told
+            await declare_limits(conn, owner.schema, node.config.limits, node=owner.name)
             for line in older_nodes(await read_live_nodes(conn, owner.schema)):
                 logger.warning("%s", line)
     except psycopg.errors.LockNotAvailable as exc:

@@ -5,8 +5,10 @@
     DurableError
     ├── ConfigError             the operator: an option has an invalid value
     ├── DefinitionError         the author: the definition of a machine, step or job is invalid
+    │   └── NotADependency      the author: a task asked for the result of one that it does not come after
     ├── StateError              the author or the data: a state, result or payload does not match its type
     ├── InvalidOutcome          the author: a step returned something that is not a valid outcome
+    ├── RateLimited             the author raises it: what the step calls has told it to wait
     ├── StepTimeout             the author: a step ran longer than its timeout (also a TimeoutError)
     ├── UnknownMachine          the caller: no such machine or version is registered here
     ├── Duplicate               the caller: the unique key is occupied
@@ -26,6 +28,8 @@
 """
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 
 class DurableError(Exception):
@@ -48,6 +52,24 @@ class ConfigError(DurableError, ValueError):
 
 class DefinitionError(DurableError, TypeError):
     """The definition of a machine, step or job is invalid. Raised when it is defined or registered."""
+
+
+class RateLimited(DurableError):  # noqa: N818 - the contract's name
+    """Raised by a step that uses a limit when what it calls has told it to wait: `RateLimited(retry_after=30)`.
+
+    Nothing that uses the same limits and keys begins before that time is over; the step runs again then, and that is no
+    attempt. In a step that uses no limit it is an error like any other.
+    """
+
+    def __init__(self, text: str = "told to wait", *, retry_after: float | timedelta) -> None:
+        super().__init__(text)
+        seconds = retry_after.total_seconds() if isinstance(retry_after, timedelta) else float(retry_after)
+        self.retry_after = seconds if seconds > 0 else 0.0  # and NaN is none, too
+        """Seconds."""
+
+
+class NotADependency(DefinitionError):  # noqa: N818 - as most of its siblings
+    """A task asked `ctx.result_of` for a task that it does not come after. It fails at once: a retry has it neither."""
 
 
 class StateError(DurableError, ValueError):

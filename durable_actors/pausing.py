@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, Unpack, overload
 
 from durable_actors._bulk import Bulk, BulkSaid
@@ -56,12 +55,9 @@ async def pause_queue(
     machine: MachineRef | str | None = None,
     until: Until | None = None,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     engine: object = None,
     conn: TrioConn | None = None,
+    **said: Unpack[Said],
 ) -> QueuePause:
     """Let nothing pick from a queue, on any node, until `resume_queue` or until a time has passed.
 
@@ -76,32 +72,24 @@ async def pause_queue(
     command: it leaves a `Receipt` (scope "queue"). Nodes of the release before ignore it: `durable-actors nodes` shows
     them.
     """
-    return await find_client(engine).pause_queue(
-        queue, machine, until,
-        by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn,
-    )  # fmt: skip
+    return await find_client(engine).pause_queue(queue, machine, until, conn=conn, **said)
 
 
 async def resume_queue(
     queue: str,
     machine: MachineRef | str | None = None,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     engine: object = None,
     conn: TrioConn | None = None,
+    **said: Unpack[Said],
 ) -> QueuePause:
     """End the pause of a queue, or of one machine in it; return the pause as it was.
 
-    Nodes notice within a second; that of a machine within `max_poll_interval`. The pause of a queue and those of
-    machines in it are separate: each is resumed by itself. Instances that were paused themselves stay paused. Raises
+    Nodes notice within a second; those without the long poll within `max_poll_interval`. The pause of a queue and those
+    of machines in it are separate: each is resumed by itself. Instances that were paused themselves stay paused. Raises
     `Conflict` if it is not paused. A command, like `pause_queue`.
     """
-    return await find_client(engine).resume_queue(
-        queue, machine, by=by, reason=reason, idempotency_key=idempotency_key, meta=meta, conn=conn
-    )
+    return await find_client(engine).resume_queue(queue, machine, conn=conn, **said)
 
 
 async def pauses(*, engine: object = None) -> list[QueuePause]:

@@ -19,7 +19,8 @@ Inside a `def` step, pass the step's context instead of a connection: `insert`, 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
@@ -27,9 +28,10 @@ import psycopg
 import trio
 
 from durable_actors._option_checks import Duration, check_schema_name, choice, flag
-from durable_actors._store.boundaries import decision_params
+from durable_actors._store.boundaries import DecisionSaid, plan_decision
+from durable_actors._store.cascade import COURTESY, cascading
 from durable_actors._store.commands import Said, plan_command
-from durable_actors._store.connection_kinds import check_sync
+from durable_actors._store.connection_kinds import SyncConnection, sync_connection
 from durable_actors._store.dialogues import (
     RETRY,
     RUN_NOW,
@@ -45,40 +47,51 @@ from durable_actors._store.dialogues import (
     undelivered,
     value_of,
 )
+from durable_actors._store.drawing import MOST_NODES, drawing
 from durable_actors._store.explanation import Explanation
-from durable_actors._store.foreign import execute, polling, run_dialogue
+from durable_actors._store.foreign import committed, execute, polling, run_dialogue
 from durable_actors._store.insert import Insertion, insert_call, plan_rows
-from durable_actors._store.pausing import RESUME, pausing
+from durable_actors._store.pauses import QueuePause
+from durable_actors._store.pausing import RESUME, Until, pausing, pausing_queue, plan_queue, resuming_queue
 from durable_actors._store.read import Instance
-from durable_actors._store.rerun import Start, rerunning
+from durable_actors._store.rerun import rerunning
+from durable_actors._store.rerun_tasks import Start
 from durable_actors._store.signal import plan_signal, read_sent, signal_params
 from durable_actors._store.sql import statement
 from durable_actors._store.tree import Tree
+from durable_actors._tracing import sending
 from durable_actors._trio_run import HomeRun
+from durable_actors.diagrams import Diagram
+from durable_actors.errors import DurableError
 from durable_actors.machine import (
     KEEP,
     Context,
+    Defined,
     InsertOptions,
     InsertPlan,
     MachineRef,
     OnDuplicate,
     RowOptions,
     StepRef,
+    TaskRef,
 )
 
 __all__ = [
     "approve",
     "cancel",
     "explain",
+    "graph",
     "insert",
     "insert_many",
     "inspect",
     "pause",
+    "pause_queue",
     "proceed",
     "reject",
     "rerun",
     "result",
     "resume",
+    "resume_queue",
     "retry",
     "run_now",
     "signal",
@@ -97,7 +110,7 @@ def _from_step(ctx: Context[Any], call: Callable[[], Awaitable[R]]) -> R:
 
 @overload
 def insert(
-    conn: psycopg.Connection[Any] | Context[Any],
+    conn: SyncConnection | Context[Any],
     machine: MachineRef,
     *,
     schema: str = "durable",
@@ -106,7 +119,7 @@ def insert(
 ) -> int: ...
 @overload
 def insert(
-    conn: psycopg.Connection[Any] | Context[Any],
+    conn: SyncConnection | Context[Any],
     machine: MachineRef,
     *,
     schema: str = "durable",
@@ -114,7 +127,7 @@ def insert(
     **options: Unpack[RowOptions],
 ) -> int | None: ...
 def insert(
-    conn: psycopg.Connection[Any] | Context[Any],
+    conn: SyncConnection | Context[Any],
     machine: MachineRef,
     *,
     schema: str = "durable",
@@ -126,33 +139,38 @@ def insert(
     """
     if isinstance(conn, Context):
         return _from_step(conn, partial(conn.insert, machine, **options))
-    check_sync(conn)
+    conn = sync_connection(conn)
     check_schema_name(schema)
-    return _insert(conn, plan_rows(machine, [options], on_duplicate="raise"), schema)[0]
+    return _insert(conn, partial(plan_rows, machine, [options], on_duplicate="raise"), schema)[0]
 
 
 def insert_many(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     machine: MachineRef,
     rows: Iterable[InsertOptions],
     *,
     schema: str = "durable",
 ) -> list[int | None]:
     """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied."""
-    check_sync(conn)
+    conn = sync_connection(conn)
     check_schema_name(schema)
-    return _insert(conn, plan_rows(machine, rows), schema)
+    return _insert(conn, partial(plan_rows, machine, rows), schema)
 
 
-def _insert(conn: psycopg.Connection[Any], plans: list[InsertPlan], schema: str) -> list[int | None]:
-    insertion = Insertion(plans)
-    while insertion.pending:
-        insertion.answered(execute(conn, *insert_call(insertion.pending, schema), schema=schema))
-    return insertion.ids()
+def _insert(
+    conn: psycopg.Connection[Any], plan: Callable[[], list[InsertPlan]], schema: str
+) -> list[int | None]:
+    with sending() as span:
+        insertion = Insertion(plan())
+        while insertion.pending:
+            insertion.answered(execute(conn, *insert_call(insertion.pending, schema), schema=schema))
+        ids = insertion.ids()
+        span.sent(ids)
+    return ids
 
 
 def signal(
-    conn: psycopg.Connection[Any] | Context[Any],
+    conn: SyncConnection | Context[Any],
     target: int | str | bytes,
     name: str,
     payload: object = None,
@@ -165,10 +183,9 @@ def signal(
     Raises `NoTarget` if the instance has ended or does not exist. Its row stays locked until your transaction ends.
     """
     if isinstance(conn, Context):
-        address = cast("int | str", target)  # bytes are a unique key, too
-        _from_step(conn, partial(conn.signal, address, name, payload, dedup_key=dedup_key))
+        _from_step(conn, partial(conn.signal, target, name, payload, dedup_key=dedup_key))
         return
-    check_sync(conn)
+    conn = sync_connection(conn)
     check_schema_name(schema)
     params = signal_params([plan_signal(target, name, payload, dedup_key)])
     [sent] = read_sent(execute(conn, statement("send_signals", schema), params, schema=schema))
@@ -181,22 +198,20 @@ def start_child(ctx: Context[Any], machine: MachineRef, *, key: str, **options: 
     return _from_step(ctx, partial(ctx.start_child, machine, key=key, **options))
 
 
-def inspect(conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable") -> Instance:
+def inspect(conn: SyncConnection, target: int | str | bytes, *, schema: str = "durable") -> Instance:
     """Read an instance by id, or by unique key (the current holder, or else the last one). Raises `NoTarget`."""
-    check_sync(conn)
+    conn = sync_connection(conn)
     return run_dialogue(conn, inspecting(check_schema_name(schema), target), schema=schema)
 
 
-def explain(
-    conn: psycopg.Connection[Any], target: int | str | bytes, *, schema: str = "durable"
-) -> Explanation:
+def explain(conn: SyncConnection, target: int | str | bytes, *, schema: str = "durable") -> Explanation:
     """Explain why an instance waits, runs or has ended; see `durable_actors.explain`. Raises `NoTarget`."""
-    check_sync(conn)
+    conn = sync_connection(conn)
     return run_dialogue(conn, explaining(check_schema_name(schema), target), schema=schema)
 
 
 def tree(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
     depth: int = 10,
@@ -205,20 +220,32 @@ def tree(
     schema: str = "durable",
 ) -> Tree:
     """Return the family of an instance; see `durable_actors.tree`. Raises `NoTarget`."""
-    check_sync(conn)
+    conn = sync_connection(conn)
     reading = climbing(check_schema_name(schema), target, depth=depth, children=children, limit=limit)
     return run_dialogue(conn, reading, schema=schema)
 
 
+def graph(
+    conn: SyncConnection,
+    target: int | str | bytes | Defined,
+    *,
+    barrier: int | None = None,
+    steps: bool = False,
+    limit: int = MOST_NODES,
+    schema: str = "durable",
+) -> Diagram:
+    """Return the diagram of an instance or a machine; see `durable_actors.graph`. Raises `NoTarget`."""
+    conn = sync_connection(conn)
+    reading = drawing(check_schema_name(schema), target, barrier=barrier, steps=steps, limit=limit)
+    return run_dialogue(conn, reading, schema=schema)
+
+
 def retry(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> int:
     """Run a failed or cancelled instance again once your transaction commits; return its id.
 
@@ -227,80 +254,81 @@ def retry(
     been cancelled, and `Duplicate` if another instance now occupies its unique key. These errors do not abort your
     transaction.
     """
-    check_sync(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = carrying_out(RETRY, check_schema_name(schema), target, command)
+    conn = sync_connection(conn)
+    dialogue = carrying_out(RETRY, check_schema_name(schema), target, plan_command(**said))
     return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def cancel(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
     children: Literal["leave", "cancel"] = "leave",
     force: bool = False,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> Literal["cancelled", "requested"]:
     """Cancel an instance once your transaction commits. Returns "cancelled", or "requested" if a step runs.
 
-    `durable_actors.cancel` says what follows. With `children="cancel"` an engine cancels the children, a second or two
-    after your commit. It leaves a receipt, in your transaction or savepoint. Until your
-    transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
-    it has ended. These errors do not abort your transaction.
+    `durable_actors.cancel` says what follows. With `children="cancel"` this call cancels the children, too, if it has
+    committed (the connection is in autocommit mode, and no transaction is open). Otherwise an engine or a runner does,
+    after your commit: an engine within about a second, without the long poll within `reap_interval`. It leaves a
+    receipt, in your transaction or savepoint. Until your transaction ends, the instance's row is locked. Raises
+    `NoTarget` if the instance does not exist, and `Conflict` if it has ended. These errors do not abort your
+    transaction.
     """
-    check_sync(conn)
+    conn = sync_connection(conn)
     flag("force", force)
     choice("children", children, "leave", "cancel")
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
     dialogue = cancelling(
-        check_schema_name(schema), target, command, force=force, children=children == "cancel"
+        check_schema_name(schema), target, plan_command(**said), force=force, children=children == "cancel"
     )
-    return cast("Literal['cancelled', 'requested']", run_dialogue(conn, dialogue, schema=schema).result)
+    done = run_dialogue(conn, dialogue, schema=schema)
+    if done.cascades and committed(conn):
+        with suppress(DurableError, psycopg.Error):  # the command is committed; what is left here, engines do
+            run_dialogue(conn, cascading(schema, rounds=COURTESY), schema=schema)
+    return cast("Literal['cancelled', 'requested']", done.result)
 
 
 def run_now(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
     schema: str = "durable",
     **said: Unpack[Said],
-) -> Literal["hastened", "due", "held"]:
+) -> Literal["hastened", "paused", "due", "held", "waiting"]:
     """Let a delayed instance run once your transaction commits; `durable_actors.run_now` says what it returns."""
-    check_sync(conn)
+    conn = sync_connection(conn)
     dialogue = carrying_out(RUN_NOW, check_schema_name(schema), target, plan_command(**said))
-    return cast("Literal['hastened', 'due', 'held']", run_dialogue(conn, dialogue, schema=schema).result)
+    return cast(
+        "Literal['hastened', 'paused', 'due', 'held', 'waiting']",
+        run_dialogue(conn, dialogue, schema=schema).result,
+    )
 
 
 def rerun(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    step: str | StepRef[Any] | None = None,
+    step: str | StepRef[Any] | TaskRef[Any] | None = None,
     state: object = KEEP,
     at_rev: int | None = None,
     schema: str = "durable",
     **said: Unpack[Said],
 ) -> int:
     """Start a new instance from an old one once your transaction commits; see `durable_actors.rerun`."""
-    check_sync(conn)
+    conn = sync_connection(conn)
     start = Start(step=step, state=state, at_rev=at_rev)
     dialogue = rerunning(check_schema_name(schema), target, plan_command(**said), start)
     return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def pause(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> Literal["paused", "requested"]:
     """Pause an instance once your transaction commits. Returns "paused", or "requested" if a step runs.
 
@@ -308,45 +336,73 @@ def pause(
     transaction ends, the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if
     it has ended, is paused, or is to be cancelled. These errors do not abort your transaction.
     """
-    check_sync(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = pausing(check_schema_name(schema), target, command)
+    conn = sync_connection(conn)
+    dialogue = pausing(check_schema_name(schema), target, plan_command(**said))
     done = run_dialogue(conn, dialogue, schema=schema)
     return cast("Literal['paused', 'requested']", done.result)
 
 
 def resume(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[Said],
 ) -> int:
     """End the pause of an instance once your transaction commits; return its id. It leaves a receipt.
 
     Raises `NoTarget` if the instance does not exist, and `Conflict` if it is not paused. These errors do not abort your
     transaction.
     """
-    check_sync(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    dialogue = carrying_out(RESUME, check_schema_name(schema), target, command)
-    return (run_dialogue(conn, dialogue, schema=schema)).id
+    conn = sync_connection(conn)
+    dialogue = carrying_out(RESUME, check_schema_name(schema), target, plan_command(**said))
+    return run_dialogue(conn, dialogue, schema=schema).id
+
+
+def pause_queue(
+    conn: SyncConnection,
+    queue: str,
+    machine: MachineRef | str | None = None,
+    until: Until | None = None,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> QueuePause:
+    """Let nothing pick from a queue, or one machine in it, once your transaction commits; return the pause.
+
+    `durable_actors.pause_queue` says what follows. It leaves a receipt, in your transaction or savepoint. Raises
+    `Conflict` if `until` has passed. That error does not abort your transaction.
+    """
+    conn = sync_connection(conn)
+    plan = plan_queue(queue, machine, until)
+    dialogue = pausing_queue(check_schema_name(schema), plan, plan_command(**said))
+    return run_dialogue(conn, dialogue, schema=schema).pause
+
+
+def resume_queue(
+    conn: SyncConnection,
+    queue: str,
+    machine: MachineRef | str | None = None,
+    *,
+    schema: str = "durable",
+    **said: Unpack[Said],
+) -> QueuePause:
+    """End the pause of a queue, or of one machine in it, once your transaction commits; return the pause as it was.
+
+    Nodes notice within about a second. It leaves a receipt. Raises `Conflict` if it is not paused. That error does not
+    abort your transaction.
+    """
+    conn = sync_connection(conn)
+    dialogue = resuming_queue(check_schema_name(schema), plan_queue(queue, machine), plan_command(**said))
+    return run_dialogue(conn, dialogue, schema=schema).pause
 
 
 def proceed(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Let an instance proceed that waits at a `Pause`, once your transaction commits; return its id.
 
@@ -354,24 +410,17 @@ def proceed(
     the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
     at a pause. These errors do not abort your transaction.
     """
-    check_sync(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    params = decision_params("proceed", comment, data)
-    dialogue = deciding("proceed", check_schema_name(schema), target, command, params)
+    conn = sync_connection(conn)
+    dialogue = deciding(check_schema_name(schema), target, plan_decision("proceed", **said))
     return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def approve(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Approve what an instance asks with `Approval`, once your transaction commits; return its id.
 
@@ -379,24 +428,17 @@ def approve(
     the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
     for an approval, or another decision was first. These errors do not abort your transaction.
     """
-    check_sync(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    params = decision_params("approve", comment, data)
-    dialogue = deciding("approve", check_schema_name(schema), target, command, params)
+    conn = sync_connection(conn)
+    dialogue = deciding(check_schema_name(schema), target, plan_decision("approve", **said))
     return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def reject(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
-    comment: str | None = None,
-    data: object = None,
-    by: str | None = None,
-    reason: str | None = None,
-    idempotency_key: str | None = None,
-    meta: Mapping[str, Any] | None = None,
     schema: str = "durable",
+    **said: Unpack[DecisionSaid],
 ) -> int:
     """Reject what an instance asks with `Approval`, once your transaction commits; return its id.
 
@@ -404,15 +446,13 @@ def reject(
     the instance's row is locked. Raises `NoTarget` if the instance does not exist, and `Conflict` if it does not wait
     for an approval, or another decision was first. These errors do not abort your transaction.
     """
-    check_sync(conn)
-    command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key, meta=meta)
-    params = decision_params("reject", comment, data)
-    dialogue = deciding("reject", check_schema_name(schema), target, command, params)
+    conn = sync_connection(conn)
+    dialogue = deciding(check_schema_name(schema), target, plan_decision("reject", **said))
     return run_dialogue(conn, dialogue, schema=schema).id
 
 
 def result(
-    conn: psycopg.Connection[Any],
+    conn: SyncConnection,
     target: int | str | bytes,
     *,
     timeout: Duration | None = None,
@@ -425,7 +465,7 @@ def result(
     does not exist, and `TimeoutError` after `timeout` seconds. Commit first: an instance that you inserted in a
     transaction that is still open cannot run.
     """
-    check_sync(conn)
+    conn = sync_connection(conn)
     check_schema_name(schema)
     polls = ResultPolling(timeout)
     with polling(conn) as looked:

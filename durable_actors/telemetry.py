@@ -8,9 +8,9 @@
 
 An observer is called synchronously in the engine's event loop: it must be quick and must not raise (an error is logged
 and the observer is removed). Without observers no event objects are created; an event costs one attribute test.
-`StepStarted` and `StepStopped` are emitted in the context of the step: a context variable that an observer sets on
-`StepStarted` is visible to the step and can be reset on `StepStopped`. `StepCommitted` and `OutcomeStale` are emitted
-outside of that context.
+`StepStarted` and then either `StepStopped` or `StepInterrupted` are emitted in the context of the step: a context
+variable that an observer sets on the first is visible to the step and can be reset on the second. `StepCommitted` and
+`OutcomeStale` are emitted outside of that context.
 
 =====================  ==================================================================================
 event                  when
@@ -18,12 +18,19 @@ event                  when
 `NodeStarted`          the engine is ready
 `NodeStopped`          the engine has stopped
 `DrainStarted`         the engine drains: it claims no more rows
-`Picked`               a pick returned: how many rows were requested, claimed, held, shelved
+`InstancesInserted`    a client or a step of this process inserted instances
+`SignalsSent`          a client of this process sent signals
+`QueuePolled`          a queue was looked at: its running steps, buffered claims and limits
+`Picked`               a pick returned: how many rows were requested, claimed, held, shelved, throttled; or a
+                       commit has claimed dependents of what it ended
 `QueueSaturated`       all slots of a queue are busy and its buffer is full
 `StepStarted`          a step starts to run
 `StepStopped`          a step returned; its outcome is not yet committed: kind, seconds, error
+`StepInterrupted`      a step ended without an outcome: it was cancelled, or it crashed
 `StepCrashed`          a step raised SystemExit or another BaseException; it runs again after a back-off
+`LimitBlocked`         a step raised `RateLimited`: nothing that uses its limits begins for a while
 `StepCommitted`        the outcome of a step is committed
+`GroupCommitted`       a group of outcomes is committed
 `OutcomeStale`         the fence refused an outcome: another claim owns the instance
 `OutcomeLate`          an outcome was committed after its lease expired; the claim was still current
 `ClaimLost`            a running step was cancelled because its claim was lost or its lease ended
@@ -32,6 +39,8 @@ event                  when
 `AwaitTimedOut`        deadlines of parked instances passed
 `InstancesDeleted`     retention deleted instances that had ended
 `JournalsTruncated`    retention deleted old records of instances that live on
+`ScheduleFired`        a schedule started an instance
+`ScheduleSkipped`      slots of a schedule did not fire
 `RequestReceived`      a command asks something of a claim of this node
 `NotifierFailed`       the notifier raised, took too long, or is not an async function
 `WakeupsDropped`       wake-ups are not told: too many wait for the notifier, or the engine has stopped
@@ -51,11 +60,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextvars import ContextVar
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
+
+from durable_actors._step_log import StepLogFilter
+from durable_actors._tracing import TraceContext
 
 __all__ = [
     "AwaitTimedOut",
@@ -63,8 +74,11 @@ __all__ = [
     "ClaimsReaped",
     "DrainStarted",
     "Event",
+    "GroupCommitted",
     "InstancesDeleted",
+    "InstancesInserted",
     "JournalsTruncated",
+    "LimitBlocked",
     "LoopBlocked",
     "NodeStarted",
     "NodeStopped",
@@ -73,16 +87,22 @@ __all__ = [
     "OutcomeStale",
     "PartitionContended",
     "Picked",
+    "QueuePolled",
     "QueueSaturated",
     "RequestReceived",
+    "ScheduleFired",
+    "ScheduleSkipped",
+    "SignalsSent",
     "StepCommitted",
     "StepCrashed",
+    "StepInterrupted",
     "StepLogFilter",
     "StepStarted",
     "StepStopped",
     "StoreDown",
     "StoreUp",
     "Telemetry",
+    "TraceContext",
     "WakeupsDropped",
 ]
 
@@ -117,6 +137,43 @@ class DrainStarted:
 
 
 @attrs.frozen(kw_only=True)
+class InstancesInserted:
+    """A client or a step of this process inserted instances, and that is committed."""
+
+    machine: str
+    queue: str
+    """Of the first of them."""
+    count: int
+    seconds: float | None
+    """How long the statement took, and the wait for a connection; None for children, which an outcome inserts."""
+
+
+@attrs.frozen(kw_only=True)
+class SignalsSent:
+    """A client of this process sent signals."""
+
+    count: int
+    seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class QueuePolled:
+    """A queue was looked at: whether it needs rows, or because a slot became free."""
+
+    queue: str
+    running: int
+    """Steps whose code is running."""
+    buffered: int
+    """Claimed rows that have not started."""
+    concurrency: int
+    """How many may run."""
+    prefetch: int
+    """How many may be buffered beside that."""
+    fair_keys: int | None = None
+    """In a fair queue: how many keys have due or claimed rows, as far as this node has seen."""
+
+
+@attrs.frozen(kw_only=True)
 class Picked:
     """A pick (the query that claims rows) returned."""
 
@@ -132,6 +189,8 @@ class Picked:
     left: int
     """Rows to check again."""
     seconds: float
+    throttled: int = 0
+    """Rows that wait for a limit."""
 
 
 @attrs.frozen(kw_only=True)
@@ -163,6 +222,13 @@ class _OfStep:
 class StepStarted(_OfStep):
     """A step starts to run."""
 
+    waited: float | None = None
+    """Seconds since it became due, from the database's clock to the node's; None for one that runs ahead."""
+    trace: TraceContext | None = None
+    """The trace in which the instance was inserted, if it was inserted in one."""
+    limits: tuple[str, ...] = ()
+    """The names of the limits that the step uses. It has been charged for them."""
+
 
 @attrs.frozen(kw_only=True)
 class StepStopped(_OfStep):
@@ -173,6 +239,25 @@ class StepStopped(_OfStep):
     seconds: float
     error: BaseException | None
     """The error that was passed to `handle`, if there was one."""
+
+
+@attrs.frozen(kw_only=True)
+class StepInterrupted(_OfStep):
+    """A step ended without an outcome: it was cancelled, or it crashed (`StepCrashed` follows)."""
+
+    seconds: float
+    error: BaseException
+    """Cancelled, or what it raised."""
+
+
+@attrs.frozen(kw_only=True)
+class LimitBlocked(_OfStep):
+    """A step raised `RateLimited`: nothing that uses these limits, with the same keys, begins for so long."""
+
+    limits: tuple[str, ...]
+    """Their names."""
+    retry_after: float
+    """Seconds."""
 
 
 @attrs.frozen(kw_only=True)
@@ -188,6 +273,14 @@ class StepCommitted(_OfStep):
 
     status: str
     """The new status of the instance."""
+
+
+@attrs.frozen(kw_only=True)
+class GroupCommitted:
+    """A group of outcomes is committed, by one statement or a few. An outcome with children is none of a group."""
+
+    count: int
+    seconds: float
 
 
 @attrs.frozen(kw_only=True)
@@ -260,6 +353,34 @@ class JournalsTruncated:
 
 
 @attrs.frozen(kw_only=True)
+class ScheduleFired:
+    """This node started the instance of a slot of a schedule."""
+
+    schedule: str
+    slot: datetime
+    instance_id: int
+    kind: str
+    """"slot", or "caught_up" if the slot was missed."""
+    lag: float
+    """Seconds since the slot, on the clock of the database."""
+
+
+@attrs.frozen(kw_only=True)
+class ScheduleSkipped:
+    """This node decided that slots of a schedule do not fire."""
+
+    schedule: str
+    slot: datetime
+    """The first of them."""
+    last_slot: datetime
+    """The last of them."""
+    slots: int | None
+    """How many; None: more than 1,000."""
+    reason: str
+    """"overlap", "missed" or "queue_paused"."""
+
+
+@attrs.frozen(kw_only=True)
 class AwaitTimedOut:
     """The deadlines of parked instances passed, and they woke."""
 
@@ -324,30 +445,13 @@ class StoreUp:
 
 
 Event = (
-    NodeStarted
-    | NodeStopped
-    | DrainStarted
-    | Picked
-    | QueueSaturated
-    | StepStarted
-    | StepStopped
-    | StepCrashed
-    | StepCommitted
-    | OutcomeStale
-    | OutcomeLate
-    | ClaimLost
-    | PartitionContended
-    | RequestReceived
-    | ClaimsReaped
-    | InstancesDeleted
-    | JournalsTruncated
-    | AwaitTimedOut
-    | NotifierFailed
-    | WakeupsDropped
-    | LoopBlocked
-    | StoreDown
+    NodeStarted | NodeStopped | DrainStarted | InstancesInserted | SignalsSent | QueuePolled | Picked
+    | QueueSaturated | StepStarted | StepStopped | StepInterrupted | LimitBlocked | StepCrashed
+    | StepCommitted | GroupCommitted | OutcomeStale | OutcomeLate | ClaimLost | PartitionContended
+    | RequestReceived | ClaimsReaped | InstancesDeleted | JournalsTruncated | ScheduleFired
+    | ScheduleSkipped | AwaitTimedOut | NotifierFailed | WakeupsDropped | LoopBlocked | StoreDown
     | StoreUp
-)
+)  # fmt: skip
 """Every event."""
 
 
@@ -381,47 +485,3 @@ class Telemetry:
                 logger.exception("observer %r raised an error on %r and is removed", observer, event)
                 self._observers = tuple(each for each in self._observers if each is not observer)
                 self.active = bool(self._observers)
-
-
-class RunningStep(Protocol):
-    """What `StepLogFilter` needs to know about a step. A `Context` provides it."""
-
-    @property
-    def id(self) -> int:
-        """The id of the instance."""
-        ...
-
-    @property
-    def machine(self) -> str:
-        """The name of the machine."""
-        ...
-
-    @property
-    def step(self) -> str:
-        """The name of the step."""
-        ...
-
-    @property
-    def attempt(self) -> int:
-        """How often the step has run before in this visit."""
-        ...
-
-
-current_step: Final[ContextVar[RunningStep | None]] = ContextVar("durable_actors_step", default=None)
-"""The step that runs in this task or thread; None outside of steps."""
-
-
-class StepLogFilter(logging.Filter):
-    """A logging filter that adds `instance`, `machine`, `step` and `attempt` to every record.
-
-    They are None outside of steps. No record is filtered out.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields of the current step to the record."""
-        running = current_step.get()
-        record.instance = None if running is None else running.id
-        record.machine = None if running is None else running.machine
-        record.step = None if running is None else running.step
-        record.attempt = None if running is None else running.attempt
-        return True

@@ -150,7 +150,9 @@ def run_now(**options: Any) -> None:
     found = on_targets("run_now", given, lambda number: carrying_out(RUN_NOW, given.schema, number, command))
     words = {
         "hastened": "is due now",
+        "paused": "is due now, and paused: it runs when it is resumed",
         "due": "was due already",
+        "waiting": "waits for instances that it comes after: nothing changed; `durable-actors why` names them",
         "held": "is held, not delayed: nothing changed; `durable-actors why` says by what",
     }
     if given.as_json:
@@ -197,7 +199,8 @@ def rerun(
 
     The new one has the machine, queue, priority, partition key, tags and meta of the old one, but no unique key and no
     parent. Its first step and state are those of the old one, as far as they are recorded: the state at journal level
-    full. Leaves a receipt: see audit.
+    full. Of a workflow, --step is a task: it runs again with all after it, and with what has no result; the results of
+    the others are carried over. Leaves a receipt: see audit.
     """
     address = address_of(target, as_key=as_key)
     given = KEEP if state is None else read_json(state, option="--state")

@@ -11,8 +11,7 @@ import trio
 from rich.text import Text
 
 from durable_actors._postgres.driver.connection import PgConn
-from durable_actors._store.boundaries import Verb, decision_params, told
-from durable_actors._store.commands import Command, plan_command
+from durable_actors._store.boundaries import DecisionPlan, Verb, plan_decision, told
 from durable_actors._store.dialogues import deciding, resolving, run_dialogue
 from durable_actors._store.read import Instance
 from durable_actors.cli.options import (
@@ -65,13 +64,15 @@ def _verb(name: Verb, short: str, text: str) -> click.Command:
         schema: str,
         as_json: bool,
     ) -> None:
-        command = plan_command(by=by, reason=reason, idempotency_key=idempotency_key)
-        params = decision_params(name, comment, read_json(data, option="--data"))
+        given = read_json(data, option="--data")
+        plan = plan_decision(
+            name, comment=comment, data=given, by=by, reason=reason, idempotency_key=idempotency_key
+        )
 
         async def run() -> list[Decided]:
             async with open_store(dsn, schema) as conn:
                 addresses = dict.fromkeys(read_target(each, as_key=as_key) for each in targets)
-                return [await _decide(conn, schema, each, name, command, params=params) for each in addresses]
+                return [await _decide(conn, schema, each, plan) for each in addresses]
 
         found = trio.run(run)
         if as_json:
@@ -87,14 +88,12 @@ def _verb(name: Verb, short: str, text: str) -> click.Command:
     return verb
 
 
-async def _decide(
-    conn: PgConn, schema: str, address: int | str, verb: Verb, command: Command, *, params: list[bytes | None]
-) -> Decided:
+async def _decide(conn: PgConn, schema: str, address: int | str, plan: DecisionPlan) -> Decided:
     number = address if isinstance(address, int) else None
     try:
         target = address if isinstance(address, int) else key_bytes(address)
         number = await run_dialogue(conn, resolving(schema, target))
-        await run_dialogue(conn, deciding(verb, schema, number, command, params))
+        await run_dialogue(conn, deciding(schema, number, plan))
     except (NoTarget, Conflict) as exc:
         return Decided(number, decided=False, reason=str(exc))
     return Decided(number, decided=True)
@@ -125,8 +124,10 @@ reject = _verb(
 
 
 def status_of(instance: Instance) -> Text:
-    """The status; of an instance that waits for a person, that; and whether it is paused."""
+    """The status; of an instance that waits for a person or for others, that; and whether it is paused."""
     found = coloured(instance.status)
+    if instance.waits:
+        found = Text(f"waits for {instance.waits} before it", style="yellow")
     if instance.boundary is not None:
         found = Text(f"waits for a person ({instance.boundary.kind})", style="magenta")
     return found if instance.paused is None else found.append(", paused", style="yellow")

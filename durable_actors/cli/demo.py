@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from durable_actors._dsn import EMBEDDED
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._postgres.embedded.server import open_embedded
@@ -25,14 +26,14 @@ from durable_actors._store.dialogues import explaining, run_dialogue
 from durable_actors._store.journal import read_page
 from durable_actors._store.observe import Filter, count_statuses, list_instances, read_nodes
 from durable_actors._store.read import Instance, read_by_ids
+from durable_actors._timeline import timeline
 from durable_actors._wording import counted
 from durable_actors.cli.demo_accounts import SCHEMA, Accounts, Order, audit
 from durable_actors.cli.demo_workers import MACHINES, POLL_INTERVAL, Worker, open_workers, wait_alive
 from durable_actors.cli.options import Whole, bare_errors, import_modules, json_option
 from durable_actors.cli.output import plain, print_json, table
-from durable_actors.cli.timeline import timeline
 from durable_actors.client import open_client
-from durable_actors.config import EMBEDDED, Config
+from durable_actors.config import Config
 from durable_actors.errors import DurableError
 from durable_actors.machine import InsertOptions
 

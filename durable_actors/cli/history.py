@@ -16,6 +16,7 @@ from rich.text import Text
 from durable_actors._client import Client
 from durable_actors._postgres.target import open_target
 from durable_actors._store.history import DamagedPage
+from durable_actors._timeline import Line, timeline
 from durable_actors._wording import counted
 from durable_actors.cli.options import (
     Whole,
@@ -27,7 +28,6 @@ from durable_actors.cli.options import (
     read_target,
 )
 from durable_actors.cli.output import make_console, print_json, table
-from durable_actors.cli.timeline import Line, timeline
 from durable_actors.client import open_client
 from durable_actors.errors import NoTarget
 from durable_actors.journal import Problem, ProblemReason, Record, VerifyReport

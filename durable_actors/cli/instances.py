@@ -68,6 +68,7 @@ _SHOWN_RECEIPTS: Final = 5
     type=click.Choice(get_args(Waiting)),
     help="Only instances that wait for this: a person's approval, somebody to let them proceed, a signal, children.",
 )
+@click.option("--paused", is_flag=True, default=None, help="Only instances that are paused themselves.")
 @click.option(
     "--limit", type=Whole(1, 10_000), default=20, help="The largest number of instances to list. Default: 20."
 )
@@ -92,6 +93,7 @@ def list_(
     parent: int | None,
     tags: tuple[str, ...],
     waiting: str | None,
+    paused: bool | None,
     limit: int,
     before: int,
     depth: int,
@@ -103,7 +105,8 @@ def list_(
 
     Reads rows from the newest id down, at most --depth of them, so the cost does not depend on the size of the table.
     If there are older rows, it prints the --before option for the next page. --key, --parent and --tag use an
-    index, and so does --waiting for a person.
+    index, and so does --waiting for a person. --paused means the instances that were paused one by one or by a filter;
+    queues shows which queues are paused.
     """
     filters = Filter(
         status=cast("Status | None", status),
@@ -116,6 +119,7 @@ def list_(
         unique_key=None if key is None else key_bytes(key),
         parent=parent,
         waiting=cast("Waiting | None", waiting),
+        paused=paused,
     )
 
     async def run() -> Listing:
@@ -138,9 +142,11 @@ def list_(
 
 def _table(instances: tuple[Instance, ...]) -> Any:
     tagged = any(each.tags for each in instances)
+    named = any(each.key is not None for each in instances)
     headers = (
         "id",
         "machine",
+        *["child"] * named,
         "step",
         "status",
         "queue",
@@ -154,6 +160,7 @@ def _table(instances: tuple[Instance, ...]) -> Any:
         (
             each.id,
             f"{one_line(each.machine)}/{each.version}",
+            *[one_line(each.key or "", limit=30)] * named,
             one_line(each.step),
             status_of(each),
             one_line(each.queue),
@@ -214,7 +221,11 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
         ("instance", f"{instance.id} of {one_line(instance.machine)}/{instance.version}"),
         ("status", status_of(instance)),
         *asked_of(instance),
-        ("step", f"{one_line(instance.step)}, visit {instance.visit}, {counted(runs(instance), 'run')}"),
+        (
+            "step",
+            f"{one_line(instance.step)}, visit {instance.visit}, {counted(runs(instance), 'run')}"
+            + ("" if instance.max_attempts is None else f" of at most {instance.max_attempts}"),
+        ),
         ("crashes", instance.crashes or None),
         (
             "drained",
@@ -226,6 +237,7 @@ def _facts(instance: Instance, around: InstanceDetails) -> list[tuple[str, Text]
         ("tags", ", ".join(instance.tags) or None),
         ("meta", one_line(instance.meta, limit=2000) if instance.meta else None),
         ("parent", None if instance.parent_run is None else started_by(instance.parent_run)),
+        ("child", instance.key),
         ("rerun of", instance.rerun_of),
         ("inserted", f"{instance.inserted_at.isoformat()} ({ago(instance.inserted_at)})"),
         ("updated", f"{instance.updated_at.isoformat()} ({ago(instance.updated_at)})"),

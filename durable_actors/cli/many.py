@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import attrs
 import click
@@ -14,6 +14,7 @@ import trio
 from durable_actors._bulk import BATCH, Bulk
 from durable_actors._client import Client
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._store.boundaries import Waiting
 from durable_actors._store.bulk import BULK
 from durable_actors._store.commands import Receipt, plan_command
 from durable_actors._store.dialogues import CarriedOut, inspecting, resolving, run_dialogue
@@ -83,6 +84,14 @@ def many_options(name: BulkVerb) -> Callable[[_F], _F]:
             metavar="DURATION",
             help="All instances that have not changed for this long.",
         ),
+        click.option(
+            "--waiting",
+            type=click.Choice(get_args(Waiting)),
+            help="All instances that wait for this: see list.",
+        ),
+        click.option(
+            "--paused", is_flag=True, default=None, help="All instances that are paused themselves."
+        ),
         click.option("--everything", is_flag=True, help="All instances that the command applies to."),
         click.option("--dry-run", is_flag=True, help="Say what would be changed, and change nothing."),
         click.option("--background", is_flag=True, help="With filters: let a worker do it, and do not wait."),
@@ -103,7 +112,17 @@ def read_given(options: dict[str, Any]) -> Given:
     """Take the shared options out of a command's, and check that there are either TARGETs or filters."""
     narrowing = {
         name: options.pop(name)
-        for name in ("status", "machine", "queue", "step", "error", "parent", "older_than")
+        for name in (
+            "status",
+            "machine",
+            "queue",
+            "step",
+            "error",
+            "parent",
+            "older_than",
+            "waiting",
+            "paused",
+        )
     }
     tags, everything = options.pop("tags"), options.pop("everything")
     filtered = bool(tags) or everything or any(each is not None for each in narrowing.values())

@@ -21,8 +21,8 @@ from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.target import open_target
 from durable_actors._store.migrate import require_schema
 from durable_actors.config import Config
-from durable_actors.errors import ConfigError
-from durable_actors.machine import decode_json
+from durable_actors.errors import ConfigError, UnknownMachine
+from durable_actors.machine import MachineSpec, current_registry, decode_json, spec_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -226,6 +226,37 @@ def import_modules(names: Iterable[str], *, verbose: bool) -> None:
             if verbose:
                 traceback.print_exc()
             raise ConfigError(f"cannot import {name!r}: {_where(exc)}", option="module", value=name) from exc
+
+
+def find_machine(machine: str, modules: tuple[str, ...], *, verbose: bool) -> MachineSpec:
+    """Return the machine or job of a name that a user has typed; import its module, if that is part of the name.
+
+    `shop.machines:Checkout` is also the place of a class or function that has another name (`name="shop:checkout"`).
+    """
+    module, colon, place = machine.partition(":")
+    if not modules and colon:
+        modules = (module,)
+    import_modules(modules, verbose=verbose)
+    try:
+        return current_registry().find(machine)
+    except UnknownMachine as exc:
+        defined = spec_of(_at(module, place)) if colon else None
+        if defined is not None:
+            return defined
+        if modules:
+            raise
+        raise UnknownMachine(
+            f"machine {machine!r} is unknown: give its module (--module shop.machines), or a name in the form "
+            "shop.machines:Checkout"
+        ) from exc
+
+
+def _at(module: str, place: str) -> object:
+    """Return the object at a place of an imported module, such as `Outer.Checkout`; None if there is none."""
+    found: object = sys.modules.get(module)
+    for name in place.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _where(error: Exception) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from durable_actors._store.read import ParentRun
-from durable_actors._wording import seconds
+from durable_actors._wording import one_line as one_line, seconds  # noqa: PLC0414 - the commands take it from here
 
 PIPE_WIDTH = 240
 """Columns when the output is not a terminal, so that nothing is cut off."""
@@ -29,7 +29,12 @@ def make_console() -> Console:
 
 def print_json(value: object) -> None:
     """Print one JSON document on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=plain))
+    click.echo(as_document(value))
+
+
+def as_document(value: object) -> str:
+    """Return a value as one JSON document on one line."""
+    return json.dumps(value, ensure_ascii=False, default=plain)
 
 
 def plain(value: object) -> Any:
@@ -68,13 +73,6 @@ def started_by(parent: ParentRun) -> str:
     step = "" if parent.step is None else f", step {one_line(parent.step)}"
     key = "" if parent.key is None else f", key {one_line(parent.key)}"
     return f"{parent.id}{machine}{step}{key}"
-
-
-def one_line(value: object, *, limit: int = 80) -> str:
-    """Format a value for a table cell: printable, on one line, cut at `limit`."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = "".join(c if c.isprintable() else "\\n" if c == "\n" else f"\\x{ord(c):02x}" for c in text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def ago(instant: datetime | None) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from durable_actors._store.claim import read_queue
+from durable_actors._store.fair import FairShare, read_fair_shares
 from durable_actors._store.observe import NodeView, QueueWork, count_statuses, read_nodes, read_queues
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.releases import LiveNode, older_nodes
@@ -29,6 +30,8 @@ from durable_actors.cli.output import (
 from durable_actors.cli.pause import words
 from durable_actors.machine import builtin_queues, parse_step_address
 
+MAX_KEYS: Final = 10
+"""The largest number of fair keys in the line of a queue; --json has all that were counted."""
 MAX_UNKNOWN_LINES: Final = 20
 """The largest number of lines about unknown steps, per queue."""
 
@@ -42,8 +45,12 @@ class QueueView:
     scheduled: int
     held: int
     shelved: int
+    throttled: int = 0
+    """Instances that wait for a limit."""
     paused: int
     """Instances that are paused and would be runnable."""
+    asks: int
+    """Instances that wait for a person."""
     executing: int
     oldest_due: float | None
     awaiting: int | None
@@ -59,6 +66,8 @@ class QueueView:
     """Machines and steps of shelved rows that none of these nodes knows; None if it was not checked."""
     pauses: tuple[QueuePause, ...] = ()
     """The pause of the queue, and those of machines in it."""
+    fair: tuple[FairShare, ...] | None = None
+    """What its keys have, if live nodes serve it as a fair queue."""
 
 
 def make_views(
@@ -66,10 +75,11 @@ def make_views(
     nodes: Sequence[NodeView],
     counts: Mapping[str, Mapping[str, int]] | None,
     shelves: Mapping[str, Sequence[str]] | None = None,
+    shares: Mapping[str, Sequence[FairShare]] | None = None,
 ) -> list[QueueView]:
     """Return one line per queue that has work, had work (if counted), or is served. Pure.
 
-    `shelves` has the addresses of the shelved steps per queue.
+    `shelves` has the addresses of the shelved steps per queue, `shares` the keys of fair queues.
     """
     by_name = {each.queue: each for each in work}
     live = [each for each in nodes if each.alive]
@@ -90,7 +100,9 @@ def make_views(
                 scheduled=each.scheduled,
                 held=each.held,
                 shelved=each.shelved,
+                throttled=each.throttled,
                 paused=each.paused,
+                asks=each.asks,
                 pauses=each.pauses,
                 executing=each.executing,
                 oldest_due=each.oldest_due,
@@ -100,6 +112,7 @@ def make_views(
                 cancelled=None if statuses is None else statuses.get("cancelled", 0),
                 nodes=sum(name in node.queues for node in live),
                 slots=sum(node.queues.get(name, 0) for node in live),
+                fair=tuple(shares[name]) if shares and name in shares else None,
                 unknown=None
                 if shelves is None
                 else unknown_steps(shelves.get(name, ()), [node for node in live if name in node.queues]),
@@ -142,10 +155,37 @@ def pause_lines(views: Sequence[QueueView]) -> list[str]:
     return found
 
 
+def fair_lines(views: Sequence[QueueView]) -> list[str]:
+    """For each fair queue what its keys have: those with most running steps first."""
+    found: list[str] = []
+    for view in views:
+        if view.fair is None:
+            continue
+        keys = [
+            f"{'(no key)' if each.key is None else one_line(each.key)} {each.share:.0%} ({each.running} running"
+            + ("" if each.waiting is None else f", {each.waiting}{'+' * (each.waiting >= 1000)} waiting")
+            + ")"
+            for each in view.fair[:MAX_KEYS]
+        ]
+        more = len(view.fair) - MAX_KEYS
+        keys += [f"{more} more"] if more > 0 else []
+        found.append(f"queue {one_line(view.queue)} is fair: {' · '.join(keys) or 'no key has work'}")
+    return found
+
+
+def asks_line(views: Sequence[QueueView]) -> str | None:
+    """How many instances wait for a person, and how to see them; None if none does."""
+    total = sum(each.asks for each in views)
+    if not total:
+        return None
+    wait = "instance waits" if total == 1 else "instances wait"
+    return f"{total} {wait} for a person: `durable-actors list --waiting approval`, or `--waiting pause`"
+
+
 def queue_table(views: Sequence[QueueView]) -> Table:
     """Return the table of queues; numbers that were not counted have no column."""
     counted = any(each.awaiting is not None for each in views)
-    numbers = ["due", "oldest", "scheduled", "held", "shelved", "paused", "executing"]
+    numbers = ["due", "oldest", "scheduled", "held", "shelved", "throttled", "paused", "asks", "executing"]
     numbers += ["awaiting", "done", "failed", "cancelled"] if counted else []
     numbers += ["nodes", "slots"]
     rows = [
@@ -156,7 +196,9 @@ def queue_table(views: Sequence[QueueView]) -> Table:
             each.scheduled,
             each.held,
             each.shelved,
+            each.throttled,
             each.paused,
+            each.asks,
             each.executing,
             *((each.awaiting, each.done, each.failed, each.cancelled) if counted else ()),
             each.nodes,
@@ -174,7 +216,9 @@ def queue_table(views: Sequence[QueueView]) -> Table:
 @database_options
 @json_option
 def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
-    """Show waiting and running work per queue, what is paused, and the live nodes that serve it.
+    """Show waiting and running work per queue, what is paused, who waits for a person (asks), and the live nodes.
+
+    Of a queue that live nodes serve as a fair one, it shows what its keys have running and waiting.
 
     Counting awaiting and ended (done, failed, cancelled) instances READS THE WHOLE TABLE. With --quick they are
     omitted, and only waiting and running rows are read.
@@ -189,14 +233,17 @@ def queues(*, quick: bool, dsn: str | None, schema: str, as_json: bool) -> None:
                 for each in work
                 if each.shelved
             }
-            return make_views(work, await read_nodes(conn, schema), counts, shelves)
+            nodes = await read_nodes(conn, schema)
+            fair = sorted({name for node in nodes if node.alive for name in node.fair})
+            shares = await read_fair_shares(conn, schema, fair) if fair else None
+            return make_views(work, nodes, counts, shelves, shares)
 
     found = trio.run(run)
     if as_json:
         print_json(found)
     elif found:
         make_console().print(queue_table(found))
-        for line in pause_lines(found):
+        for line in filter(None, (*pause_lines(found), *fair_lines(found), asks_line(found))):
             click.echo(line)
         for each in found:
             for text in (each.unknown or ())[:MAX_UNKNOWN_LINES]:

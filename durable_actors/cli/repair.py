@@ -108,8 +108,8 @@ def recover(
 ) -> None:
     """Wake instances that wait for a signal they have, recount barriers, offer stuck keys, reap expired leases.
 
-    Changes nothing on a healthy database, however often it is called. Each instance that it wakes or recounts gets a
-    receipt.
+    Also tells instances of ends that they wait for and do not know. Changes nothing on a healthy database, however
+    often it is called. Each instance that it wakes or recounts gets a receipt.
     """
     report: RecoveryReport = with_client(
         dsn, schema, lambda client: client.recover(by=by, reason=reason, dry_run=dry_run)

@@ -13,7 +13,7 @@ from durable_actors.cli.options import (
     bare_errors,
     database_options,
     duration,
-    import_modules,
+    find_machine,
     json_option,
     make_config,
     read_json,
@@ -21,8 +21,8 @@ from durable_actors.cli.options import (
 )
 from durable_actors.cli.output import print_json
 from durable_actors.client import open_client
-from durable_actors.errors import Duplicate, UnknownMachine
-from durable_actors.machine import InsertOptions, MachineSpec, current_registry
+from durable_actors.errors import Duplicate
+from durable_actors.machine import InsertOptions
 
 
 @click.command(short_help="Start an instance of a machine or job.")
@@ -48,6 +48,9 @@ from durable_actors.machine import InsertOptions, MachineSpec, current_registry
 @click.option("--at", metavar="INSTANT", help="Run at this instant: 2030-01-31T08:00+01:00.")
 @click.option("--tag", "tags", multiple=True, metavar="TEXT", help="A text to filter by. Can be repeated.")
 @click.option("--meta", metavar="JSON", help="A JSON object for people and tools.")
+@click.option(
+    "--max-attempts", type=int, metavar="N", help="How often it runs at most. Default: what its code says."
+)
 @click.option(
     "--journal",
     type=click.Choice(LEVELS),
@@ -78,10 +81,10 @@ def insert(
     """Insert an instance of MACHINE (the registered name of a machine or job), and print its id.
 
     The command imports the module that defines it, to know the initial step and the type of the state: give --module,
-    or a name in the default form `module:Name`.
+    or the place of the class or function, `module:Name`, which is also its name by default.
     """
     config = make_config(dsn, schema)
-    spec = _find(machine, modules, verbose=bool(ctx.obj))
+    spec = find_machine(machine, modules, verbose=bool(ctx.obj))
     options = _options(given)
     if state is not None:
         options["state"] = read_json(state, option="--state")
@@ -102,25 +105,9 @@ def insert(
         click.echo(number)
 
 
-def _find(machine: str, modules: tuple[str, ...], *, verbose: bool) -> MachineSpec:
-    module, colon, _ = machine.partition(":")
-    if not modules and colon:
-        modules = (module,)
-    import_modules(modules, verbose=verbose)
-    try:
-        return current_registry().find(machine)
-    except UnknownMachine as exc:
-        if modules:
-            raise
-        raise UnknownMachine(
-            f"machine {machine!r} is unknown: give its module (--module shop.machines), or a name in the form "
-            "shop.machines:Checkout"
-        ) from exc
-
-
 def _options(given: dict[str, Any]) -> InsertOptions:
     options: InsertOptions = {"priority": given["priority"]}
-    for name in ("step", "queue", "unique_key", "partition_key", "journal"):
+    for name in ("step", "queue", "unique_key", "partition_key", "journal", "max_attempts"):
         if given[name] is not None:
             options[name] = given[name]
     if given["tags"]:

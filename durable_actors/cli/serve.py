@@ -6,23 +6,31 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import attrs
 import click
 import trio
+from click.core import ParameterSource
 
 from durable_actors._option_fields import options_of
-from durable_actors.cli.options import (
-    bare_errors,
-    config_options,
-    import_modules,
+from durable_actors.cli.health import (
+    Health,
+    HealthServer,
+    has_prometheus,
+    prometheus_observer,
+    prometheus_page,
 )
+from durable_actors.cli.options import Whole, bare_errors, config_options, import_modules
+from durable_actors.cli.processes import METRICS_DIR, WORKER, supervise, tell_ready, worker_arguments
 from durable_actors.config import Config, Queue
 from durable_actors.engine import Engine, serve as run_until_signal
 from durable_actors.errors import ConfigError
+from durable_actors.logs import configure
 from durable_actors.machine import current_registry
+from durable_actors.telemetry import Event
 
 _CONCURRENCY: Final = Queue().concurrency
 _ALL_QUEUES: Final = options_of(Config)["queues"].default_words
@@ -51,11 +59,19 @@ def _digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
+def address(text: str) -> tuple[str, int]:
+    """Parse `8080`, `0.0.0.0:8080` or `[::]:8080`. For `type=` of options."""
+    host, _, port = str(text).rpartition(":")
+    if not _digits(port) or int(port) > 65535 or (host == "" and str(text).startswith(":")):
+        raise click.BadParameter(f"{text!r} is not PORT or HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 @click.command(short_help="Run a worker process.")
-@click.argument("modules", nargs=-1, required=True, metavar="MODULE...")
+@click.argument("modules", nargs=-1, metavar="MODULE...")
 @click.option(
     "--queue",
     "queues",
@@ -63,7 +79,20 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
     metavar="NAME[=N[+PREFETCH]]",
     help=f"A queue to serve, with N steps at a time ({_CONCURRENCY}). Can be repeated. Default: {_ALL_QUEUES}.",
 )
+@click.option(
+    "--config",
+    "settings",
+    metavar="MODULE:NAME",
+    help="A Config of your code, with limits, schedules, retention and whatever has no option here. Options of the "
+    "command line go before it. Default: none.",
+)
 @config_options
+@click.option(
+    "--dashboard/--no-dashboard",
+    default=True,
+    help="Serve the dashboard, if the Config of --config has one; of several processes the first serves it. "
+    "Default: --dashboard.",
+)
 @click.option(
     "--stop-on-eof",
     is_flag=True,
@@ -74,6 +103,32 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
     type=click.Choice(LEVELS, case_sensitive=False),
     help="The log level. Default: INFO, or the level that your modules configure.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(("text", "json"), case_sensitive=False),
+    help="One JSON object per line, or text. Default: text, or the format that your modules configure.",
+)
+@click.option(
+    "--observer",
+    "observers",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="A function that is called with every event, as durable_actors.otel:observe. Can be repeated.",
+)
+@click.option(
+    "--processes",
+    type=Whole(1, 1000),
+    default=1,
+    metavar="N",
+    help="Start so many worker processes, and start those that end again. Default: 1.",
+)
+@click.option(
+    "--health",
+    type=address,
+    metavar="[HOST:]PORT",
+    help="Serve /healthz, /readyz and, with the extra prometheus, /metrics there; HOST is 127.0.0.1 if it is not "
+    "given. Default: no endpoint.",
+)
 @click.pass_context
 def serve(
     ctx: click.Context,
@@ -81,8 +136,14 @@ def serve(
     *,
     modules: tuple[str, ...],
     queues: tuple[str, ...],
+    settings: str | None,
+    dashboard: bool,
     stop_on_eof: bool,
     log_level: str | None,
+    log_format: str | None,
+    observers: tuple[str, ...],
+    processes: int,
+    health: tuple[str, int] | None,
     **options: Any,
 ) -> None:
     """Run a worker process: import MODULE..., then run the steps of their machines and jobs.
@@ -90,29 +151,130 @@ def serve(
     On SIGTERM or SIGINT it drains: it claims no more rows, lets running steps finish within --drain seconds, releases
     the rest, and ends with exit code 0. A second signal cancels running steps.
     """
+    if not modules and settings is None:
+        raise click.UsageError("Missing argument 'MODULE...'.")
     wanted = read_queues(queues)
-    import_modules(modules, verbose=bool(ctx.obj))
-    config = Config(queues=wanted, **options)
-    _require_machines(modules)
-    _configure_logging(log_level, verbose=ctx.obj or 0)
+    verbose = bool(ctx.obj)
+    if processes > 1:
+        # wrong options are one error, not one of each process
+        config = _config(ctx, settings, wanted, options, verbose=verbose)
+        _configure_logging(log_level, log_format, verbose=ctx.obj or 0)
+        arguments = worker_arguments(ctx, without=("processes", "health", "stop_on_eof"))
+        run = partial(supervise, processes, arguments, drain=config.drain_timeout, verbose=ctx.obj or 0)
+        with bare_errors():
+            ctx.exit(trio.run(partial(run, health=health, stop_on_eof=stop_on_eof)))
+    import_modules(modules, verbose=verbose)
+    found = [_load_observer(each, verbose=verbose) for each in observers]
+    config = _config(ctx, settings, wanted, options, verbose=verbose)
+    import_modules(config.modules, verbose=verbose)
+    state = Health()
+    found = [*config.observers, *(each for each in found if each not in config.observers)]
+    own = [each for each in _own_observers(health, state) if each not in found]  # it may be given, too
+    config = attrs.evolve(config, observers=[*found, *own])
+    if not dashboard or os.environ.get(WORKER, "1/").partition("/")[0] != "1":
+        config = attrs.evolve(config, dashboard=None)
+    _require_machines([*modules, *config.modules] or [settings or ""])
+    _configure_logging(log_level, log_format, verbose=ctx.obj or 0)
     with bare_errors():
         _collect_garbage_less_often()
-        trio.run(partial(_run, config, stop_on_eof=stop_on_eof))
+        trio.run(partial(_run, config, stop_on_eof=stop_on_eof, health=health, state=state))
 
 
-def _configure_logging(level: str | None, *, verbose: int) -> None:
+def _configure_logging(level: str | None, form: str | None, *, verbose: int) -> None:
     """Log to standard error with time stamps, unless the user's modules have configured the root logger."""
     root = logging.getLogger()
-    if not root.handlers:
-        chosen = level or ("DEBUG" if verbose > 1 else "INFO")
-        logging.basicConfig(
-            level=chosen.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    if root.handlers and form is None:
+        if level is not None:
+            root.setLevel(level.upper())
+        return
+    worker = os.environ.get(WORKER, "")
+    configure(
+        json=form == "json",
+        level=level or ("DEBUG" if verbose > 1 else "INFO"),
+        name=f"worker {worker}" if worker else None,
+    )
+
+
+def _load(text: str, *, option: str, metavar: str, verbose: bool) -> Any:
+    """Import an object by its name, as `shop.metrics:observe`; None if its module has none of that name."""
+    module, colon, name = text.partition(":")
+    if not module or not colon or not name:
+        raise click.BadParameter(f"{text!r} is not {metavar}", param_hint=option)
+    import_modules([module], verbose=verbose)
+    found: Any = sys.modules[module]
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _load_observer(text: str, *, verbose: bool) -> Callable[[Event], object]:
+    found = _load(text, option="--observer", metavar="MODULE:FUNCTION", verbose=verbose)
+    if not callable(found):
+        module, _, name = text.partition(":")
+        raise ConfigError(f"module {module!r} has no function {name!r}", option="observer", value=text)
+    return cast("Callable[[Event], object]", found)
+
+
+def _config(
+    ctx: click.Context,
+    settings: str | None,
+    queues: Mapping[str, int | Queue] | None,
+    options: Mapping[str, Any],
+    *,
+    verbose: bool,
+) -> Config:
+    """The settings of the command line, or those of `--config` as the command line changes them."""
+    if settings is None:
+        return Config(queues=queues, **options)
+    found = _load(settings, option="--config", metavar="MODULE:NAME", verbose=verbose)
+    if not isinstance(found, Config):
+        module, _, name = settings.partition(":")
+        raise ConfigError(
+            f"module {module!r} has no durable_actors.Config named {name!r}", option="config", value=settings
         )
-    elif level is not None:
-        root.setLevel(level.upper())
+    return changed(found, queues, {name: options[name] for name in options if _was_given(ctx, name)})
 
 
-def _require_machines(modules: tuple[str, ...]) -> None:
+def _was_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) in {ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT}
+
+
+def changed(config: Config, queues: Mapping[str, int | Queue] | None, options: Mapping[str, Any]) -> Config:
+    """A `Config` with these options instead of its own. Its queues keep what the command line does not say. Pure."""
+    changes: dict[str, Any] = dict(options)
+    if "lease_ttl" in options and config.heartbeat_interval == config.lease_ttl / 3:
+        changes["heartbeat_interval"] = None  # derived anew
+    derived = Config(dsn=config.dsn, poll_interval=config.poll_interval).max_poll_interval
+    if "poll_interval" in options and config.max_poll_interval == derived:
+        changes.setdefault("max_poll_interval", None)
+    if queues is not None:
+        own = config.queues or {}
+        changes["queues"] = {name: _queue(own.get(name), each) for name, each in queues.items()}
+    return attrs.evolve(config, **changes)
+
+
+def _queue(own: Queue | None, given: int | Queue) -> int | Queue:
+    if own is None:
+        return given
+    if isinstance(given, Queue):
+        return attrs.evolve(own, concurrency=given.concurrency, prefetch=given.prefetch)
+    return attrs.evolve(own, concurrency=given)
+
+
+def _own_observers(health: tuple[str, int] | None, state: Health) -> list[Callable[[Event], object]]:
+    """What the health endpoint and the supervisor of several processes want to know."""
+    found: list[Callable[[Event], object]] = []
+    supervised = METRICS_DIR in os.environ and WORKER in os.environ
+    if (health is not None or supervised) and has_prometheus():
+        found.append(prometheus_observer())
+    if health is not None:
+        found.append(state)
+    if (tell := tell_ready(os.environ)) is not None:
+        found.append(tell)
+    return found
+
+
+def _require_machines(modules: Sequence[str]) -> None:
     """Refuse to run without machines: such a worker would do nothing and look healthy."""
     if not len(current_registry()):
         raise ConfigError(
@@ -135,12 +297,17 @@ def _collect_garbage_less_often() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-async def _run(config: Config, *, stop_on_eof: bool) -> None:
-    """Serve until a signal arrives or standard input ends."""
+async def _run(config: Config, *, stop_on_eof: bool, health: tuple[str, int] | None, state: Health) -> None:
+    """Serve until a signal arrives or standard input ends. The health endpoint answers before and until then."""
     async with trio.open_nursery() as nursery:
-        engine: Engine = await nursery.start(run_until_signal, config)
-        if stop_on_eof:
-            await _stop_on_eof(engine)
+        if health is not None:
+            page = prometheus_page if has_prometheus() else None
+            await nursery.start(HealthServer(*health, ready=state.ready, metrics=page).run)
+        async with trio.open_nursery() as inner:
+            engine: Engine = await inner.start(run_until_signal, config)
+            if stop_on_eof:
+                await _stop_on_eof(engine)
+        nursery.cancel_scope.cancel()
 
 
 async def _stop_on_eof(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import click
 import trio
@@ -20,6 +21,9 @@ from durable_actors.cli.options import (
     read_target,
 )
 from durable_actors.cli.output import coloured, make_console, one_line, print_json, started_by
+
+AFTER: Final = 6
+"""Of those that an instance comes after, so many are named."""
 
 
 @click.command("tree", short_help="Show the family of an instance: who started whom.")
@@ -47,8 +51,9 @@ def tree(
 ) -> None:
     """Show the family of an instance, by id or unique key: its ancestors, and the descendants of the first of them.
 
-    Each line has the status, the step, what the instance waits for, and which step started it. Of many children, those
-    that have not ended are shown first, then those that failed; the others are counted by status.
+    Each line has the status, the step, what the instance waits for, which step started it, and of children that have
+    keys the key and what each comes after. Of many children, those that have not ended are shown first, then those that
+    failed; the others are counted by status.
     """
     address = read_target(target, as_key=as_key)
 
@@ -72,13 +77,14 @@ def tree(
 
 def _lines(root: TreeNode, target: int) -> Iterator[Text]:
     """The lines of the output, parents first."""
+    names = {node.id: str(node.id) if node.key is None else one_line(node.key) for node in root.walk()}
     todo: list[tuple[TreeNode | Text, str, str]] = [(root, "", "")]
     while todo:
         node, first, rest = todo.pop()
         if isinstance(node, Text):
             yield Text(first).append_text(node)
             continue
-        yield Text(first).append_text(_line(node, target))
+        yield Text(first).append_text(_line(node, target, names))
         below: list[TreeNode | Text] = [*node.children]
         if node.hidden:
             below.append(
@@ -89,7 +95,7 @@ def _lines(root: TreeNode, target: int) -> Iterator[Text]:
             todo.append((below[index], rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
 
 
-def _line(node: TreeNode, target: int) -> Text:
+def _line(node: TreeNode, target: int, names: Mapping[int, str]) -> Text:
     style = "bold reverse" if node.id == target else "bold"
     line = Text(str(node.id), style=style).append(f" {one_line(node.machine)}/{node.version} ", style="")
     line.append_text(coloured(node.status)).append(f" in {one_line(node.step)}")
@@ -98,6 +104,12 @@ def _line(node: TreeNode, target: int) -> Text:
     if (parent := node.parent_run) is not None and parent.step is not None:
         key = "" if parent.key is None else f", key {one_line(parent.key)}"
         line.append(f" (from step {one_line(parent.step)}{key})", style="dim")
+    if node.key is not None:
+        line.append(f" (key {one_line(node.key)})", style="dim")
+    if node.after:
+        shown = [names.get(each, str(each)) for each in node.after[:AFTER]]
+        more = node.after_count - len(shown)
+        line.append(f" (after {', '.join(shown)}{f' and {more} more' if more else ''})", style="dim")
     if node.rerun_of is not None:
         line.append(f" (rerun of {node.rerun_of})", style="dim")
     if node.counts:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 from durable_actors._client import Client
+from durable_actors._option_checks import choice
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params, Row, Statement
+from durable_actors._store.boundaries import Waiting
 from durable_actors._store.observe import Filter, InstanceDetails, NodeView, observe_instance, read_nodes
 from durable_actors._store.read import Instance
 from durable_actors._store.why import why
+from durable_actors.errors import NoTarget
 from durable_actors.machine import MachineRef, StepRef, current_registry, decode_or_text
 from durable_actors.testing.matching import ANY, describe, matches, same
 from durable_actors.testing.report import Ran
@@ -93,11 +96,17 @@ class Assertions(Client):
         return instance
 
     async def assert_waiting(
-        self, target: Target, *, signal: str | None = None, step: str | StepRef[Any] | None = None
+        self,
+        target: Target,
+        *,
+        signal: str | None = None,
+        step: str | StepRef[Any] | None = None,
+        waiting: Waiting | None = None,
     ) -> Instance:
-        """Assert that an instance waits: for a signal, for children, for a time, or for its turn; return it.
+        """Assert that an instance waits: for a signal, a person, children, a time, or its turn; return it.
 
-        `signal`: that it awaits this one. `step`: that it runs this step then (`Machine.step`, or its name).
+        `signal`: that it awaits this one. `step`: that it runs this step then (`Machine.step`, or its name). `waiting`:
+        for what, as in `Filter`: "approval" or "pause" (a person), "signal", "children".
         """
         __tracebackhide__ = True
         instance, reason = await self.explained(target)
@@ -106,7 +115,10 @@ class Assertions(Client):
             self._fail(f"instance {instance.id} does not wait: it is {instance.status}", instance, reason)
         if signal is not None and (instance.status != "awaiting_signal" or signal not in details.awaits):
             self._fail(f"instance {instance.id} does not await a signal named {signal!r}", instance, reason)
-        then = details.await_step or instance.step
+        if waiting is not None and instance.waiting != choice("waiting", waiting, *get_args(Waiting)):
+            self._fail(f"instance {instance.id} does not wait for {waiting!r}", instance, reason)
+        asked = None if instance.boundary is None else instance.boundary.then
+        then = asked or details.await_step or instance.step
         wanted = step.name if isinstance(step, StepRef) else step
         if wanted is not None and then != wanted:
             self._fail(f"instance {instance.id} runs step {then!r} next, not {wanted!r}", instance, reason)
@@ -135,7 +147,14 @@ class Assertions(Client):
 
     async def explained(self, target: Target) -> tuple[Instance, str]:
         """An instance, and a sentence that says what it waits for or how it ended."""
-        instance = await self.inspect(target)
+        try:
+            instance = await self.inspect(target)
+        except NoTarget:
+            if any(each.id == target and each.outcome == "Done" and each.committed for each in self.ran):
+                raise NoTarget(
+                    f"instance {target!r} was done, and its row is deleted: by keep=0 of its machine, or by sweep()"
+                ) from None
+            raise
         return instance, await self._why(instance)
 
     async def _why(self, instance: Instance) -> str:

@@ -6,15 +6,13 @@ commits with their flusher. There is no model of the engine here.
 
 from __future__ import annotations
 
-import contextvars
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
-import outcome
 import trio
 
 from durable_actors._engine.claiming.pick_one import claim_one
@@ -22,19 +20,23 @@ from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.executor import Executor
 from durable_actors._engine.lanes import client_lanes
 from durable_actors._engine.running.step_inputs import StepInputs
+from durable_actors._limits import Limit
 from durable_actors._option_checks import Duration, count, shown
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.decode import decode_instant
 from durable_actors._postgres.pool.pool import ConnectionPool
+from durable_actors._scheduling.schedule import Schedule
 from durable_actors._store.read import Instance, read_by_ids
 from durable_actors._store.rows import Claim
+from durable_actors._store.schedule_commands import ScheduleInfo
 from durable_actors._store.signal import PAGE_SIZE, read_inboxes
 from durable_actors._trio_run import at_home
 from durable_actors.config import Config
 from durable_actors.errors import ConfigError, LeaseLost, NoTarget
 from durable_actors.machine import (
     ENDED,
+    Cancellation,
     ChildView,
     Decision,
     InsertOptions,
@@ -46,14 +48,14 @@ from durable_actors.machine import (
     spec_of,
 )
 from durable_actors.retention import Retention
-from durable_actors.telemetry import Event, StepCommitted, StepCrashed, StepStopped
 from durable_actors.testing.assertions import Assertions, Target
 from durable_actors.testing.clock import TimeSpan, parse_span, refuse_autojump
 from durable_actors.testing.crash_plan import CrashAfter, Numbered, WorkerDied
-from durable_actors.testing.report import Drained, Ran, RunOutcome, Waiting, last_steps
+from durable_actors.testing.limits import declare as declare_limits
+from durable_actors.testing.report import Drained, Ran, Runs, Waiting, last_steps
 from durable_actors.testing.retention import sweep
+from durable_actors.testing.schedules import declare, pass_time
 from durable_actors.testing.statements import (
-    ADVANCE,
     BURY,
     DUE,
     FORGET,
@@ -68,8 +70,9 @@ from durable_actors.testing.statements import (
 )
 from durable_actors.testing.step_alone import (
     GivenSignal,
-    children_of,
-    decision_of,
+    cancellation_of,
+    in_task,
+    inputs_of,
     run_alone,
     signal_options,
     step_of,
@@ -114,9 +117,10 @@ class Bench(Assertions):
         """Its database: for an engine, or for connections of your own."""
         self.benches: Final = benches
         """Makes other benches, each on a fresh database."""
-        self.ran: list[Ran] = []
+        self._runs: Final = Runs()
+        self.ran: list[Ran] = self._runs.ran
         self._steps: Final = Executor(config, pool, roles, on_final=self.results.hint)
-        self._steps.telemetry.subscribe(self._note)
+        self._steps.telemetry.subscribe(self._runs.note)
         self._steps.on_outcome = partial(self._at_point, committed=False)
         self._steps.on_committed = partial(self._at_point, committed=True)
         self.executor = self._steps
@@ -183,7 +187,7 @@ class Bench(Assertions):
             return await self._steps.execute_next(queue, self.step_context(), only=ids) is not None
         except LeaseLost:
             if self.ran and not self.ran[-1].committed:
-                self._replace(self.ran[-1].id, "lost", committed=False)
+                self._runs.change(self.ran[-1].id, "lost", committed=False)
             return True
         except WorkerDied:
             if self._numbered is None:
@@ -301,15 +305,27 @@ class Bench(Assertions):
         """Move the clock of the bench: `await durable.advance("3d")`. Returns its new time.
 
         Delays, deadlines, back-offs and the times in rows move together; leases do not, so nothing that runs is taken
-        from its worker. `by` is a text ("3d", "1h30m", "90s"), seconds, or a timedelta. Time never goes back. Nothing
-        runs until `drain`. An engine on this database notices it with its next poll.
+        from its worker. Schedules fire as time passes, each slot at its time (`declare_schedules`, `schedules.put`).
+        `by` is a text ("3d", "1h30m", "90s"), seconds, or a timedelta. Time never goes back. Nothing runs until
+        `drain`. An engine on this database notices it with its next poll.
         """
         seconds = parse_span(by)
         if self._dead:  # their leases end before that time has passed
             await self._bury()
             await self._steps.reap()
-        await self._query(ADVANCE, [encode.number(seconds)])
+        async with self._standing_clock():
+            await pass_time(self._pool, self._lane, self._schema, seconds)
         return await self.now()
+
+    @at_home
+    async def declare_schedules(self, *given: Schedule) -> list[ScheduleInfo]:
+        """Store these schedules, and those of all jobs with `cron=` or `every=`, as an engine does at its start."""
+        return await declare(self._pool, self._lane, self._schema, given)
+
+    @at_home
+    async def declare_limits(self, limits: Mapping[str, Limit]) -> None:
+        """Declare these limits, as an engine does at its start. What uses one that nobody has declared is held."""
+        await declare_limits(self._pool, self._lane, self._schema, limits)
 
     @at_home
     async def sweep(self, retention: Retention | None = None) -> int:
@@ -331,17 +347,20 @@ class Bench(Assertions):
         signals: Sequence[GivenSignal] = (),
         inbox: Sequence[GivenSignal] = (),
         children: Sequence[ChildView] = (),
+        dependencies: Mapping[str, object] | None = None,
         decision: Decision | None = None,
+        cancellation: Cancellation | None = None,
         attempt: int = 0,
         handle: bool = False,
         machine: MachineRef | None = None,
     ) -> Outcome:
         """Run the code of one step, and return its outcome instead of committing it.
 
-        `step` is `Machine.step`, or a job. `state` (a job's arguments) goes through JSON as in an engine, and so does
-        the state or result in the outcome. The context is a real one: `signals` are in `ctx.awaited` and `ctx.signals`
-        (a name, a name with a payload, or a `Signal`), `inbox` only in `ctx.signals`, `children` in `ctx.children`, and
-        `decision` is `ctx.decision`.
+        `step` is `Machine.step`, a job, or a task. `state` (a job's arguments) goes through JSON as in an engine, and
+        so does the state or result in the outcome. The context is a real one: `signals` are in `ctx.awaited` and
+        `ctx.signals` (a name, a name with a payload, or a `Signal`), `inbox` only in `ctx.signals`, `children` in
+        `ctx.children`, `dependencies` in `ctx.dependencies` (by key: a result, or a `ChildView`); `decision` is
+        `ctx.decision`, and `cancellation` is `ctx.cancellation`. Limits do not hold it.
         What the step does by `ctx.insert`, `ctx.start_child` and `ctx.signal` happens on the bench's database, where
         `assert_inserted` and `assert_sent` find it. The instance itself exists only while the step runs.
 
@@ -351,14 +370,16 @@ class Bench(Assertions):
         """
         spec, name = step_of(step, machine)
         count("attempt", attempt, least=0)
-        given = StepInputs(decision=decision_of(decision), children=tuple(children_of(children)))
-        options: InsertOptions = {"queue": STEP_QUEUE, "step": name}
+        given = inputs_of(children, dependencies or {}, decision)
+        cancelled = cancellation_of(cancellation)
+        options: InsertOptions = {"queue": STEP_QUEUE, "step": name, "rate_limit": None}
         if state is not None:
             options["state"] = state
         number = await self.insert(spec.definition, **options)
         assert number is not None
         try:
-            return await self._run_alone(spec, number, signals, inbox, given, attempt=attempt, handle=handle)
+            run = partial(self._run_alone, spec, number, signals, inbox, given)
+            return await run(cancellation=cancelled, attempt=attempt, handle=handle)
         finally:
             with trio.CancelScope(shield=True):
                 await self._query(FORGET, [encode.number(number)])
@@ -371,6 +392,7 @@ class Bench(Assertions):
         inbox: Sequence[GivenSignal],
         inputs: StepInputs,
         *,
+        cancellation: Cancellation | None,
         attempt: int,
         handle: bool,
     ) -> Outcome:
@@ -384,6 +406,7 @@ class Bench(Assertions):
         assert claim is not None
         claim.attempt, claim.inbox, claim.children_total = attempt, bool(found), len(inputs.children or ())
         claim.awaits = tuple({each.name for each in found[: len(signals)]}) or None
+        claim.cancellation = cancellation
         active = ActiveClaim(claim)
         node.claims.add(active)
         inputs = attrs.evolve(inputs, signals=tuple(found), awaited=tuple(found[: len(signals)]))
@@ -430,7 +453,7 @@ class Bench(Assertions):
         if numbered or any(planned):
             if not committed:
                 self._dead.append(claim)
-            self._replace(claim.id, "worker died", committed=committed)
+            self._runs.change(claim.id, "worker died", committed=committed)
             raise WorkerDied(claim, committed=committed)
 
     async def _bury(self) -> None:
@@ -444,52 +467,6 @@ class Bench(Assertions):
             await self._steps.reap()
             await self._query(RUN_NOW, [ids])
 
-    # -- what ran
-
-    def _note(self, event: Event) -> None:
-        match event:
-            case StepStopped():
-                self._add(event, cast("RunOutcome", event.outcome), event.error)
-            case StepCrashed():
-                self._add(event, "crashed", event.error)
-            case StepCommitted():
-                self._replace(event.id, None, committed=True)
-            case _:
-                pass
-
-    def _add(self, event: StepStopped | StepCrashed, ended: RunOutcome, error: BaseException | None) -> None:
-        self.ran.append(
-            Ran(
-                id=event.id,
-                machine=event.machine,
-                step=event.step,
-                attempt=event.attempt,
-                outcome=ended,
-                error=error,
-                committed=False,
-            )
-        )
-
-    def _replace(self, number: int, ended: RunOutcome | None, *, committed: bool) -> None:
-        """Change the record of an instance's last run."""
-        for index in reversed(range(len(self.ran))):
-            if self.ran[index].id == number:
-                ran = self.ran[index]
-                self.ran[index] = attrs.evolve(ran, outcome=ended or ran.outcome, committed=committed)
-                return
-
 
 def _shown_only(only: Only) -> str:
     return repr(only) if isinstance(only, int | str | bytes) else current_registry().find(only).name
-
-
-async def in_task(call: Callable[[], Awaitable[T]], context: contextvars.Context) -> T:
-    """Await a call in a task of its own, with these context variables; its exception is raised unwrapped."""
-    ended: list[outcome.Outcome[T]] = []
-
-    async def run() -> None:
-        ended.append(await outcome.acapture(call))
-
-    async with trio.open_nursery() as nursery:
-        context.run(nursery.start_soon, run)
-    return ended[0].unwrap()

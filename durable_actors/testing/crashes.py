@@ -16,8 +16,9 @@ import attrs
 
 from durable_actors._wording import counted
 from durable_actors.machine import canonical_json
-from durable_actors.testing.bench import Bench, BenchMaker, in_task
+from durable_actors.testing.bench import Bench, BenchMaker
 from durable_actors.testing.crash_plan import CrashPoint, Numbered
+from durable_actors.testing.step_alone import in_task
 
 Scenario = Callable[[Bench], Awaitable[object]]
 

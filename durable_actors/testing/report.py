@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import attrs
 
+from durable_actors._engine.running.user_code import Postponed
 from durable_actors._store.read import Instance
 from durable_actors._wording import counted
 from durable_actors.machine import reason_text
+from durable_actors.telemetry import Event, StepCommitted, StepCrashed, StepInterrupted, StepStopped
 
 SHOWN: Final = 20
 """Steps and instances that a text lists, at most."""
 
 RunOutcome = Literal[
-    "Next", "Retry", "Await", "ScheduleChildren", "Done", "Stop", "crashed", "worker died", "lost"
+    "Next",
+    "Retry",
+    "Await",
+    "ScheduleChildren",
+    "Pause",
+    "Approval",
+    "Done",
+    "Stop",
+    "crashed",
+    "postponed",
+    "worker died",
+    "lost",
 ]
-"""How a run ended: the outcome of the step; "crashed": it raised SystemExit or the like; "worker died": `crash_after`
-has stopped the worker; "lost": another worker took the claim."""
+"""How a run ended: the outcome of the step; "crashed": it raised SystemExit or the like; "postponed": it raised
+`RateLimited`, and runs again later; "worker died": `crash_after` has stopped the worker; "lost": another worker took
+the claim."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +55,55 @@ class Ran:
         attempt = f", attempt {self.attempt}" if self.attempt else ""
         error = "" if self.error is None else f" ({_one_line(reason_text(self.error))})"
         return f"{self.machine} {self.id}, step {self.step!r}{attempt} → {self.outcome}{error}"
+
+
+class Runs:
+    """The runs of a bench, as its events tell them."""
+
+    def __init__(self) -> None:
+        self.ran: Final[list[Ran]] = []
+
+    def note(self, event: Event) -> None:
+        """Add a run that has ended, or say that the last one is committed."""
+        match event:
+            case StepStopped():
+                self._add(event, cast("RunOutcome", event.outcome), event.error)
+            case StepCrashed():
+                self._add(event, "crashed", event.error)
+            case StepInterrupted(error=Postponed()):
+                self._add(event, "postponed", None, committed=True)
+            case StepCommitted():
+                self.change(event.id, None, committed=True)
+            case _:
+                pass
+
+    def change(self, number: int, ended: RunOutcome | None, *, committed: bool) -> None:
+        """Change the record of an instance's last run."""
+        for index in reversed(range(len(self.ran))):
+            if self.ran[index].id == number:
+                ran = self.ran[index]
+                self.ran[index] = attrs.evolve(ran, outcome=ended or ran.outcome, committed=committed)
+                return
+
+    def _add(
+        self,
+        event: StepStopped | StepCrashed | StepInterrupted,
+        ended: RunOutcome,
+        error: BaseException | None,
+        *,
+        committed: bool = False,
+    ) -> None:
+        self.ran.append(
+            Ran(
+                id=event.id,
+                machine=event.machine,
+                step=event.step,
+                attempt=event.attempt,
+                outcome=ended,
+                error=error,
+                committed=committed,
+            )
+        )
 
 
 @attrs.frozen(kw_only=True)

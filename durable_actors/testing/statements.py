@@ -16,6 +16,15 @@ STOP: Final = Statement(
 """The clock stands still from now on, but for ADVANCE."""
 GO: Final = Statement("bench_go", "update durable.bench_clock set stopped = null")
 """It goes on with the server's time."""
+NEXT_SLOT: Final = Statement(
+    "bench_next_slot",
+    """
+    select extract(epoch from min(s.fire_at) - durable.now())::float8 from durable.schedules s
+     where s.paused is null and s.disabled_at is null
+    """,
+    read_only=True,
+)
+"""Seconds until a schedule fires."""
 QUEUES: Final = Statement(
     "bench_queues",
     "select distinct g.queue from durable.gen_durable g where g.finished_at is null order by 1",
@@ -41,7 +50,11 @@ DUE: Final = Statement(
     """
     select exists (
         select 1 from durable.gen_durable g
-         where durable.offered(g.status, g.hold) and durable.due(g.eligible_at)
+         where g.status = 'runnable' and durable.due(g.eligible_at)
+           and (durable.offered(g.status, g.hold)
+                or g.hold = 3 and exists (
+                    select 1 from durable.limit_waits w
+                     where w.key = g.limited_by and w.queue = g.queue and w.next_at <= durable.now()))
            and ($1::bigint is null or g.id = $1) and ($2::text is null or g.fsm = $2)
            and ($3::text is null or g.queue = $3))
     """,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import trio
+from outcome import Outcome as Captured, acapture
 
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing.queue import PendingCommit
@@ -16,9 +18,10 @@ from durable_actors._engine.running.step_run import StepRun
 from durable_actors._engine.running.user_code import Crashed
 from durable_actors._option_checks import shown
 from durable_actors._trio_inside import innermost
-from durable_actors.errors import ConfigError
+from durable_actors.errors import ConfigError, RateLimited
 from durable_actors.machine import (
     KEEP,
+    Cancellation,
     ChildView,
     Context,
     Decision,
@@ -31,8 +34,11 @@ from durable_actors.machine import (
     Stop,
     current_registry,
     decode_json,
+    encode_json,
     spec_of,
 )
+
+T = TypeVar("T")
 
 GivenSignal = Signal | tuple[str, object] | str
 """A signal for `run_step`: its name, its name and payload, or a `Signal`."""
@@ -76,7 +82,18 @@ def signal_options(signal: GivenSignal) -> tuple[str, object, str | None]:
             )
 
 
-def children_of(children: Iterable[ChildView]) -> list[ChildView]:
+def inputs_of(
+    children: Iterable[ChildView], dependencies: Mapping[str, object], decision: object
+) -> StepInputs:
+    """What a step is given beside its state and signals, checked."""
+    return StepInputs(
+        decision=_decision_of(decision),
+        children=tuple(_children_of(children)),
+        dependencies=_dependencies_of(dependencies),
+    )
+
+
+def _children_of(children: Iterable[ChildView]) -> list[ChildView]:
     """The children that a step is given, checked."""
     given: list[object] = list(children)
     wrong = [each for each in given if not isinstance(each, ChildView)]
@@ -89,12 +106,38 @@ def children_of(children: Iterable[ChildView]) -> list[ChildView]:
     return cast("list[ChildView]", given)
 
 
-def decision_of(decision: object) -> Decision | None:
+def _dependencies_of(dependencies: Mapping[str, object]) -> dict[str, ChildView]:
+    """What a child is given that it comes after: a view, or the result of one that is done, which goes through JSON."""
+    return {
+        key: given
+        if isinstance(given, ChildView)
+        else ChildView(0, "", "done", _through_json(given, key), key=key)
+        for key, given in dependencies.items()
+    }
+
+
+def _through_json(result: object, key: str) -> object:
+    what = f"dependencies[{key!r}]"
+    return decode_json(encode_json(result, what=what), what=what)
+
+
+def _decision_of(decision: object) -> Decision | None:
     """The decision that a step is given, checked."""
     if decision is None or isinstance(decision, Decision):
         return decision
     raise ConfigError(
         f"decision must be a Decision, not {shown(decision)}", option="decision", value=decision
+    )
+
+
+def cancellation_of(cancellation: object) -> Cancellation | None:
+    """Why the instance was cancelled, for a step that compensates; checked."""
+    if cancellation is None or isinstance(cancellation, Cancellation):
+        return cancellation
+    raise ConfigError(
+        f"cancellation must be a Cancellation, not {shown(cancellation)}",
+        option="cancellation",
+        value=cancellation,
     )
 
 
@@ -119,7 +162,9 @@ class _StepAlone(StepRun):
         return False
 
     async def recover(self, error: Exception, ctx: Context[Any] | None = None) -> PendingCommit:
-        if not self.handles:
+        claim, spec = self._active.claim, self._spec
+        postponed = isinstance(error, RateLimited) and spec.steps[claim.step].limits is not None
+        if postponed or not self.handles:  # what is postponed has no outcome: it is not for `handle`
             raise error
         pending = await super().recover(error, ctx)
         if self.outcome is None:  # `handle` itself failed
@@ -151,6 +196,8 @@ async def run_alone(
 def _as_stored(outcome: Outcome, pending: PendingCommit, spec: MachineSpec) -> Outcome:
     """The outcome with the state or result that the database would return."""
     change = pending.transition
+    if change.status == "cancelled":  # it compensated: nothing of its outcome is stored
+        return outcome
     if isinstance(outcome, Done):
         return Done(decode_json(change.result or b"null", what="the result"))
     if isinstance(outcome, Stop) or outcome.state is KEEP or change.state is None:
@@ -159,3 +206,15 @@ def _as_stored(outcome: Outcome, pending: PendingCommit, spec: MachineSpec) -> O
     stored = copy.copy(outcome)
     object.__setattr__(stored, "state", spec.codec.decode(change.state, step=step))
     return stored
+
+
+async def in_task(call: Callable[[], Awaitable[T]], context: contextvars.Context) -> T:
+    """Await a call in a task of its own, with these context variables; its exception is raised unwrapped."""
+    ended: list[Captured[T]] = []
+
+    async def run() -> None:
+        ended.append(await acapture(call))
+
+    async with trio.open_nursery() as nursery:
+        context.run(nursery.start_soon, run)
+    return ended[0].unwrap()
