@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import click
 import psycopg
 import trio
+from durable_actors.cli import cli
 
 T = TypeVar("T")
 
@@ -32,6 +34,13 @@ def wait_until(condition: Callable[[], T], what: str, *, timeout: float = PATIEN
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.02)
     return value
+
+
+def verbs() -> dict[str, click.Command]:
+    """Every command of the command line, imported."""
+    context = click.Context(cli)
+    found = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
 
 
 def open_files() -> int:

@@ -9,9 +9,9 @@ from datetime import timedelta
 import attrs
 import durable_actors as da
 import pytest
+from durable_actors._dsn import EMBEDDED, resolve_dsn
 from durable_actors._option_checks import shown
 from durable_actors._option_fields import options_of
-from durable_actors.config import EMBEDDED, resolve_dsn
 from hypothesis import given, strategies as st
 
 DSN = {"dsn": "dbname=x"}
@@ -45,7 +45,10 @@ DEFAULTS = {
     "retention": da.Retention(
         done=7 * 86_400, cancelled=7 * 86_400, failed=30 * 86_400, history=10_000, interval=60
     ),
+    "limits": {},
+    "schedules": (),
     "observers": (),
+    "dashboard": None,
     "notifier": None,
 }
 
@@ -191,6 +194,7 @@ BAD = [
     ("late_commit", "maybe"),
     ("journal", "everything"),
     ("journal", None),
+    *(("schedules", value) for value in (5, "nightly", [5], [da.Schedule("a", "m", every=60)] * 2)),
     *(("retention", value) for value in (5, "7d", {}, True)),
     ("observers", 5),
     ("observers", ["print"]),

@@ -7,23 +7,27 @@ file of its own, and blocks without a name go on with the last one.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import attrs
 import click
 import durable_actors as da
 import pytest
+from durable_actors import otp
 from durable_actors._option_fields import options_of
 from durable_actors._store.holds import HOLDS
 from durable_actors._store.moves import MOVES
-from durable_actors.cli import cli
 from durable_actors.cli.serve import serve
 from durable_actors.machine import ENDED, Status
 from durable_actors.testing.database import DatabaseServer
+from tests.kit import verbs
 from tests.warm import warm
 
 ROOT = Path(__file__).parent.parent
@@ -130,11 +134,54 @@ def test_a_page_becomes_a_program():
     assert program(page).split("\n") == ["", "", "a = 1", "", "", "", "b = a", "", "", "", "", "", ""]
 
 
+# -- links
+
+LINK = re.compile(r"\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
+CODE = re.compile(r"^( *)(`{3,}|:{3,}\{toctree\}).*?^\1`{3,}$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").strip().lower()
+    return re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+def anchors_of(page: Path) -> set[str]:
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return {slug(heading) for heading in HEADING.findall(text)}
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    dead = []
+    for target in LINK.findall(CODE.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue  # another site: not looked at, the suite works offline
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors_of(path)):
+            dead.append(target)
+    return dead
+
+
+WITH_LINKS = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", WITH_LINKS, ids=relative)
+def test_links_within_the_project_lead_somewhere(page: Path):
+    assert dead_links(page, page.read_text("utf-8")) == []
+
+
+def test_a_dead_link_is_found():
+    text = "[a](nowhere.md) `[b](code.md)` [c](how-to/deploy.md#the-database) [d](how-to/deploy.md#nothing) [e](https://e)"
+    assert dead_links(ROOT / "docs" / "index.md", text) == ["nowhere.md", "how-to/deploy.md#nothing"]
+
+
 def test_the_command_lines_reference_is_complete():
     text = (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8")
     missing = [
         f"{name} {option}"
-        for name, verb in cli.commands.items()
+        for name, verb in verbs().items()
         for parameter in verb.params
         for option in parameter.opts
         if option.startswith("--")
@@ -143,7 +190,7 @@ def test_the_command_lines_reference_is_complete():
         and f" {option}" not in text
     ]
     assert not missing
-    assert not [name for name in cli.commands if f"`{name}`" not in text]
+    assert not [name for name in verbs() if f"`{name}`" not in text]
 
 
 # -- tables that follow the code
@@ -169,6 +216,11 @@ def queue_table() -> str:
 
 def retention_table() -> str:
     rows = [[f"`{o.name}`", o.values, o.default_words, o.meaning] for o in options_of(da.Retention).values()]
+    return markdown(["option", "value", "default", "meaning"], rows)
+
+
+def dashboard_table() -> str:
+    rows = [[f"`{o.name}`", o.values, o.default_words, o.meaning] for o in options_of(da.Dashboard).values()]
     return markdown(["option", "value", "default", "meaning"], rows)
 
 
@@ -229,17 +281,107 @@ def holds_table() -> str:
         ("reference/config.md", "Config", config_table),
         ("reference/config.md", "Queue", queue_table),
         ("reference/config.md", "Retention", retention_table),
+        ("reference/config.md", "Dashboard", dashboard_table),
         ("reference/cli.md", "serve", serve_table),
         ("internals/store.md", "moves", moves_table),
         ("internals/keys.md", "holds", holds_table),
     ],
-    ids=["Config", "Queue", "Retention", "serve", "moves", "holds"],
+    ids=["Config", "Queue", "Retention", "Dashboard", "serve", "moves", "holds"],
 )
 def test_a_table_follows_the_code(page: str, name: str, table: Callable[[], str]):
     text = (ROOT / "docs" / page).read_text("utf-8")
     found = re.search(rf"<!-- table of {name}: .* -->\n((?:.*\n)*?)<!-- end of table -->", text)
     assert found is not None
     assert found[1].strip() == table().strip(), f"docs/{page}: the table must be\n\n{table()}"
+
+
+LONGEST = 100
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "internals" not in page.parts and page.stem != "races"], ids=relative
+)
+def test_code_fits_its_box(page: Path):
+    """On a wide screen without scrolling. Figures of internals may be wider."""
+    blocks = re.findall(r"^( *)```(.*)\n(.*?)^\1```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    shown = [block for _, what, block in blocks if what != "{eval-rst}"]
+    assert [line for block in shown for line in block.splitlines() if len(line) > LONGEST] == []
+
+
+# -- everything has an example
+
+EXAMPLES = "\n".join(program(page.read_text("utf-8")) for page in WITH_CODE)
+NO_EXAMPLE = {
+    "__version__",
+    # of otp: described, but rare
+    "ContextReset",
+    "MailboxClosed",
+    "OtpError",
+    "StopFailed",
+    "SupervisorStatistics",
+    "TerminateTimeout",
+    # of those who write a storage of journals: docs/reference/journal.md
+    "InvalidJournalEntry",
+    "PostgresJournal",
+    "ProtocolAnomaly",
+    "RevConflict",
+}
+
+
+@pytest.mark.parametrize(
+    "module", [da, da.sync, da.aio, da.schedules, otp], ids=lambda module: module.__name__
+)
+def test_every_public_name_has_an_example(module: Any):
+    missing = {name for name in module.__all__ if not re.search(rf"\b{name}\b", EXAMPLES)}
+    assert missing - NO_EXAMPLE == set()
+
+
+def keywords() -> set[str]:
+    """Every option that a call or a class on the page of examples gives, by what it is given to."""
+    page = ROOT / "docs" / "reference" / "by-example.md"
+    tree = ast.parse(program(page.read_text("utf-8")))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        given = node.keywords if isinstance(node, ast.Call | ast.ClassDef) else []
+        names = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", [])
+        for name in names:
+            text = ast.unparse(name).partition("[")[0].removeprefix("da.")
+            found |= {f"{text}.{each.arg}" for each in given}
+    return found
+
+
+def parameters(call: Callable[..., Any]) -> set[str]:
+    """Those that are given by name."""
+    found = inspect.signature(call).parameters.values()
+    return {each.name for each in found if each.kind is each.KEYWORD_ONLY}
+
+
+OPTIONS: dict[str, set[str]] = {
+    "Config": set(options_of(da.Config)),
+    "Queue": set(options_of(da.Queue)) - {"concurrency"},
+    "Retention": set(options_of(da.Retention)),
+    "Dashboard": set(options_of(da.Dashboard)),
+    "Limit": {"rate", "per", "burst", "slots"},
+    "Backoff": {each.name for each in attrs.fields(da.Backoff)},
+    "Schedule": {each.name for each in attrs.fields(da.Schedule)} - {"name", "machine", "args"},
+    "Filter": {each.name for each in attrs.fields(da.Filter)} - {"everything"},
+    "Machine": parameters(da.Machine.__init_subclass__) - {"state", "max_attempts"},
+    "job": parameters(da.job),
+    "step": parameters(da.step) - {"initial", "on_cancel"},
+    "task": parameters(da.task),
+    "insert": set(da.InsertOptions.__annotations__) - {"args", "schedule_at", "eligible_at"},
+    "Next": parameters(da.Next),
+    "Await": parameters(da.Await),
+    "Approval": parameters(da.Approval),
+    "ScheduleChildren": parameters(da.ScheduleChildren),
+    "Child": parameters(da.Child),
+}
+"""What takes options, without those that the page shows elsewhere (of a job as a class, in `insert_many`)."""
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_has_an_example(name: str):
+    assert {option for option in OPTIONS[name] if f"{name}.{option}" not in keywords()} == set()
 
 
 def test_a_page_names_the_migration_that_last_defined_a_function():

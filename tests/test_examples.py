@@ -11,6 +11,8 @@ import pytest
 from durable_actors.testing import Bench, crash_anywhere
 from tests.warm import warm
 
+pytestmark = pytest.mark.slow  # whole programs
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 # What each prints, in any order.
@@ -36,26 +38,69 @@ SAYS = {
         "a pack of 5 → p6 p7 p8 p9 p10",
         "a pack of 2 → p11 p12",
     ],
+    "report_graph": [
+        "the report failed: task margin (instance 6) failed: KeyError: 'eur' (2 tasks after it did not run)",
+        "6 tasks ran: charts, costs, margin, orders, refunds, revenue",
+        "2026-10: margin 25%",
+        "3 tasks ran: document, mail, margin",
+    ],
+    "nightly": [
+        "slots during the pause: paused",
+        "a burst after it: no",
+        "run now → the report",
+        "each slot ran once: yes",
+    ],
+    "api_limit": ["10 calls were made", "more than two in a fifth of a second: no"],
     "fan_out": ["{'pages': 3, 'words': 9, 'unreadable': ['ValueError: this page cannot be read']}"],
 }
+WEB = {
+    "django_orders": [
+        "order 3: out of stock",
+        "orders: [1, 2]",
+        "instance 1 → {'shipped': 1}",
+        "instance 2 → {'shipped': 2}",
+        "instances: 2",
+    ],
+    "flask_orders": ["answers: [201, 422]", "instance 1 → welcome, ada@example.org", "instances: 1"],
+    "fastapi_orders": ["created: 201 paid: [200, 404]", "instance 1 → {'cents': 4200, 'shipped': 7}"],
+}
 # What those that fail by design have the engine log; the others log nothing.
-LOGS = {"fan_out": "ValueError: this page cannot be read", "retries": "CardRefusedError: the card is blocked"}
+LOGS = {
+    "fan_out": "ValueError: this page cannot be read",
+    "retries": "CardRefusedError: the card is blocked",
+    "report_graph": "KeyError: 'eur'",
+}
 ELSEWHERE = {"otp_chat"}  # tests/otp/test_examples_otp.py
 
 
 def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | ELSEWHERE
+    assert {path.stem for path in EXAMPLES.glob("web/*.py")} == WEB.keys()
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example(name: str, empty_dsn: str, tmp_path: Path):
-    environ = {**os.environ, "DURABLE_DSN": empty_dsn}
-    code, out, err = warm().run(EXAMPLES / f"{name}.py", cwd=tmp_path, env=environ, timeout=110)
-    assert code == 0, out + err
+    out, err = run(EXAMPLES / f"{name}.py", empty_dsn, tmp_path)
     assert LOGS[name] in err if name in LOGS else not err
     for text in SAYS[name]:
         assert text in out
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", WEB)
+def test_an_example_of_a_web_framework(name: str, empty_dsn: str, tmp_path: Path):
+    out, err = run(EXAMPLES / "web" / f"{name}.py", empty_dsn, tmp_path)
+    assert not err
+    for text in WEB[name]:
+        assert text in out
+
+
+def run(path: Path, dsn: str, cwd: Path) -> tuple[str, str]:
+    """Run it to its end; return what it printed, and its errors."""
+    code, out, err = warm().run(path, cwd=cwd, env={**os.environ, "DURABLE_DSN": dsn}, timeout=110)
+    assert code == 0, out + err
+    return out, err
 
 
 # -- their machines, on a bench
@@ -153,3 +198,23 @@ async def test_a_book_is_counted_without_its_bad_page(durable: Bench) -> None:
     await durable.assert_done(
         book, {"pages": 2, "words": 3, "unreadable": ["ValueError: this page cannot be read"]}
     )
+
+
+@pytest.mark.usefixtures("registry")
+async def test_a_report_is_mended_and_run_again_from_there(durable: Bench) -> None:
+    example = load("report_graph")
+    report = await durable.insert(example.Report, state=example.Month(2026, 10))
+    await durable.drain()
+    await durable.assert_failed(report, "task margin")
+    example.RATES["eur"] = 1.25
+    example.RUNS.clear()
+    again = await durable.rerun(report, step="margin")
+    await durable.drain()
+    assert example.RUNS == ["margin", "document", "mail"]
+    assert (await durable.result(again)).startswith("2026-10: margin 40%")
+    alone = await durable.run_step(
+        example.Report.document,
+        example.Month(2026, 9),
+        dependencies={"charts": ["berlin"], "margin": 0.5},
+    )
+    assert alone.result == "2026-09: margin 50%\nberlin"

@@ -13,12 +13,13 @@ from pathlib import Path
 import durable_actors as da
 import pytest
 from durable_actors import errors
+from durable_actors._exports import MODULES, NAMES
 
 ROOT = Path(da.__file__).parent
 
 CONTRACT = {
     "authoring": "Machine step job Context Signal ChildView Outcome Next Retry Await ScheduleChildren Done Stop Replay "
-    "Child KEEP Cancel Error",
+    "Child KEEP Cancel Error Workflow task",
     "client": "insert insert_many signal signal_many signal_with_start "
     "result inspect retry cancel receipts Receipt list_instances Filter open_client InsertOptions "
     "sync aio",
@@ -79,6 +80,7 @@ def test_errors_are_one_tree():
     parents = {
         "ConfigError": {"DurableError", "ValueError"},
         "DefinitionError": {"DurableError", "TypeError"},
+        "NotADependency": {"DefinitionError"},
         "StateError": {"DurableError", "ValueError"},
         "InvalidOutcome": {"DurableError", "TypeError"},
         "StepTimeout": {"DurableError", "TimeoutError"},
@@ -88,6 +90,7 @@ def test_errors_are_one_tree():
         "RevConflict": {"Conflict"},
         "InvalidJournalEntry": {"DurableError"},
         "ProtocolAnomaly": {"DurableError"},
+        "RateLimited": {"DurableError"},
         "NoTarget": {"DurableError", "LookupError"},
         "InstanceFailed": {"DurableError"},
         "InstanceCancelled": {"InstanceFailed"},
@@ -169,6 +172,79 @@ def test_importing_does_nothing():
         "assert not {'pytest', 'hypothesis', 'durable_actors.testing', 'durable_actors.cli'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+def test_the_table_of_names_is_what_type_checkers_read():
+    """`__init__.py` imports under TYPE_CHECKING what `_exports` imports when it is asked for."""
+    tree = ast.parse((ROOT / "__init__.py").read_text("utf-8"))
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = {
+        node.module.removeprefix("durable_actors").removeprefix("."): {alias.name for alias in node.names}
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+    }
+    modules = imports.pop("")
+    assert imports == {module: set(names.split()) for module, names in NAMES.items()}
+    assert modules <= MODULES
+    assert {name for names in imports.values() for name in names} | modules | {"__version__"} == set(
+        da.__all__
+    )
+
+
+def test_the_bench_is_an_attribute_too():
+    """`import durable_actors as da` is enough for `da.testing`, which imports its tools only then."""
+    script = (
+        "import sys, durable_actors as da\n"
+        "assert 'durable_actors.testing' not in sys.modules\n"
+        "print(da.testing.Bench.__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert done.stdout == "Bench\n"
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(AttributeError, match="module 'durable_actors' has no attribute 'insrt'"):
+        da.insrt  # noqa: B018 - an attribute that is not there
+    assert not hasattr(da, "_nothing")
+    assert set(da.__all__) <= set(dir(da))
+
+
+IMPORTS = {
+    "import durable_actors": set[str](),
+    "import durable_actors as da; da.errors": {"errors"},
+    "import durable_actors as da; da.job, da.Machine, da.Done": {
+        "errors",
+        "machine",
+        "_option_checks",
+        "_journal_level",
+        "_limits",
+        "_wording",
+        "_scheduling",
+        "diagrams",
+    },
+    "import durable_actors.cli": {"cli", "errors"},
+    "from durable_actors.cli import cli; cli(['--help'], standalone_mode=False)": {"cli", "errors"},
+    "import durable_actors as da; da.insert": None,
+}
+"""Packages that a line imports, beside those that every one does; None: also the database's driver and Trio."""
+
+
+@pytest.mark.parametrize("line", IMPORTS)
+def test_what_a_line_imports(line):
+    """What is imported is counted, not the time: `import durable_actors` and `--help` must stay quick."""
+    script = f"import sys\n{line}\nprint('modules', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    names = done.stdout.splitlines()[-1].split()
+    found = {
+        name for name in names if name.partition(".")[0] in {"durable_actors", "psycopg", "trio", "asyncio"}
+    }
+    ours = {name.split(".")[1] for name in found if name.startswith("durable_actors.")}
+    expected = IMPORTS[line]
+    if expected is None:
+        assert {"psycopg", "trio"} <= found
+        return
+    assert not {"psycopg", "trio", "asyncio"} & found
+    assert ours - {"_exports", "_version"} <= expected
 
 
 @pytest.mark.parametrize(

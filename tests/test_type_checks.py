@@ -111,6 +111,7 @@ def test_the_cases_are_there():
         "machine_authoring.py",
         "otp_calls.py",
         "postgres_connection.py",
+        "workflow_authoring.py",
     }
     assert "da.insert(" in first_program(PAGES[0])
     assert len(marked("E")) > 40

@@ -49,6 +49,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--settle", type=float, default=SETTLE, help="seconds for all work to end")
     parser.add_argument("--quick", action="store_true", help="every nemesis once, with a new seed")
     parser.add_argument("--keep", action="store_true", help="keep the history of runs that went well, too")
+    parser.add_argument(
+        "--dashboard", action="store_true", help="somebody looks at every page of the dashboard"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every report to this file")
     parser.add_argument("--list", action="store_true", help="name the nemeses and end")
     options = parser.parse_args(arguments)
@@ -68,6 +71,7 @@ def line_of(report: Report) -> str:
     verdict = "ok" if report.ok else "FAILED"
     counts = [report.tally.get(name, 0) for name in ("reaped", "verified", "rebuilt")]
     checked = "{:5} commits {:4} reaps {:4} verified {:3} rebuilt".format(report.commits, *counts)
+    checked += f" {report.pages:5} pages" if report.pages else ""
     return f"{report.nemesis:<18} seed {report.seed:<7} {report.seconds:5.1f} s  {checked}  {verdict:<6}  {faults}"
 
 
@@ -132,7 +136,12 @@ async def run_all(
     """Seed by seed, so that every nemesis has been there early."""
     first = 1 if options.seed is None else options.seed
     run = partial(
-        run_once, seconds=options.seconds, scale=options.scale, settle=options.settle, keep=options.keep
+        run_once,
+        seconds=options.seconds,
+        scale=options.scale,
+        settle=options.settle,
+        keep=options.keep,
+        dashboard=options.dashboard,
     )
     async with open_zygote() as zygote:
         for seed in range(first, first + options.seeds):

@@ -23,6 +23,7 @@ import attrs
 import durable_actors as da
 import psycopg
 import trio
+from durable_actors._bulk import Bulk
 from durable_actors._client import Client
 from durable_actors._store.pauses import pause_target
 from tests.chaos import machines
@@ -48,14 +49,29 @@ union all
 STARVED: Final[LiteralString] = """
 select g.id from durable.gen_durable g
  where g.finished_at is null
-   and (g.fsm = 'chaos.Hang' or g.fsm in ('chaos.Tally', 'chaos.Pack') and exists (
+   and (g.fsm in ('chaos.Hang', 'chaos.Loop')
+        or g.fsm in ('chaos.Leaf', 'chaos.Undo', 'chaos.Tree', 'chaos.Rest') and g.cancellation is null
+           and not exists (select 1 from durable.cascades)
+        or g.fsm in ('chaos.Tally', 'chaos.Pack') and exists (
             select 1 from durable.receipts r where r.scope = 'instance' and r.target in (
                 select c.id::text from durable.gen_durable c
                  where c.id = g.id
                     or c.unique_key = replace(convert_from(g.unique_key, 'utf8'), 'receiver:', 'courier:')::bytea)))
+union all
+select g.id from durable.gen_durable g
+  join durable.graph e on e.id = g.id and not e.any_end
+ where g.status = 'runnable' and g.hold = 5
+   and exists (select 1 from durable.gen_durable n where n.id = any (e.needs) and n.status in ('failed', 'cancelled'))
+   and not exists (select 1 from durable.untold)
 """
-"""Who waits for what a command has prevented: signals that were refused while it was cancelled, or whose sender was."""
+"""Who waits for what a command has prevented: signals that were refused while it was cancelled, or whose sender was;
+who never ends, once nobody is left who cancels it with its parent; and who comes after a task that failed, and that
+nobody retries."""
 
+PAUSED: Final[LiteralString] = """
+select id from durable.gen_durable where durable.is_paused(status, hold, request)
+"""
+"""Who was paused with many others, and is left so."""
 ASKING: Final[LiteralString] = """
 select id, manual ->> 'kind' from durable.gen_durable
  where status = 'awaiting_signal' and manual is not null and manual -> 'decision' is null order by random()
@@ -68,6 +84,23 @@ QUEUES: Final = (("work", None), ("work", "chaos.Chain"), ("jobs", None), ("jobs
 """What is paused: queues, and machines in them."""
 WAYS: Final = ("plain", "pause", "strict", "timeout")
 """Of desks; `tests.chaos.machines` has what they mean."""
+
+RERUNNABLE: Final[LiteralString] = """
+select id from durable.gen_durable
+ where fsm in ('chaos.Chain', 'chaos.job', 'chaos.Sleeper') and rerun_of is null order by random() limit 1
+"""
+"""Who can be run once more without a parent, a key or a sender."""
+BULKS: Final = (
+    ("cancel", da.Filter(machine="chaos.Leaf", waiting="signal")),
+    ("retry", da.Filter(machine="chaos.hopeless", status="failed")),
+    ("pause", da.Filter(machine="chaos.Chain")),
+    ("resume", da.Filter(paused=True)),
+    ("cancel", da.Filter(machine="chaos.Tree")),
+    ("run_now", da.Filter(queue="jobs")),
+    ("retry", da.Filter(machine="chaos.Leaf", status="cancelled")),
+    ("resume", da.Filter(everything=True)),
+)
+"""What is given to many."""
 
 logger = logging.getLogger("chaos.commander")
 
@@ -131,7 +164,7 @@ def choose(rng: random.Random, status: str) -> tuple[str, dict[str, Any]]:
         return "pause", {}
     if draw < 0.55 and status == "runnable":
         return "run_now", {}
-    return "cancel", {"force": rng.random() < 0.3}
+    return "cancel", {"force": rng.random() < 0.3, "children": rng.choice(("leave", "cancel"))}
 
 
 class Orders:
@@ -181,7 +214,10 @@ class Commander:
         end = trio.current_time() + self._options.seconds
         with trio.move_on_at(end + INSIST) as scope:
             async with trio.open_nursery() as nursery:
-                for loop in (self._hang, self._desks, self._decide, self._pause_queues):
+                for loop in (
+                    *(self._hang, self._desks, self._decide, self._pause_queues),
+                    *(self._trees, self._bulks, self._reruns),
+                ):
                     nursery.start_soon(loop, end)
                 while trio.current_time() < end:
                     await trio.sleep(self._rng.uniform(*PAUSE))
@@ -258,6 +294,59 @@ class Commander:
             number = await self._insert(machines.Hang, f"hang:{self._options.number}:{n}", {})
             await trio.sleep(self._rng.uniform(0.0, 1.5))
             await self._orders.give(Command(name="cancel", target=number, key=next(self._keys)))
+
+    async def _trees(self, end: float) -> None:
+        """Families that only a command ends, whole; some are left to their children, or to what comes afterwards."""
+        await self._insert(machines.Loop, f"loop:{self._options.number}", {"n": 0})
+        for n in itertools.count():
+            await trio.sleep(self._rng.uniform(0.2, 1.0))
+            if trio.current_time() > end:
+                return
+            machine = (machines.Tree, machines.Rest, machines.Undo)[n % 3]
+            state = {"levels": self._rng.randint(0, 2), "how": self._rng.choice(("hangs", "waits"))}
+            state["flops"] = self._rng.random() < 0.5
+            key = f"{machine.__name__.lower()}:{self._options.number}:{n}"
+            number = await self._insert(machine, key, state)
+            await trio.sleep(self._rng.uniform(0.0, 1.0))
+            if machine is not machines.Rest or self._rng.random() < 0.3:
+                how = {"children": "cancel", "force": self._rng.random() < 0.1}
+                await self._orders.give(
+                    Command(name="cancel", target=number, key=next(self._keys), options=how)
+                )
+
+    async def _reruns(self, end: float) -> None:
+        """New instances from old ones, some asked for twice at the same time with the same key."""
+        while trio.current_time() < end:
+            await trio.sleep(self._rng.uniform(0.1, 0.6))
+            for (number,) in await trio.to_thread.run_sync(look, self._options.direct, RERUNNABLE):
+                again = Command(name="rerun", target=number, key=next(self._keys))
+                await self._orders.give_all(*[again] * self._rng.choice((1, 1, 2)))
+
+    async def _bulks(self, end: float) -> None:
+        """One command on many, in this process or on a worker, which may be killed; asked for until it is answered."""
+        for n in itertools.count():
+            await trio.sleep(self._rng.uniform(0.3, 1.2))
+            if trio.current_time() > end:
+                return
+            name, where = BULKS[n % len(BULKS)]
+            key, background = f"bulk {self._options.number}:{n}", self._rng.random() < 0.5
+            how = {"children": "cancel"} if name == "cancel" else {}
+            call: Callable[..., Awaitable[Bulk]] = getattr(self._client, name)
+            while True:
+                try:
+                    with trio.fail_after(2 * CALL):
+                        bulk = await call(
+                            where=where, by="chaos", idempotency_key=key, background=background, **how
+                        )
+                        if self._rng.random() < 0.2:
+                            await bulk.abort()
+                        await bulk.refresh()
+                    break
+                except (da.StoreUnavailable, trio.TooSlowError, psycopg.Error, da.NoTarget) as exc:
+                    logger.info("%s of many: %s; again", name, exc)
+                    if isinstance(exc, da.NoTarget):  # retention has deleted what did it
+                        break
+                await trio.sleep(AGAIN)
 
     async def _insert(self, machine: type[machines.Base], key: str, state: dict[str, Any]) -> int:
         return await self._insist(

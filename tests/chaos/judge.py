@@ -31,17 +31,42 @@ LEAVE: Final = 10.0
 """Seconds for backends to notice that their clients are gone."""
 
 ROWS: Final[LiteralString] = """
-select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_id, last_error, barrier, false
+select id, fsm, convert_from(unique_key, 'utf8'), status::text, result, parent_id, last_error, barrier, false,
+       coalesce(request ? 'parent', false) or (cancellation is not null and parent_id is not null), rerun_of
   from durable.gen_durable order by id
 """
 GONE: Final[LiteralString] = """
 select (before).id, (before).fsm, convert_from((before).unique_key, 'utf8'), (before).status::text, null,
-       (before).parent_id, (before).last_error, (before).barrier, true
+       (before).parent_id, (before).last_error, (before).barrier, true,
+       coalesce((before).request::jsonb ? 'parent', false)
+       or ((before).cancellation is not null and (before).parent_id is not null), (before).rerun_of
   from durable_audit.change where after is null and new_signal is null and old_signal is null order by 1
 """
 COMMANDS: Final[LiteralString] = (
     "select command, array_agg(distinct target::bigint) from durable.receipts where scope = 'instance' group by 1"
 )
+RERUNS: Final[LiteralString] = (
+    "select target::bigint, count(*) from durable.receipts where command = 'rerun' and scope = 'instance' group by 1"
+)
+WRONG_BULKS: Final[LiteralString] = """
+select format('%s of %s was carried out %s times for bulk %s', command, target, count(*), data -> 'bulk')
+  from durable.receipts where scope = 'instance' and data ? 'bulk'
+ group by command, target, data -> 'bulk' having count(*) > 1
+union all
+select format('receipt %s says %s, and %s commands were carried out', b.id, b.result, n.count)
+  from durable.receipts b
+ cross join lateral (select count(*) from durable.receipts r
+                      where r.scope = 'instance' and r.command = b.command and r.data -> 'bulk' = to_jsonb(b.id)) n
+ where b.scope = 'bulk' and b.result ? 'finished' and (b.result ->> 'done')::bigint <> n.count
+union all
+select format('receipt %s says nothing about an end: %s; its instance is %s', b.id, b.result, g.status)
+  from durable.receipts b
+  join durable.gen_durable g on g.unique_key = convert_to('durable:bulk:' || b.id, 'utf8')
+ where b.scope = 'bulk' and not b.result ? 'finished' and g.status = 'done'
+union all
+select format('a cascade is left: %s', c) from durable.cascades c
+"""
+"""What may not be in the receipts of commands on many; and cascades, which must come to their end."""
 UNREAD: Final[LiteralString] = (
     "select count(*) from durable.signals s join durable.gen_durable g on g.id = s.target_id"
     " where s.consumed_at is null and g.status not in ('failed', 'cancelled')"  # they keep their inbox
@@ -98,24 +123,28 @@ def judge_sums(dsn: str, plan: Plan, folder: Path) -> list[str]:
     """The conservation sums."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         names = ("id", "machine", "key", "status", "result", "parent_id", "last_error", "barrier", "gone")
+        names += ("cascaded", "rerun_of")
         audited = conn.execute("select to_regnamespace('durable_audit') is not null").fetchone() == (True,)
         found = [*conn.execute(ROWS), *(conn.execute(GONE) if audited else ())]
         rows = [Row(**dict(zip(names, row, strict=True))) for row in found]
         [unread] = conn.execute(UNREAD).fetchone() or (0,)
         given = {command: frozenset(targets) for command, targets in conn.execute(COMMANDS)}
+        reruns = dict(conn.execute(RERUNS).fetchall())
+        wrong = [f"bulk: {text}" for (text,) in conn.execute(WRONG_BULKS)]
     acks = [ack for number in range(SENDERS) for ack in read_acks(folder / f"sender{number}.acks")]
-    commands = Commands(given.get("cancel", frozenset()), given.get("retry", frozenset()), given)
-    return check_sums(plan, rows, acks, unread, commands)
+    commands = Commands(given.get("cancel", frozenset()), given.get("retry", frozenset()), given, reruns)
+    return [*check_sums(plan, rows, acks, unread, commands), *wrong]
 
 
 def judge_history(
-    dsn: str, folder: Path, ended: float, lag: float, retention: float
+    dsn: str, folder: Path, ended: float, lag: float, retention: float, *, snapshots: bool = False
 ) -> tuple[list[Violation], Mapping[str, int]]:
     """The invariants, and how much was looked at; `ended` is when the workers were told to go."""
     margin = MARGIN + LATER * lag
     history = read_history(
-        dsn, [folder], lease=LEASE, reap_interval=REAP, margin=margin, ended=ended, retention=retention
-    )
+        dsn, [folder], lease=LEASE, reap_interval=REAP, margin=margin, ended=ended, retention=retention,
+        snapshots=snapshots,
+    )  # fmt: skip
     return check(history), history.tally
 
 

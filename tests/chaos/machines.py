@@ -10,12 +10,13 @@ import random
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import durable_actors as da
 import psycopg
 import trio
 from durable_actors.machine import ENDED
+from tests.chaos.graphs import Task, from_state
 from tests.invariants.effect_log import EffectLog, Run
 
 LONG = 3.0
@@ -218,6 +219,60 @@ class Family(Base, name="chaos.Family", queue="work"):
             yield da.Child(hopeless, args={"cancel": n % 2 == 0})
 
 
+@da.job(name="chaos.task", queue="jobs", max_attempts=10_000, backoff=lambda _: 0.02)
+async def task(args: State, ctx: Ctx) -> int | str:
+    """A task of a graph: adds its number to what those before it came to, and tells of any that it must not follow."""
+    with effect(ctx) as run:
+        await moment(ctx)
+        given = ctx.dependencies
+        if sorted(given) != sorted(args["after"]):
+            return f"it was given {sorted(given)}, not {sorted(args['after'])}"
+        early = [key for key, view in given.items() if not _may_follow(view, any_end=args["any_end"])]
+        # Whoever was retried after this one was released may be live again: the order is checked from the changes.
+        if early and not await _any_retried([given[key].id for key in early]):
+            return f"it ran although {', '.join(f'{key} is {given[key].status}' for key in early)}"
+        if ctx.attempt < args["fails"]:
+            raise Boom
+        run.end(da.Done())
+        return int(args["n"]) + sum(view.result for view in given.values() if view.status == "done")
+
+
+def _may_follow(view: da.ChildView, *, any_end: bool) -> bool:
+    return view.status == "done" or (any_end and view.status in ENDED)
+
+
+async def _any_retried(instances: list[int]) -> bool:
+    try:
+        return any([await da.receipts(number, command="retry", limit=1) for number in instances])
+    except (psycopg.Error, da.StoreUnavailable):
+        raise Boom from None
+
+
+class Graph(Base, name="chaos.Graph", queue="work"):
+    """Tasks that come after one another; some fail, and with them what comes after them."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            children = [self._child(each) for each in from_state(ctx.state["tasks"])]
+            return run.end(da.ScheduleChildren(self.gather, children))
+
+    def _child(self, each: Task) -> da.Child:
+        when = "ended" if each.any_end else "succeeded"
+        if each.bad:
+            return da.Child(hopeless, key=each.key, after=each.after, when=when, args={"cancel": True})
+        args = {"n": each.number, "fails": each.fails, "after": each.after, "any_end": each.any_end}
+        return da.Child(task, key=each.key, after=each.after, when=when, args=args)
+
+    @da.step
+    async def gather(self, ctx: Ctx) -> da.Outcome:
+        """What each came to."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            return run.end(da.Done({child.key: [child.status, child.result] for child in ctx.children}))
+
+
 class Courier(Base, name="chaos.Courier", queue="work"):
     """Sends and starts from inside its steps, which may run again: each of it must happen once."""
 
@@ -318,6 +373,118 @@ class Hang(Base, name="chaos.Hang", queue="work"):
     async def start(self, ctx: Ctx) -> da.Outcome:
         with effect(ctx):
             await trio.sleep_forever()
+
+
+class Loop(Base, name="chaos.Loop", queue="work"):
+    """Moves on and on, until somebody ends it: its history grows."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await trio.sleep(0.05)
+            return run.end(da.Next(self.start, {"n": ctx.state["n"] + 1}))
+
+
+class Leaf(Base, name="chaos.Leaf", queue="work"):
+    """A child that ends at once, or that only somebody else ends: it runs, or waits, for ever."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            if ctx.state["how"] == "hangs":
+                await trio.sleep_forever()
+            return run.end(da.Done(1) if ctx.state["how"] == "ends" else da.Await("never"))
+
+
+class Undo(Base, name="chaos.Undo", queue="work"):
+    """Never ends by itself, and compensates when it is cancelled."""
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            if ctx.state["how"] == "hangs":
+                await trio.sleep_forever()
+            return run.end(da.Await("never"))
+
+    @da.step(on_cancel=True)
+    async def undo(self, ctx: Ctx) -> da.Outcome:
+        """Some fail at first."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            if ctx.attempt == 0 and ctx.state["flops"]:
+                raise Boom
+            return run.end(da.Done("undone"))
+
+
+class Tree(Base, name="chaos.Tree", queue="work"):
+    """Children that do not end, levels deep: whoever cancels it cancels them."""
+
+    rest: Literal["leave", "cancel"] = "leave"
+
+    @da.step
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            below = ctx.state["levels"]
+            family = [da.Child(Leaf, state={"how": how}) for how in ("hangs", "waits")]
+            family += [da.Child(Leaf, state={"how": "waits"}, schedule_in=LATER)]
+            family += [da.Child(Undo, state={"how": "waits", "flops": bool(below % 2)})]
+            family += [da.Child(Tree, state={"levels": below - 1})] * (below > 0)
+            if self.rest == "leave":
+                return run.end(da.ScheduleChildren(self.gather, family))
+            family += [da.Child(Leaf, state={"how": "ends"})]
+            return run.end(da.ScheduleChildren(self.gather, family, join=1, rest="cancel"))
+
+    @da.step
+    async def gather(self, ctx: Ctx) -> da.Outcome:
+        """Enough of them have ended."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            return run.end(da.Done())
+
+
+class Rest(Tree, name="chaos.Rest", queue="work"):
+    """The same, with a child that ends: the others are cancelled then."""
+
+    rest = "cancel"
+
+
+LIMITS = {
+    "press": da.Limit(slots=2),
+    "seat": da.Limit(slots=2, held="instance"),
+    "api": da.Limit(100, burst=3),
+    "tokens": da.Limit(1_000, burst=20),
+}
+"""What `Limited` uses. Slow enough that there is always somebody who waits."""
+
+
+class Limited(Base, name="chaos.Limited", queue="work"):
+    """Takes a slot; then tokens of two limits, and a slot that it keeps while it waits; then goes on without them."""
+
+    @da.step(initial=True, slot="press")
+    async def start(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            if ctx.attempt < ctx.state["fails"]:
+                raise Boom
+            uses = [da.Use("api"), da.Use("tokens", ctx.state["tenant"], weight=ctx.state["weight"])]
+            return run.end(da.Next(self.call, rate_limit=uses, slot=("seat", ctx.state["tenant"])))
+
+    @da.step
+    async def call(self, ctx: Ctx) -> da.Outcome:
+        """Some are told to wait."""
+        with effect(ctx) as run:
+            await moment(ctx)
+            if ctx.state["told"] and random.random() < 0.5:
+                raise da.RateLimited(retry_after=0.1)
+            return run.end(da.Await("never", then=self.end, timeout=0.1))
+
+    @da.step
+    async def end(self, ctx: Ctx) -> da.Outcome:
+        with effect(ctx) as run:
+            await moment(ctx)
+            return run.end(da.Done("through"))
 
 
 class Lane(Base, name="chaos.Lane", queue="keys"):

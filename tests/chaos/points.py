@@ -39,7 +39,7 @@ from typing import Any, Final, NoReturn
 
 from durable_actors import _history, telemetry
 from durable_actors._engine.claiming import feeder
-from durable_actors._engine.committing import flusher, spawn
+from durable_actors._engine.committing import flusher, releases, spawn
 from durable_actors._engine.maintenance import heartbeat, reaper
 from durable_actors._engine.running import context_port as port
 from tests.chaos.machines import probe
@@ -55,7 +55,7 @@ CALLS: Final[tuple[tuple[ModuleType, str, str, str], ...]] = (
     (spawn, "schedule_children", "spawning", "spawned"),
     (port, "signal_from_step", "signalling", "signalled"),
     (port, "start_child", "starting", "started"),
-    (flusher, "release_claims", "releasing", "released"),
+    (releases, "release_claims", "releasing", "released"),
     (heartbeat, "renew_leases", "renewing", "renewed"),
     (reaper, "reap_claims", "reaping", "reaped"),
     (_history, "reap_claims", "recovering", "reaped"),

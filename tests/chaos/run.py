@@ -33,6 +33,7 @@ from tests.chaos.judge import (
     judge_verified,
 )
 from tests.chaos.nemeses import Nemesis
+from tests.chaos.onlooker import Onlooker
 from tests.chaos.workload import SENDERS, make_plan
 from tests.chaos.world import Place, World
 from tests.chaos.zygote import Zygote
@@ -64,6 +65,8 @@ class Extent:
     """How much work; 1.0 is about 500 commits."""
     settle: float = SETTLE
     """Seconds after the last fault for everything to end."""
+    dashboard: bool = False
+    """Whether somebody looks at the dashboard meanwhile."""
 
 
 @attrs.define(kw_only=True)
@@ -75,6 +78,8 @@ class Report:
     seconds: float = 0.0
     """How long it took, all in all."""
     faults: Counter[str] = attrs.field(factory=Counter)
+    pages: int = 0
+    """Answers of the dashboard."""
     tally: Mapping[str, int] = attrs.field(factory=dict)
     """How much was checked: commits, reaps, runs of steps, ..."""
     failures: list[str] = attrs.field(factory=list)
@@ -108,6 +113,7 @@ async def run_once(
     scale: float = 1.0,
     settle: float = SETTLE,
     keep: bool = False,
+    dashboard: bool = False,
 ) -> Report:
     """Make a world, break it, judge it."""
     report = Report(nemesis=nemesis.name, seed=seed)
@@ -118,7 +124,7 @@ async def run_once(
             await migrate(place.dsn)
             await trio.to_thread.run_sync(install_audit, place.dsn)
             span = seconds or nemesis.seconds or SECONDS
-            extent = Extent(seconds=span, scale=scale, settle=settle)
+            extent = Extent(seconds=span, scale=scale, settle=settle, dashboard=dashboard)
             await _live(report, nemesis, place, folder, zygote, extent)
             await _judge(report, nemesis, place, folder, extent)
     except Exception:  # the supervisor of runs: the others go on
@@ -171,11 +177,14 @@ async def _live(
         )
         stack.callback(world.log.close)
         report.faults, report.story = world.faults, world.story
+        onlooker = Onlooker()
         try:
             for _ in range(nemesis.workers):
                 await world.spawn()
             await wait_serving(world, nemesis.workers)
             nursery.start_soon(world.watch_outages)
+            if extent.dashboard:
+                nursery.start_soon(onlooker.look, place.dsn)
             world.until = trio.current_time() + extent.seconds
             async with trio.open_nursery() as acts:
                 acts.start_soon(nemesis.attack, world)
@@ -200,7 +209,10 @@ async def _live(
                 for worker in world.workers:
                     await worker.process.wait()
                 await zygote.bury()
-        report.failures += world.failures
+        report.failures += world.failures + onlooker.failures
+        report.pages = sum(onlooker.answers.values())
+        if extent.dashboard and not onlooker.answers[200]:
+            report.failures.append(f"the dashboard served no page: {onlooker.answers}")
 
 
 async def wait_serving(world: World, count: int) -> None:
@@ -282,8 +294,10 @@ async def _judge(report: Report, nemesis: Nemesis, place: Place, folder: Path, e
     report.failures += await find_leftovers(place.dsn)
     report.failures += await trio.to_thread.run_sync(judge_sums, place.dsn, plan, folder)
     report.failures += await trio.to_thread.run_sync(judge_journal, place.dsn)
+    shortens = "--history" in nemesis.worker_options
+    judged = partial(judge_history, snapshots=shortens)
     violations, report.tally = await trio.to_thread.run_sync(
-        judge_history, place.dsn, folder, report.ended, report.lag, nemesis.retention or DAY
+        judged, place.dsn, folder, report.ended, report.lag, nemesis.retention or DAY
     )
     report.violations += [each for each in violations if each.invariant not in nemesis.forgives]
     problems, verified = await judge_verified(place.dsn, "at the end")

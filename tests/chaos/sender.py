@@ -39,6 +39,8 @@ MACHINES: Final[dict[str, Any]] = {
     "chaos.Sleeper": machines.Sleeper,
     "chaos.Family": machines.Family,
     "chaos.Courier": machines.Courier,
+    "chaos.Limited": machines.Limited,
+    "chaos.Graph": machines.Graph,
     "chaos.Lane": machines.Lane,
     "chaos.Hang": machines.Hang,
     "chaos.job": machines.job,
@@ -121,6 +123,7 @@ class Sender:
             partition_key=work.partition_key,
             schedule_in=work.schedule_in,
             priority=work.priority,
+            fair_key=(None, "a", "b")[len(work.key) % 3],  # the queue "jobs" is fair
             journal=work.journal,
         )
         self._note(work, number)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import attrs
 from durable_actors.machine import ENDED
+from tests.chaos.graphs import UPSTREAM, from_state, may_come_to
 from tests.chaos.workload import NOBODY, SENDERS, Ack, Insert, Plan
+
+TREES: Final = frozenset({"chaos.Tree", "chaos.Rest", "chaos.Leaf", "chaos.Undo"})
+"""Machines of families that commanders start: nobody knows how many children they have."""
+_PARENTS: Final = frozenset({"chaos.Family", "chaos.Graph"})
+"""Machines that schedule children."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +32,9 @@ class Row:
     barrier: int | None = None
     gone: bool = False
     """Retention has deleted it; its result is not known."""
+    cascaded: bool = False
+    """It was cancelled, or asked to end, with its parent."""
+    rerun_of: int | None = None
 
 
 @attrs.frozen
@@ -36,6 +46,8 @@ class Commands:
     retried: frozenset[int] = frozenset()
     decided: Mapping[str, frozenset[int]] = attrs.field(factory=dict[str, frozenset[int]])
     """By what people decided: `proceed`, `approve`, `reject`."""
+    reruns: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    """How many commands to run an instance once more were carried out."""
 
     def touched(self, row: Row | None) -> bool:
         return row is not None and (row.id in self.cancelled or row.id in self.retried)
@@ -50,6 +62,11 @@ class Found:
     commands: Commands
     by_key: Mapping[str, Row]
     children: Mapping[int, Sequence[Row]]
+
+    @cached_property
+    def graphs(self) -> frozenset[int | None]:
+        """The instances that have tasks."""
+        return frozenset(row.id for row in self.rows if row.machine == "chaos.Graph")
 
     def influenced(self, insert: Insert) -> bool:
         """Whether a command may have kept signals from it, or it was given a command itself."""
@@ -76,6 +93,7 @@ def check_sums(
         *_check_ends(found),
         *_check_acks(found, list(acks)),
         *_check_children(found),
+        *_check_reruns(found),
         *([f"{unread} signals are unread, but nobody is left to read them"] if unread else []),
     ]
 
@@ -95,15 +113,22 @@ def _check_ends(found: Found) -> Iterator[str]:
     for row in found.rows:
         if row.status not in ENDED:
             yield f"instance {row.id} ({row.machine}, key {row.key}): still {row.status}"
-        if row.status == "cancelled" and row.id not in found.commands.cancelled:
+        if row.status == "cancelled" and not (row.cascaded or _was_cancelled(found, row)):
             yield f"instance {row.id} ({row.machine}, key {row.key}) is cancelled, and nobody has cancelled it"
-        if row.machine == "chaos.Hang" and row.status != "cancelled":
+        if row.machine in {"chaos.Hang", "chaos.Undo", "chaos.Loop"} and row.status != "cancelled":
             yield f"instance {row.id} hangs until it is cancelled, and is {row.status}"
         if row.machine == "chaos.Desk" and not _was_decided(found.commands, row):
             yield (
                 f"instance {row.id} (key {row.key}) is {row.status} with {row.result!r}, error {row.last_error!r},"
                 " and nobody has decided that"
             )
+
+
+def _was_cancelled(found: Found, row: Row) -> bool:
+    """Whether a command has cancelled it, or it is a task that comes after one which did not succeed."""
+    if row.id in found.commands.cancelled:
+        return True
+    return row.parent_id in found.graphs and (row.last_error or "").startswith(UPSTREAM)
 
 
 def _was_decided(commands: Commands, row: Row) -> bool:
@@ -133,11 +158,13 @@ def _was_decided(commands: Commands, row: Row) -> bool:
 def _may_end_so(found: Found, insert: Insert, row: Row) -> bool:
     """Whether it came to what it must, or was cancelled. Who was cancelled and retried comes to the same."""
     if row.status == "cancelled":
-        return row.id in found.commands.cancelled
+        return row.id in found.commands.cancelled or row.cascaded
     if (row.status, row.result) == (insert.status, insert.result):
         return True
     children = found.children.get(row.id, ())
     told = any(map(found.commands.touched, children)) or row.id in found.commands.retried
+    if insert.machine == "chaos.Graph" and row.status == insert.status and told:
+        return isinstance(row.result, dict) and not may_come_to(from_state(insert.state["tasks"]), row.result)
     if insert.machine != "chaos.Family" or row.status != insert.status or not told:
         return False
     return _family_may(found, insert, row, children)
@@ -182,19 +209,30 @@ def _check_acks(found: Found, acks: Sequence[Ack]) -> Iterator[str]:
             yield f"signal {send.dedup_key} to {send.target}: acknowledged {told[send.dedup_key]} times"
 
 
+def _check_reruns(found: Found) -> Iterator[str]:
+    """Each accepted key has made one instance: as many as there are receipts."""
+    made = Counter(row.rerun_of for row in found.rows if row.rerun_of is not None)
+    for number in made.keys() | found.commands.reruns.keys():
+        if made[number] != found.commands.reruns.get(number, 0):
+            told = found.commands.reruns.get(number, 0)
+            yield f"instance {number} was run once more {made[number]} times, and {told} commands say so"
+
+
 def _check_children(found: Found) -> Iterator[str]:
     plan, commands = found.plan, found.commands
-    extra = [row for row in found.rows if row.key is None]
+    extra = [
+        row for row in found.rows if row.key is None and row.machine not in TREES and row.rerun_of is None
+    ]
     # What is cancelled may have made fewer; a family that is retried schedules its children again.
     least = most = 0
     for insert in plan.inserts:
         row = found.by_key.get(insert.key)
         exact = not commands.touched(row)
         least += insert.children if exact or (row is not None and row.status != "cancelled") else 0
-        most += insert.children if exact or insert.machine != "chaos.Family" else 10**6
+        most += insert.children if exact or insert.machine not in _PARENTS else 10**6
     if not least <= len(extra) <= most:
         yield f"{len(extra)} children and further instances, but must be {least} to {most}"
-    families = {insert.key: insert.children for insert in plan.inserts if insert.machine == "chaos.Family"}
+    families = {insert.key: insert.children for insert in plan.inserts if insert.machine in _PARENTS}
     for row in found.rows:
         if row.key not in families or commands.touched(row):
             continue

@@ -56,6 +56,60 @@ def _edit(path: str, old: str, new: str, *nemeses: str) -> Breakage:
 
 
 BREAKAGES: Final = {
+    # slots are given to whoever asks
+    "limit-slots": _edit(
+        f"{STORE}/migrations/0029_limits.sql",
+        "when slots[k] is not null and free[k] - took[k] <= 0 then 1e8",
+        "when false then 1e8",
+        "none",
+        "kill",
+    ),
+    # an instance that waits for a signal has given up the slot that it keeps
+    "limit-kept": _edit(
+        f"{STORE}/migrations/0029_limits.sql",
+        "select s.instance_id from durable.kept_slots s",
+        "select s.instance_id from (select k.* from durable.kept_slots k where false) s",
+        "none",
+        "kill",
+    ),
+    # the end of a slot's holder tells nobody, and nobody looks again by himself
+    "limit-wake": Breakage(
+        (
+            (
+                f"{STORE}/migrations/0029_limits.sql",
+                "when wait >= 1e9 then 60 when wait >= 1e8 then 2",
+                "when wait >= 1e8 then 3600",
+            ),
+            (f"{STORE}/migrations/0029_limits.sql", "perform durable.expect_slot(slot);", ""),
+        ),
+        ("none", "kill"),
+    ),
+    # a dependent is let go when the first of those that it comes after has ended
+    "graph-order": _edit(
+        f"{STORE}/sql/tell_dependents.sql",
+        "greatest(e.waits - d.n, 0) else 0 end",
+        "0 else 0 end",
+        "none",
+        "kill",
+    ),
+    # what ends tells nobody: neither those that come after it, nor the trigger
+    "graph-tell": _edit(f"{STORE}/commit.py", "return {**tells,", "return {", "none", "kill"),
+    # what comes after a failure runs
+    "graph-doom": _edit(
+        f"{STORE}/sql/tell_dependents.sql",
+        "min(x.id) filter (where x.status <> 'done')",
+        "null::bigint",
+        "none",
+        "kill",
+    ),
+    # what a commit hands over is claimed, and on offer as well
+    "graph-hand-over": _edit(
+        f"{STORE}/sql/tell_dependents.sql",
+        "status = case when r.taken then 'executing' else g.status end",
+        "status = g.status",
+        "none",
+        "kill",
+    ),
     # whoever comes late writes all the same
     "fence": Breakage(
         (
@@ -124,7 +178,9 @@ BREAKAGES: Final = {
         "if each.owner == me or",
         "stop",
     ),
-    "join": _edit(f"{STORE}/commit.py", 'riders["join_parents"] =', "_ =", "none"),
+    "join": _edit(
+        f"{STORE}/commit.py", ', "join_parents": (statement("join_parents", schema), [ids])}', "}", "none"
+    ),
     # a barrier opens one child too early
     "join-early": _edit(
         f"{STORE}/sql/join_parents.sql",
@@ -151,7 +207,7 @@ BREAKAGES: Final = {
         "mixed",
     ),
     "promote": Breakage(
-        ((f"{STORE}/commit.py", 'riders["promote_siblings"] =', "_ ="),),
+        ((f"{STORE}/commit.py", "riders |= _of_keys(", "_ = _of_keys("),),
         ("none", "kill"),
     ),
     # a deadline passes and nobody wakes
@@ -166,8 +222,8 @@ BREAKAGES: Final = {
         (
             (
                 f"{ENGINE}/committing/flusher.py",
-                f"{TAKEN}            flushed",
-                f"{PROCEED}{TAKEN}            flushed",
+                f"{TAKEN}            try:\n                flushed",
+                f"{PROCEED}{TAKEN}            try:\n                flushed",
             ),
             (
                 f"{ENGINE}/committing/flusher.py",
@@ -277,6 +333,81 @@ BREAKAGES: Final = {
             ),
         ),
         ("commands",),
+    ),
+    # who is cancelled with its children leaves them alone
+    "cascade": _edit(
+        f"{STORE}/sql/cancel_instance.sql",
+        "case when durable.asked_for_children(g.request) then durable.cascade",
+        "case when false then durable.cascade",
+        "commands",
+    ),
+    # children that somebody had locked are forgotten
+    "cascade-missed": Breakage(
+        (
+            (
+                f"{STORE}/sql/cancel_children.sql",
+                "c.id = s.id and s.children < $2::int and s.missing is null",
+                "c.id = s.id and s.children < $2::int",
+            ),
+            (
+                f"{STORE}/sql/cancel_children.sql",
+                "(s.children >= $2::int or s.missing is not null)",
+                "s.children >= $2::int",
+            ),
+        ),
+        ("commands", "commands-strangers"),
+    ),
+    # a barrier that opens does nothing to the rest
+    "rest": _edit(
+        f"{STORE}/sql/join_parents.sql",
+        "case when p.cancel_rest and p.status = 'runnable' then durable.cascade(p.id, p.visit, null) end as cascades",
+        "null::boolean as cascades",
+        "commands",
+    ),
+    # who was asked to end, and should compensate, does not
+    "undo": _edit(
+        f"{STORE}/sql/release_claims.sql",
+        "then durable.compensation(y.request, y.partition_key) end) x(undo)",
+        "then null::text end) x(undo)",
+        "commands",
+    ),
+    # who has compensated is done
+    "undone": _edit(
+        f"{ENGINE}/committing/transition.py",
+        "    if claim.cancellation is not None:  # it compensated",
+        "    if False:",
+        "commands",
+    ),
+    # a batch that runs again is carried out again
+    "bulk-again": _edit(
+        f"{STORE}/bulk_receipts.py",
+        'return f"bulk:{number}"',
+        "import secrets; return f'bulk:{number}:{secrets.token_hex(4)}'",
+        "commands",
+    ),
+    # a rerun with a key that was used starts another one
+    "rerun-again": Breakage(
+        (
+            (
+                f"{STORE}/sql/rerun_instance.sql",
+                "$4::text, $5::jsonb, to_jsonb(s.id)",
+                "null, $5::jsonb, to_jsonb(s.id)",
+            ),
+            (f"{STORE}/sql/find_receipt.sql", "where r.command", "where false and r.command"),
+        ),
+        ("commands", "commands-network"),
+    ),
+    # retention deletes records that no snapshot tells
+    "truncated": Breakage(
+        (
+            (f"{STORE}/migrations/0019_retention.sql", "told::text::bigint end", "rev + 1 end"),
+            (
+                f"{STORE}/migrations/0019_retention.sql",
+                "or exists (select 1 from durable.journal j where j.instance_id = u.id and j.rev = u.cut",
+                "or exists (select 1 from durable.journal j where j.instance_id = u.id",
+            ),
+        ),
+        ("commands-retention",),
     ),
     # retention deletes what has just ended
     "retention-age": _edit(

@@ -22,7 +22,7 @@ from pathlib import Path
 import durable_actors as da
 import trio
 from tests.chaos import clock, releases, world
-from tests.chaos.machines import probe
+from tests.chaos.machines import LIMITS, probe
 from tests.chaos.points import Point, die, stand_still
 from tests.invariants.effect_log import EffectLog
 
@@ -67,6 +67,7 @@ def main() -> None:
         "--release", type=int, help="also the machines of this release (tests.chaos.releases)"
     )
     parser.add_argument("--retention", type=float, help="seconds for which it keeps what has ended")
+    parser.add_argument("--history", type=int, help="moves that histories of live instances tell, at least")
     parser.add_argument("--recover", action="store_true", help="call recover, do not serve")
     parser.add_argument("--clock", type=float, default=0.0, help="seconds by which its wall clock is wrong")
     options = parser.parse_args()
@@ -89,12 +90,14 @@ def main() -> None:
         return
     age = options.retention
     kept = {} if age is None else {"retention": da.Retention(done=age, cancelled=age, failed=age, interval=1)}
+    if options.history is not None:
+        object.__setattr__(kept["retention"], "history", options.history)  # fewer than users may have
     config = da.Config(
         dsn=options.dsn,
         session_dsn=options.session_dsn,
         node=options.node,
         modules="tests.chaos.machines",
-        queues={"work": 8, "keys": 4, "jobs": 6},
+        queues={"work": 8, "keys": 4, "jobs": da.Queue(6, fair=True)},
         prefetch=2,
         lease_ttl=world.LEASE,
         heartbeat_interval=world.LEASE / 4,
@@ -105,6 +108,7 @@ def main() -> None:
         drain_timeout=options.drain,
         migrate=False,
         journal=os.environ.get(world.JOURNAL, "auto"),
+        limits=LIMITS,
         **kept,
         observers=[point.observe for point in points],
     )

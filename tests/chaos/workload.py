@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 import attrs
 from durable_actors._journal_level import LEVELS, JournalLevel
 from durable_actors.machine import Status
+from tests.chaos.graphs import expected, random_graph, to_state
 
 SENDERS: Final = 2
 NOBODY: Final = -1
@@ -91,6 +92,10 @@ def make_plan(seed: int, seconds: float, *, scale: float = 1.0) -> Plan:
             make(n)
     for n in range(4):
         maker.lane(n, max(2, round(7 * scale)))
+    for n in range(max(1, round(6 * scale))):
+        maker.graph(n)
+    for n in range(max(1, round(10 * scale))):
+        maker.limited(n)
     return _with_levels(Plan(tuple(maker.inserts), tuple(maker.sends)), seed)
 
 
@@ -220,6 +225,22 @@ class _Maker:
         insert = self._tally(f"started:{n}", ticks, [], sender=NOBODY)
         for payload in ticks:
             self._send(insert, "tick", payload)
+
+    def graph(self, n: int) -> None:
+        rng = random.Random(f"graph {n} {self.rng.random()}")
+        tasks = random_graph(rng, rng.randint(1, 12))
+        state = {"tasks": to_state(tasks)}
+        self._insert("Graph", f"graph:{n}", state, result=expected(tasks), children=len(tasks))
+
+    def limited(self, n: int) -> None:
+        draw = random.Random(f"limited {n} {self.rng.random()}")
+        state = {
+            "tenant": f"t{n % 2}",
+            "weight": draw.randint(1, 30),
+            "fails": draw.choice((0, 0, 1)),
+            "told": n % 4 == 0,
+        }
+        self._insert("Limited", f"limited:{n}", state, result="through")
 
     def lane(self, key: int, count: int) -> None:
         sender, at = self.rng.randrange(SENDERS), 0.0

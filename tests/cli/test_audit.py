@@ -5,8 +5,11 @@ from __future__ import annotations
 import getpass
 import re
 from datetime import datetime
+from pathlib import Path
 
+import durable_actors as da
 import pytest
+from durable_actors.cli import audit
 from psycopg.types.json import Jsonb
 from tests.cli.conftest import Shell
 
@@ -104,6 +107,26 @@ def test_audit_by_target_by_command_and_in_pages(shell: Shell):
     assert "no instance has or had the unique key 'x'" in shell.refused("audit", "x")
 
 
+def test_audit_knows_each_command_that_leaves_a_receipt(shell: Shell):
+    """As it is typed, and as receipts have it; those on queues, schedules and limits, too."""
+    number = shell.add(eligible_at="tomorrow")
+    shell.ok("run-now", number)
+    shell.ok("limits", "set", "api", "--rate", "1", "--per", "1m")
+
+    def targets(name: str) -> list[str]:
+        return [each["target"] for each in shell.json("audit", "--command", name)["receipts"]]
+
+    assert targets("run-now") == targets("run_now") == targets("run") == [str(number)]
+    assert targets("set") == ["api"]
+    for file in (Path(da.__file__).parent / "_store" / "sql").glob("*.sql"):
+        for name in re.findall(
+            r"^\s*select '(\w+)', '(?:instance|queue|schedule|limit)'", file.read_text(), re.MULTILINE
+        ):
+            targets(name)
+    for name in ("put", "backfill", "delete", "clear"):
+        assert targets(name) == []
+
+
 def test_audit_for_people(shell: Shell):
     number = failed(shell)
     shell.ok("retry", number, "--by", "ada", "--reason", "the bank is back", "--idempotency-key", "req-7")
@@ -116,6 +139,29 @@ def test_audit_for_people(shell: Shell):
         "insert into durable.receipts (command, scope, target, data) values ('pause', 'queue', 'mail', '{\"a\": 1}')"
     )
     assert re.search(r'pause +queue mail +\{"a": 1\}', shell.ok("audit", "--limit", "1"))
+
+
+def test_a_bulk_is_two_lines_however_many_instances_it_had(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    """One of its instances' receipts, and its own, which tells the filter and the result."""
+    monkeypatch.setattr(audit, "PAGE", 4)
+    shell.ok("retry", failed(shell))
+    numbers = [failed(shell, last_error="X") for _ in range(7)]
+    shell.ok("retry", "--error", "X", "--reason", "mended")
+    shell.ok("cancel", numbers[0])
+    bulk = shell.json("audit", "--command", "retry", "--limit", "8")["receipts"][-1]["id"]
+    lines = [" ".join(line.split()[2:5]) for line in shell.ok("audit").splitlines()[1:]]
+    assert lines == [
+        f"cancel {numbers[0]} {getpass.getuser()}",
+        "retry 7 instances",
+        "retry all error=X",
+        f"retry {numbers[0] - 1} {getpass.getuser()}",
+    ]
+    assert f"7 instances of bulk {bulk}" in shell.ok("audit")
+    paged = shell.run("audit", "--limit", "2")
+    assert (len(paged.stdout.splitlines()), f"--before {bulk + 1}" in paged.stderr) == (3, True)
+    assert "all error=X" in shell.ok("audit", "--before", bulk + 1, "--limit", "1")
+    assert len(shell.json("audit", "--command", "retry")["receipts"]) == 9
+    assert "of bulk" not in shell.ok("audit", numbers[3])
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=repr)

@@ -21,6 +21,10 @@ def test_who_waits_is_listed_and_decided(shell: Shell):
     assert [each["id"] for each in shell.json("list", "--waiting", "approval")["instances"]] == [keyed, first]
     assert [each["id"] for each in shell.json("list", "--waiting", "pause")["instances"]] == [paused]
     assert len(shell.json("list", "--waiting", "signal")["instances"]) == 1
+    assert shell.json("queues", "--quick")[0]["asks"] == 3
+    assert "3 instances wait for a person" in shell.ok("queues")
+    assert shell.json("top")["queues"][0]["asks"] == 3
+    assert "3 instances wait for a person" in shell.ok("top")
     shown = shell.ok("show", first)
     for line in (
         "asks       Refund?",

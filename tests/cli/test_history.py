@@ -138,7 +138,7 @@ def test_a_damaged_record_is_named(shell: Shell, order: int, durable_dsn: str):
 
 def test_nothing_to_recover(shell: Shell, order: int):
     assert shell.ok("recover") == "nothing to correct\n"
-    assert set(shell.json("recover")) == {"woken", "recounted", "offered", "reaped"}
+    assert set(shell.json("recover")) == {"woken", "recounted", "offered", "reaped", "told"}
     assert shell.ok("recover", "--dry-run") == "nothing to correct\n"
 
 

@@ -26,6 +26,19 @@ def test_list_is_newest_first_and_filters(shell: Shell):
     assert ids(shell.json("list", "--queue", "q", "--status", "failed", "--machine", "shop:Checkout")) == [b]
 
 
+def test_a_child_that_waits_for_others_is_shown_with_its_name(shell: Shell):
+    before = shell.add(child_key="fetch", links=2)
+    after = shell.add(child_key="chart", links=1, hold=5)
+    shell.conn.execute("insert into durable.graph (id, needs, waits) values (%s, %s, 1)", [after, [before]])
+    head, line, _ = shell.ok("list").splitlines()
+    assert "child" in head.split()
+    assert "chart" in line
+    assert "waits for 1 before it" in line
+    assert [each["key"] for each in shell.json("list")["instances"]] == ["chart", "fetch"]
+    assert "waits for 1 before it" in shell.ok("show", str(after))
+    assert "waits for instances that it comes after" in shell.ok("run-now", str(after))
+
+
 def test_tags_and_meta(shell: Shell):
     number = shell.add(tags=["urgent", "eu"], meta=Jsonb({"who": "ada"}))
     other = shell.add(tags=["eu"])

@@ -194,6 +194,36 @@ def test_rerun(shell: Shell):
     assert {each["command"] for each in shell.json("audit", old)["receipts"]} == {"rerun"}
 
 
+def test_rerun_of_a_workflow_from_a_task(shell: Shell):
+    """The command line knows no machine: what comes after what is read from the children."""
+    old = shell.add(fsm="shop:Report", step="finish", visit=2, status="failed", state=Jsonb({"year": 2026}))
+    tasks = {"fetch": "done", "rates": "done", "charts": "failed", "mail": "cancelled"}
+    ids = {
+        name: shell.add(
+            fsm=f"shop:Report.{name}", step="perform", status=status, parent_id=old, barrier=2, child_key=name,
+            links=1, result=Jsonb([name]) if status == "done" else None,
+        )
+        for name, status in tasks.items()
+    }  # fmt: skip
+    edges = [("charts", ["fetch", "rates"]), ("mail", ["charts"])]
+    shell.conn.cursor().executemany(
+        "insert into durable.graph (id, needs, waits) values (%s, %s, 0)",
+        [(ids[name], [ids[each] for each in after]) for name, after in edges],
+    )
+    new = int(shell.ok("rerun", old, "--step", "charts"))
+    carried = {"fetch": ["fetch"], "rates": ["rates"]}
+    assert shell.row(new, "step, state") == ("rerun", {"params": {"year": 2026}, "carried": carried})
+    unbegun = shell.refused("rerun", new, "--step", "rates")
+    assert f"instance {new} has not begun, so its tasks are not known here: rerun instance {old}" in unbegun
+    assert shell.row(int(shell.ok("rerun", new)), "step, state") == ("start", {"year": 2026})
+    other = int(shell.ok("rerun", old, "--step", "rates", "--state", '{"year": 7}'))
+    carried = {"fetch": ["fetch"]}
+    assert shell.row(other, "step, state") == ("rerun", {"params": {"year": 7}, "carried": carried})
+    told = shell.refused("rerun", old, "--step", "chart")
+    assert "shop:Report v1 has no task 'chart'; its tasks are fetch, rates, charts, mail" in told
+    assert shell.row(int(shell.ok("rerun", old)), "step, state") == ("start", {"year": 2026})
+
+
 def test_rerun_in_a_step_that_no_live_node_has(shell: Shell):
     old = shell.add(fsm="shop:Unknown")  # here: other tests define Checkout
     assert shell.run("rerun", old, "--step", "pai").stderr == "", "nobody knows the machine"
@@ -207,3 +237,25 @@ def test_rerun_in_a_step_that_no_live_node_has(shell: Shell):
     )
     assert "(they have: charge, pay)" in shell.run("rerun", old, "--step", "x", "--json").stderr
     assert shell.run("rerun", old, "--step", "pay").stderr == ""
+
+
+def test_every_verb_takes_what_an_instance_waits_for(shell: Shell):
+    """And whether it is paused: the same filters as `list`."""
+    asks = {"status": "awaiting_signal", "awaits": [], "manual": Jsonb({"kind": "approval", "then": "x"})}
+    first, other = shell.add(**asks), shell.add(status="awaiting_signal", awaits=["go"])
+    paused, delayed = shell.add(), shell.add(eligible_at="tomorrow")
+    shell.ok("pause", paused, other, delayed)
+    assert [each["id"] for each in shell.json("list", "--paused")["instances"]] == [delayed, paused, other]
+    assert shell.json("list", "--paused", "--waiting", "signal")["instances"][0]["id"] == other
+    assert shell.ok("cancel", "--waiting", "approval") == "cancel of 1 instance: 1 cancelled\n"
+    assert shell.row(first, "status") == ("cancelled",)
+    assert shell.row(other, "status") == ("awaiting_signal",)
+    assert shell.ok("run-now", "--paused") == "run-now of 1 instance: 1 paused\n"
+    assert shell.ok("resume", "--paused", "--waiting", "signal") == "resume of 1 instance: 1 done\n"
+    assert shell.ok("cancel", "--paused") == "cancel of 2 instances: 2 cancelled\n"
+    assert shell.row(other, "status") == ("awaiting_signal",)
+    assert shell.json("list", "--paused")["instances"] == [], "what has ended is not paused"
+    for verb, why in (("pause", "not apply to instances that are paused"), ("retry", "only a failed")):
+        refused = shell.run(verb, "--paused")
+        assert refused.exit_code != 0
+        assert why in refused.stderr

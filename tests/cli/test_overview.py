@@ -31,7 +31,9 @@ def test_queues_counts(shell: Shell):
         "scheduled": 1,
         "held": 1,
         "shelved": 1,
+        "throttled": 0,
         "paused": 0,
+        "asks": 0,
         "pauses": [],
         "executing": 1,
         "awaiting": 2,
@@ -41,6 +43,7 @@ def test_queues_counts(shell: Shell):
         "nodes": 2,
         "slots": 7,
         "unknown": [],
+        "fair": None,
     }
     assert (found["b"]["failed"], found["b"]["nodes"], found["idle"]["slots"]) == (1, 0, 2)
     quick = {each["queue"]: each for each in shell.json("queues", "--quick")}
@@ -165,9 +168,11 @@ def test_migrate_tells_that_a_newer_release_was_there(shell: Shell):
 def test_only_due_rows_have_an_age(shell: Shell):
     """A row on the shelf, or behind a sibling, is not due: nobody waits for a slot."""
     shell.add(queue="mail", hold=2, shelved_step="s", eligible_at="2020-01-01")
+    shell.add(queue="mail", hold=3, limited_by="smtp", rate_limit="smtp", eligible_at="2020-01-01")
     shell.add(queue="mail", hold=1, partition_key="k", eligible_at="2020-01-01")
     [found] = shell.json("queues")
     assert (found["due"], found["held"], found["shelved"], found["oldest_due"]) == (0, 1, 1, None)
+    assert found["throttled"] == 1
 
 
 def test_the_queue_of_commands_is_shown_while_it_has_work(shell: Shell):
@@ -176,3 +181,25 @@ def test_the_queue_of_commands_is_shown_while_it_has_work(shell: Shell):
     assert "durable.ops" not in shell.ok("nodes")
     shell.add(queue="durable.ops", fsm="durable:bulk", step="batch")
     assert [each["queue"] for each in shell.json("queues", "--quick")] == ["durable.ops", "q"]
+
+
+def test_queues_shows_the_shares_of_a_fair_queue(shell: Shell):
+    shell.node("n:1", queues={"a": 3, "b": 1}, machines=[MACHINE], fair=["a"])
+    columns = "(fsm, step, queue, fair_key)"
+    insert = f"insert into durable.gen_durable {columns} select 'm', 's', 'a', %s from generate_series(1, %s)"
+    shell.conn.execute(insert, ["acme", 1200])
+    shell.conn.execute(insert, ["blue", 2])
+    shell.conn.execute(
+        "insert into durable.gen_durable (fsm, step, queue, fair_key, status, claim_id, locked_by, lease_expires_at)"
+        " select 'm', 's', 'a', k, 'executing', gen_random_uuid(), 'n:1', now() + interval '1 hour'"
+        " from unnest(array['acme', 'blue', 'blue', null]) k"
+    )
+    assert shell.ok("queues").splitlines()[-1] == (
+        "queue a is fair: blue 50% (2 running, 2 waiting) · acme 25% (1 running, 1000+ waiting)"
+        " · (no key) 25% (1 running)"
+    )
+    found = {each["queue"]: each["fair"] for each in shell.json("queues", "--quick")}
+    assert found["b"] is None
+    assert [(each["key"], each["running"], each["waiting"]) for each in found["a"]] == [
+        ("blue", 2, 2), ("acme", 1, 1000), (None, 1, None),
+    ]  # fmt: skip

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import durable_actors as da
 import pytest
+from durable_actors.machine import isolated_registry
 from tests.cli.conftest import Shell
 
 
@@ -26,6 +30,22 @@ def test_insert_a_job_from_stdin_as_json(shell: Shell):
     found = shell.json("insert", "shop:send", "--module", "shop", "--args", "-", stdin='{"to": "a"}')
     assert found == {"id": found["id"], "new": True}
     assert shell.row(found["id"], "queue, state") == ("mail", {"to": "a"})
+
+
+def test_a_machine_is_found_by_its_place(shell: Shell, shop: ModuleType):
+    """Also if it has another name."""
+    with isolated_registry(empty=False):
+
+        class Outer:
+            @staticmethod
+            @da.job(name="a name of its own")
+            async def renamed(args: dict) -> None: ...
+
+        shop.Outer = Outer  # type: ignore[attr-defined]
+        number = int(shell.ok("insert", "shop:Outer.renamed", "--max-attempts", "3"))
+        assert shell.row(number, "fsm, max_attempts") == ("a name of its own", 3)
+        assert "no machine is named 'shop:Outer.other'" in shell.refused("insert", "shop:Outer.other")
+        assert "no machine is named 'shop:Outer'" in shell.refused("insert", "shop:Outer")
 
 
 @pytest.mark.usefixtures("shop")

@@ -17,11 +17,13 @@ import psycopg
 import pytest
 import trio
 from click.testing import CliRunner
-from durable_actors.cli import cli
+from durable_actors.cli import VERBS, cli
 from durable_actors.cli.serve import read_queues, serve
 from durable_actors.config import Queue
 from durable_actors.machine import isolated_registry
-from tests.kit import until
+from tests.kit import until, verbs
+
+pytestmark = pytest.mark.slow  # whole programs
 
 SHOP = """
 import time
@@ -269,7 +271,18 @@ def test_queues_as_people_write_them():
 def settings(*arguments: str) -> da.Config:
     """What these arguments of `serve` mean."""
     given = serve.make_context("serve", ["shop", *arguments]).params
-    own = {"modules", "queues", "stop_on_eof", "log_level"}
+    own = {
+        "modules",
+        "queues",
+        "settings",
+        "dashboard",
+        "stop_on_eof",
+        "log_level",
+        "log_format",
+        "observers",
+        "processes",
+        "health",
+    }
     return da.Config(**{name: value for name, value in given.items() if name not in own})
 
 
@@ -297,15 +310,26 @@ def test_help_tells_default_and_meaning():
 def test_help_of_every_verb():
     runner = CliRunner()
     assert runner.invoke(cli, ["--help"]).exit_code == 0
-    for name in cli.commands:
+    for name in verbs():
         result = runner.invoke(cli, [name, "--help"])
         assert result.exit_code == 0
         assert result.stdout.startswith("Usage: ")
 
 
+def test_the_list_of_verbs_says_what_they_say():
+    """`--help` imports none of them: it has their names and first sentences from a table."""
+    found = verbs()
+    assert list(found) == list(VERBS)
+    assert {name: command.get_short_help_str(1000) for name, command in found.items()} == {
+        name: text for name, (_, _, text) in VERBS.items()
+    }
+    assert [command.name for command in found.values()] == list(VERBS)
+
+
 def test_verbs_that_print_data_have_json():
-    without = {name for name, verb in cli.commands.items() if "as_json" not in {p.name for p in verb.params}}
-    assert without == {"serve", "uninstall", "pg", "queue"}  # no data · none · their own verbs have it
+    without = {name for name, verb in verbs().items() if "as_json" not in {p.name for p in verb.params}}
+    # no data · their own verbs have it
+    assert without == {"serve", "dev", "dashboard", "init", "uninstall", "pg", "queue"}
 
 
 def test_completion_is_clicks():

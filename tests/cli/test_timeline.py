@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from durable_actors.cli.timeline import timeline
+from durable_actors._timeline import timeline
 from durable_actors.journal import ErrorInfo, Record
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -149,4 +149,65 @@ def test_a_history_that_retention_has_shortened():
         "+60 s woken → ship",
         "┆ the records before revision 40 were deleted by retention",
         "+60 s snapshot the whole row, for retention",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parks", "text"),
+    [
+        (
+            record(1, "parked", step="s", to_step="t", data={"awaits": ["x"]}),
+            "it awaited a signal named 'x'",
+        ),
+        (record(1, "spawned", step="s", to_step="t"), "it waited for its children"),
+        (record(1, "asked", step="s", to_step="t"), "it waited for a person"),
+    ],
+)
+def test_the_limits_of_the_next_step_change_nothing_of_what_the_instance_does(parks: Record, text: str):
+    uses = "api:a\x1e3\x1fgpt\x1f!gpu"
+    found = lines(
+        parks,
+        record(2, "limited", step="s", data={"columns": {"rate_limit": uses}}),
+        record(3, "woken", 60.0, step="s", to_step="t"),
+    )
+    assert found[1:3] == ["+0.0 s limited s, uses api:a (3), gpt, a slot of gpu", f"┆ 60 s {text}"]
+
+
+def test_limits_that_end_and_a_limit_that_holds_it():
+    found = lines(
+        record(1, "limited", step="s", data={"columns": {"rate_limit": None}}),
+        record(2, "throttled", 1.0, step="s", data={"limited_by": "api:acme"}),
+        record(3, "claimed", 61.0, step="s"),
+    )
+    assert [found[0], *found[2:4]] == [
+        "+0.0 s limited s, no limits",
+        "+1.0 s throttled s, by the limit api:acme",
+        "┆ 60 s it waited for a limit",
+    ]
+
+
+def test_what_comes_after_others_waits_for_them():
+    started = record(1, "started", step="s", data={"row": {"queue": "q", "hold": 5}})
+    assert lines(started, record(2, "unblocked", 5.0, step="s"), record(3, "claimed", 7.0, step="s"))[
+        1::2
+    ] == [
+        "┆ 5.0 s it waited for what it comes after",
+        "┆ 2.0 s it waited to be claimed",
+    ]
+    ended = record(4, "done", 5.0, step="s", attempt=0, seconds=2.0)
+    assert "┆ 5.0 s it ran, or waited for what it comes after" in lines(started, ended)
+    cancelled = {"upstream": 3, "reason": "upstream failed: fetch failed"}
+    assert lines(record(2, "doomed", step="s", data={"columns": {"cancellation": cancelled}})) == [
+        "+0.0 s doomed s, upstream failed: fetch failed"
+    ]
+    revived = record(3, "revived", step="s", data={"hold": 5})
+    assert (
+        lines(revived, record(4, "unblocked", 5.0, step="s"))[1]
+        == "┆ 5.0 s it waited for what it comes after"
+    )
+
+
+def test_a_compensation_says_where_it_goes():
+    assert lines(record(1, "compensating", step="book", to_step="undo", by="ada")) == [
+        "+0.0 s compensating book → undo · by ada"
     ]

@@ -10,6 +10,8 @@ import termios
 
 import pytest
 
+pytestmark = pytest.mark.slow  # whole programs
+
 # Makes its standard input its controlling terminal, as a shell would, so that Ctrl-C is a signal.
 OWN_TERMINAL = """
 import fcntl, os, sys, termios

@@ -54,3 +54,27 @@ def test_hostile_names_stay_on_their_line(shell: Shell):
     assert len(lines) == 2
     assert "a\\nb/1 runnable in [bold]x[/bold]" in lines[0]
     assert "\x1b" not in lines[1]
+
+
+def test_children_of_a_graph_show_their_keys_and_what_they_come_after(shell: Shell):
+    root = shell.add(status="awaiting_children", children_pending=2, children_total=3)
+    first = shell.add(parent_id=root, barrier=1, status="done", child_key="fetch\n", links=2)
+    second = shell.add(parent_id=root, barrier=1, hold=5, child_key="mail", links=1)
+    third = shell.add(parent_id=root, barrier=1)
+    shell.conn.execute(
+        "insert into durable.graph (id, needs, feeds, waits) values (%s, null, %s, 0), (%s, %s, null, 2)",
+        [first, [second], second, [first, *range(1000, 1029)]],
+    )
+    lines = shell.ok("tree", root).splitlines()
+    assert lines[1] == f"├─ {first} shop:Checkout/1 done in charge (key fetch\\n)"
+    after = "fetch\\n, 1000, 1001, 1002, 1003, 1004 and 24 more"
+    waits = "waits for 2 of 30 instances that it comes after"
+    assert lines[2] == f"├─ {second} shop:Checkout/1 runnable in charge: {waits} (key mail) (after {after})"
+    assert lines[3] == f"└─ {third} shop:Checkout/1 runnable in charge: is due in queue 'default'"
+    node = shell.json("tree", root)["root"]["children"][1]
+    assert (node["key"], node["after"][:2], len(node["after"]), node["after_count"]) == (
+        "mail",
+        [first, 1000],
+        20,
+        30,
+    )

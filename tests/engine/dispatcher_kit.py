@@ -84,6 +84,14 @@ class FakeKeys:
     def holds(self, claim: Claim) -> bool:
         return claim.partition_key is None or (self.up and self.owns(claim))
 
+    def hand_on(self, claim: Claim, to: Claim) -> bool:
+        key = claim.partition_key
+        assert key is not None
+        if not self.holds(claim):
+            return False
+        self.owners[key] = to.claim_id
+        return True
+
     def free(self, claim: Claim) -> None:
         key = claim.partition_key
         assert key is not None
@@ -97,7 +105,9 @@ class FakeCommits:
     def __init__(self) -> None:
         self.released: dict[str, int] = {}
 
-    def release(self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED) -> None:
+    def release(
+        self, claim: Claim, *, attempts: int, interruptions: int = 0, hold: int = OFFERED, began: bool = True
+    ) -> None:
         assert claim.claim_id not in self.released, "released twice"
         self.released[claim.claim_id] = hold
 

@@ -27,7 +27,7 @@ from durable_actors._engine.node import Node
 from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._postgres.pool.pool import open_pool
 from durable_actors._store.claim import PickFrom, pick_instances
-from durable_actors._store.rows import Claim, PickResult
+from durable_actors._store.rows import UNRECORDED, Claim, PickResult
 from durable_actors.config import Config
 from durable_actors.machine import ENDED, isolated_registry
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
@@ -139,7 +139,10 @@ async def pick(node: Node, limit: int = 100, queue: str = "default") -> list[Cla
 
 def claim(key: str | None, number: int = 1, **columns: Any) -> Claim:
     """A claim without a row: the keeper needs only its key and its id."""
-    values: dict[str, Any] = {field.name: 0 for field in attrs.fields(Claim)} | {"cancellation": None}
+    values: dict[str, Any] = {field.name: 0 for field in attrs.fields(Claim)} | {
+        "cancellation": None,
+        "recorded": UNRECORDED,
+    }
     values |= {"id": number, "claim_id": f"{key}/{number}", "partition_key": key, "queue": "default"}
     return Claim(**(values | {"fsm": "m", "step": "s", "trusted_until": 1e9} | columns))
 

@@ -353,3 +353,62 @@ def test_an_engine_without_queues_is_a_client_only():
     assert plan_queues(da.Config(dsn="x", queues={"durable.ops": 3}), {})["durable.ops"].concurrency == 3
     found = plan_queues(da.Config(dsn="x", queues={"q": 3}), {})
     assert {name: limits.concurrency for name, limits in found.items()} == {"q": 3, "durable.ops": 1}
+
+
+def end_of(bench: Bench) -> tuple[Any, ...]:
+    """What the receipt of the only bulk says about its end."""
+    [(told,)] = look(bench, "select result from durable.receipts where scope = 'bulk'")
+    return told["count"], told.get("done"), told.get("aborted"), told.get("finished")
+
+
+@pytest.mark.parametrize("how", ["client", "sync"])
+async def test_one_that_somebody_cancels_between_two_batches_has_an_end_in_its_receipt(
+    durable: Bench, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    """Whoever cancels its instance, and whether somebody looks at the bulk afterwards or not."""
+    monkeypatch.setattr(_bulk, "BATCH", 4)
+    fill(durable, 10)
+    bulk = await durable.retry(where=da.Filter(status="failed"), background=True)
+    assert bulk.instance_id is not None
+    assert await durable.execute_next("durable.ops") is not None
+    if how == "client":
+        assert await durable.cancel(bulk.instance_id) == "cancelled"
+    else:
+        with psycopg.connect(durable.dsn) as conn:
+            assert da.sync.cancel(conn, bulk.instance_id) == "cancelled"
+            conn.rollback()
+            assert end_of(durable) == (10, None, None, None), "it is part of the caller's transaction"
+            assert da.sync.cancel(conn, bulk.instance_id) == "cancelled"
+    assert end_of(durable) == (10, 4, True, None)
+    look(durable, "update durable.gen_durable set state = '[]' where id = %s returning 1", [bulk.instance_id])
+    await durable.retry(bulk.instance_id)
+    assert await durable.cancel(bulk.instance_id) == "cancelled", "whatever a hand has made of its state"
+
+
+@pytest.mark.parametrize("drained", [False, True])
+async def test_one_that_is_interrupted_in_a_batch_has_an_end_only_if_somebody_cancels_it(
+    durable: Bench, monkeypatch: pytest.MonkeyPatch, *, drained: bool
+):
+    fill(durable, 10)
+    begun, go_on = trio.Event(), trio.Event()
+    async with da.open_engine(dsn=durable.dsn, name="e", drain_timeout=0.1) as engine:
+        one = engine.client._one
+
+        async def slow(*args: Any) -> bool:
+            if begun.is_set():
+                await go_on.wait()
+            begun.set()
+            return await one(*args)
+
+        monkeypatch.setattr(engine.client, "_one", slow)
+        bulk = await engine.client.retry(where=da.Filter(status="failed"), background=True)
+        assert bulk.instance_id is not None
+        with trio.fail_after(20):
+            await begun.wait()
+            if not drained:
+                assert await durable.cancel(bulk.instance_id) == "requested"
+                with pytest.raises(da.InstanceCancelled):
+                    await engine.client.result(bulk.instance_id)
+                assert end_of(durable) == (10, 1, True, None)
+    if drained:
+        assert end_of(durable) == (10, None, None, None)

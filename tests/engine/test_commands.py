@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import durable_actors as da
 import psycopg
@@ -289,3 +289,37 @@ def test_result_in_a_transaction_that_sees_nothing_new(durable_dsn):
         with pytest.raises(TimeoutError):
             da.sync.result(conn, number, timeout=0.01)
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+
+
+def test_children_are_cancelled_by_the_call_that_has_committed(durable_dsn, plain):
+    """Without an engine. In a transaction of the caller they are left to whoever comes after its commit."""
+    number = add(durable_dsn)
+    children = [add(durable_dsn, parent_id=number, queue="other") for _ in range(3)]
+    grandchild = add(durable_dsn, parent_id=children[0])
+    assert plain.call(("cancel", number, {"children": "cancel"})) == ["cancelled"]
+    with psycopg.connect(durable_dsn, autocommit=True) as conn:
+        left = conn.execute("select count(*) from durable.gen_durable where finished_at is null").fetchone()
+        assert left == (0 if plain.autocommit else 4,)
+        if not plain.autocommit:
+            for _ in range(3):
+                conn.execute("select * from durable.claim_next('none', '{m/s}', 'a runner')")
+        assert da.sync.inspect(conn, grandchild).status == "cancelled"
+
+
+def test_a_queue_on_a_callers_connection(durable_dsn, plain):
+    paused, partly, passed, resumed, twice = plain.call(
+        ("pause_queue", "mail", {"by": "ada", "until": 3600}),
+        ("pause_queue", "mail", {"machine": "m", "idempotency_key": "k"}),
+        ("pause_queue", "mail", {"until": datetime(2000, 1, 1, tzinfo=UTC)}),
+        ("resume_queue", "mail", {"reason": "done"}),
+        ("resume_queue", "mail", {}),
+    )
+    assert (paused.what, paused.by, paused.until is None) == ("queue 'mail'", "ada", False)
+    assert (partly.machine, partly.until) == ("m", None)
+    assert isinstance(passed, da.Conflict)
+    assert resumed == paused
+    assert isinstance(twice, da.Conflict)
+    with psycopg.connect(durable_dsn, autocommit=True) as conn:
+        assert conn.execute("select fsm from durable.pauses").fetchall() == [("m",)]
+        kinds = [row for (row,) in conn.execute("select command from durable.receipts order by id")]
+    assert kinds == ["pause", "pause", "resume"]

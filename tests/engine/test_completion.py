@@ -244,7 +244,7 @@ async def test_the_plain_failure_is_the_last_attempt_and_names_the_first_refusal
     assert not plain.unknown
 
 
-PLANS = [SimpleNamespace(queue="a", priority=p) for p in (1, 1, 2)]
+PLANS = [SimpleNamespace(machine="m", queue="a", priority=p) for p in (1, 1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_a_look_is_due_a_second_after_the_last_one_if_a_step_is_as_old(oldest, l
     assert next_look(oldest, looked_at) == due
 
 
+@pytest.mark.slow
 async def test_short_steps_and_a_node_at_rest_cost_no_look(durable_dsn, looks: Looks):
     """Two seconds of steps that follow one another, so that one always runs; with the real intervals."""
 

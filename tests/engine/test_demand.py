@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from durable_actors._engine.claiming.planner import PollTimer, poll_pause, refresh_pause
+from durable_actors._engine.claiming.poll_timer import PollTimer, poll_pause
+from durable_actors._engine.claiming.stats_refresh import refresh_pause
 from durable_actors._engine.limits import QueueLimits, demand
 from hypothesis import given, strategies as st
 

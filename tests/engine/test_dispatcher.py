@@ -13,8 +13,9 @@ from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claiming.planner import Sleep
 from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.limits import QueueLimits
+from durable_actors._step_log import current_step
 from durable_actors._store.commands import Request
-from durable_actors.telemetry import StepCommitted, current_step
+from durable_actors.telemetry import StepCommitted
 from tests.engine.dispatcher_kit import DispatcherRig, pending_of
 from tests.engine.kit import (
     QUICK,

@@ -125,7 +125,8 @@ BAD = [
     ({"modules": ["no.such.module"]}, r"modules.*no\.such\.module"),
     ({"machines": [object]}, "machines"),
     ({"machines": 5}, "machines=5"),
-    ({"nonsense": 5}, "nonsense"),
+    ({"nonsense": 5}, "nonsense=5: there is no such option; the options are dsn, "),
+    ({"lease_tll": 5}, "lease_tll=5: there is no such option; did you mean lease_ttl?"),
 ]
 
 

@@ -13,6 +13,7 @@ from durable_actors._engine.maintenance import control
 from durable_actors.telemetry import (
     ClaimsReaped,
     Event,
+    GroupCommitted,
     RequestReceived,
     StepCommitted,
     StepStarted,
@@ -268,6 +269,7 @@ async def test_of_fifty_concurrent_calls_one_executes(db: Db) -> None:
         assert runs == [(number, 0)]
 
 
+@pytest.mark.slow
 async def test_a_long_step_outlives_its_lease_many_times(db: Db) -> None:
     """PROTOCOL case 34."""
     gate, runs = Gate(), list[Any]()
@@ -443,7 +445,7 @@ async def test_events_come_after_the_commit(db: Db) -> None:
         await client.insert(machine, state={"n": 1})
         await client.execute_next()
         kinds = [type(each) for each in events]
-        assert kinds[-3:] == [StepStarted, StepStopped, StepCommitted]
+        assert kinds[-4:] == [StepStarted, StepStopped, GroupCommitted, StepCommitted]
         assert not any(isinstance(each, ClaimsReaped) for each in events)
 
 
@@ -498,3 +500,22 @@ async def test_beside_an_engine(db: Db, key: str | None) -> None:
             gate.open()
         assert [each.result for each in found] == ["finished"]
         assert (await run.engine.client.inspect(number)).attempt == 0
+
+
+async def test_a_throttled_row_runs_when_its_token_has_come(db: Db) -> None:
+    """No feeder looks for it: the call does."""
+
+    @da.job(name="limited", rate_limit="api")
+    async def limited() -> None: ...
+
+    async with running(db.dsn, limits={"api": da.Limit(1, per=0.5)}):
+        pass  # declares it
+    async with client_of(db) as client:
+        numbers = await client.insert_many(limited, [{}, {}])
+        found = [await client.execute_next()]
+        with trio.fail_after(20):
+            while len(found) < 2:
+                if (other := await client.execute_next()) is not None:
+                    found.append(other)
+                await trio.sleep(0.02)
+    assert [each.id for each in found if each is not None] == numbers

@@ -9,8 +9,10 @@ import pytest
 import trio
 from durable_actors._engine import setup
 from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claiming.at_once import ClaimsAtOnce
 from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
-from durable_actors._engine.claiming.planner import ClaimPlanner, Pick, Sleep, StatsRefresh
+from durable_actors._engine.claiming.planner import ClaimPlanner, Pick, Sleep
+from durable_actors._engine.claiming.stats_refresh import StatsRefresh
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._store.claim import QueueShape
 from durable_actors._store.rows import PickResult
@@ -320,6 +322,7 @@ async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(du
 
     monkeypatch.setattr(feeder, "read_queue", noted)
     monkeypatch.setattr(setup, "builtin_queues", frozenset)  # a queue less to wait for
+    monkeypatch.setattr(ClaimsAtOnce, "begin", lambda *_: None)
 
     @da.job
     async def quick(args):

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 from durable_actors._engine.claims import ActiveClaim
-from durable_actors._engine.committing import flusher
+from durable_actors._engine.committing import flusher, releases
 from durable_actors._engine.committing.flusher import Flusher
 from durable_actors._engine.committing.queue import MAX_BYTES, SPLIT_ABOVE, Commits, PendingCommit, Release
 from durable_actors._engine.committing.verdicts import STALE
@@ -74,7 +74,9 @@ async def test_many_outcomes_are_one_statement(durable_dsn, kind):
             await trio.testing.wait_all_tasks_blocked()
             await until(lambda: not run.engine._node.claims.all())
     assert count.calls(COMMIT) == 1, count
-    assert count.calls('update "durable".gen_durable') == 1, count
+    # The reaper's statement may be counted, too: it begins otherwise.
+    commits = [each for each in count.statements if each.query.startswith('update "durable".gen_durable')]
+    assert sum(each.calls for each in commits) == 1, count
 
 
 async def test_a_lone_outcome_does_not_linger(durable_dsn):
@@ -245,7 +247,7 @@ async def test_a_flusher_that_dies_loses_nothing(durable_dsn, monkeypatch):
 
 async def test_a_release_that_fails_is_repeated(durable_dsn, db, monkeypatch):
     """A claim that is forgotten would block its instance for a whole lease."""
-    real, failures = flusher.release_claims, [psycopg.errors.DeadlockDetected("x"), StoreUnavailable("x")]
+    real, failures = releases.release_claims, [psycopg.errors.DeadlockDetected("x"), StoreUnavailable("x")]
 
     async def flaky(*args, **kwargs):
         if failures:
@@ -253,7 +255,7 @@ async def test_a_release_that_fails_is_repeated(durable_dsn, db, monkeypatch):
         return await real(*args, **kwargs)
 
     gate = Gate()
-    monkeypatch.setattr(flusher, "release_claims", flaky)
+    monkeypatch.setattr(releases, "release_claims", flaky)
     async with running(durable_dsn, drain_timeout=0) as run:
         number = await run.insert(gated(gate))
         await gate.wait_entered()
@@ -317,7 +319,7 @@ async def test_a_stop_without_postgres_ends_in_time(durable_dsn, monkeypatch, ca
     async with running(durable_dsn, drain_timeout=0) as run:
         await run.insert(slow, args={})
         await gate.wait_entered()
-        monkeypatch.setattr(flusher, "release_claims", away)
+        monkeypatch.setattr(releases, "release_claims", away)
         began = trio.current_time()
     assert trio.current_time() - began < 9  # the supervisor's patience alone would be eleven
     assert "1 claim could not be given back" in caplog.text
@@ -328,7 +330,7 @@ async def test_an_error_of_the_block_survives_a_stop_without_postgres(durable_ds
         raise StoreUnavailable("away")
 
     monkeypatch.setattr(flusher, "FLUSH_TIME", 0.1)
-    monkeypatch.setattr(flusher, "release_claims", away)
+    monkeypatch.setattr(releases, "release_claims", away)
     gate = Gate()
 
     @da.job

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import durable_actors as da
 import psycopg
 import pytest
+import trio
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.committing import flusher
 from durable_actors._engine.committing.flusher import Flusher
@@ -270,3 +273,42 @@ async def test_parents_that_wait_for_signals_leave_the_connections_to_others(dur
                 assert (await run.engine.client.inspect(number)).status == "executing"
             other.run("rollback")
         assert {(await run.ended(number)).result for number in bad} == {1}
+
+
+async def test_reads_wait_while_a_table_is_locked(durable_dsn: str):
+    """DDL, or a migration, has it for a moment: a read waits like a write, and no error tells of a lock."""
+    async with da.open_client(durable_dsn) as client:
+        with psycopg.connect(durable_dsn, autocommit=True) as db:
+            [(number,)] = db.execute(
+                "insert into durable.gen_durable (fsm, step, unique_key) values ('m', 's', 'k') returning id"
+            ).fetchall()
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "inspect": lambda: client.inspect("k"),
+            "explain": lambda: client.explain(number),
+            "tree": lambda: client.tree(number),
+            "list": client.list_instances,
+            "history": lambda: client.history(number),
+            "verify": client.verify,
+            "receipts": lambda: client.receipts(),
+            "pauses": client.pauses,
+            "dry run": lambda: client.cancel(where=da.Filter(everything=True), dry_run=True),
+        }
+        done: list[str] = []
+
+        async def read(name: str) -> None:
+            await calls[name]()
+            done.append(name)
+
+        with psycopg.connect(durable_dsn) as other:
+            other.execute(
+                "lock table durable.gen_durable, durable.journal, durable.receipts, durable.pauses"
+                " in access exclusive mode"
+            )
+            async with trio.open_nursery() as nursery:
+                for name in calls:
+                    nursery.start_soon(read, name)
+                await trio.sleep(0.35)  # three times as long as a statement waits for a lock
+                assert done == []
+                other.rollback()
+                with trio.fail_after(10):
+                    await until(lambda: len(done) == len(calls))

@@ -322,6 +322,24 @@ async def test_a_known_long_history_is_seen_to_in_every_round_wherever_the_walk_
         assert records(db, number) == (2, 101, 152)
 
 
+async def test_a_long_history_far_behind_the_walk_is_found_by_its_records(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+):
+    """Also beside a long one that has ended, and was found as well."""
+    monkeypatch.setattr(janitor_module, "LAP_MOST", 2)
+    monkeypatch.setattr(truncation_module, "LOOK", 2)
+    for _ in range(9):
+        db.insert()
+    gone, number = long_journal(db, 100), long_journal(db, 100)
+    db.execute("update durable.gen_durable set status = 'done', finished_at = now() where id = %s", gone)
+    async with make_node(db.dsn, retention=kept(50)) as node, janitor_of(node) as address:
+        events = events_of(node)
+        address.cast(None)
+        await until(lambda: events)
+        assert events == [JournalsTruncated(snapshots=1, records=0)]
+        assert (records(db, number)[2], records(db, gone)[2]) == (101, 100)
+
+
 async def test_a_journal_that_cannot_be_shortened_is_no_obstacle(db: Db, caplog: pytest.LogCaptureFixture):
     first, second = long_journal(db, 100), long_journal(db, 100)
     db.execute(

@@ -56,6 +56,16 @@ class Table(RuleBasedStateMachine):
         if self.runs.get(key) == claim:
             del self.runs[key]
 
+    @rule(key=KEYS, claim=CLAIMS, to=CLAIMS)
+    def hand_on(self, key: str, claim: str, to: str) -> None:
+        """The claim is over, and a new one has the key's next row."""
+        if (key, to) in self.queued or claim == to:
+            return
+        if self.table.hand_on(key, claim, to):
+            assert self.runs[key] == claim
+            assert self.session[key] == 1
+            self.runs[key] = to
+
     @rule(lingers=st.booleans())
     def exchange(self, lingers: bool) -> None:
         for key in self.table.take_idle(self.now - 1 if lingers else self.now):

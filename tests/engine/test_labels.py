@@ -114,7 +114,7 @@ def test_the_index_is_used_for_rare_tags(durable_dsn: str, *, generic: bool):
         )
         conn.execute("vacuum analyze durable.gen_durable")
         sql = statement("list_by_tags", "durable").sql
-        plan = explain(conn, sql, (["rare"], NEWEST, 20, *[None] * 8), generic=generic)
+        plan = explain(conn, sql, (["rare"], NEWEST, 20, *[None] * 9), generic=generic)
         plan.assert_uses("gen_durable_tags")
         plan.assert_no_seq_scan()
         assert plan.buffers < 40

@@ -9,7 +9,7 @@ import durable_actors as da
 import pytest
 import trio
 from durable_actors._engine.claiming import feeder
-from durable_actors._engine.committing import flusher
+from durable_actors._engine.committing import releases
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.lease import release_orphans
@@ -128,7 +128,7 @@ async def test_what_is_on_its_way_back_is_no_stray(
             return da.Done()
 
     function = "release_claims" if how == "cancelled" else "crash_claims"
-    release, strays = getattr(flusher, function), feeder.release_orphans
+    release, strays = getattr(releases, function), feeder.release_orphans
 
     async def late(*args: Any, **options: Any) -> Any:
         sent.set()
@@ -141,7 +141,7 @@ async def test_what_is_on_its_way_back_is_no_stray(
         finally:
             looked.set()
 
-    monkeypatch.setattr(flusher, function, late)
+    monkeypatch.setattr(releases, function, late)
     monkeypatch.setattr(feeder, "release_orphans", look)
     options: dict[str, Any] = {"dsn": db.dsn, "queues": {"slow": 5}, "machines": [Slow]}
     async with open_engine(**options) as engine:

@@ -26,6 +26,7 @@ from tests.engine.kit import (
 from tests.engine.planner_rig import EMPTY, Rig, shape
 from tests.engine.test_idle_polls import calls
 from tests.kit import until
+from tests.support.sql import wait_counted
 
 pytestmark = pytest.mark.usefixtures("registry")
 STOPPED = attrs.evolve(EMPTY, pauses={"": math.inf})
@@ -98,6 +99,22 @@ async def test_a_running_step_finishes_and_nothing_follows_until_it_is_resumed(d
         assert await client.result(number, timeout=10) == "end"
         with pytest.raises(da.Conflict, match="done"):
             await client.resume(number)
+
+
+async def test_a_step_that_is_to_be_paused_and_then_cancelled_is_no_contradiction(durable_dsn):
+    """The history tells of the pause, the row of the cancel that took its place; both are right."""
+    gate = Gate()
+    async with running(durable_dsn) as run:
+        number = await run.insert(stepping(gate, journal="full"), state={})
+        await gate.wait_entered()
+        client = run.engine.client
+        assert await client.pause(number) == "requested"
+        assert await client.cancel(number) == "requested"
+        assert (await client.verify(number)).problems == []
+        gate.open()
+        await released(client, number)
+        assert (await client.inspect(number)).status == "cancelled"
+        assert (await client.verify(number)).problems == []
 
 
 async def test_a_claim_that_waits_for_its_slot_is_released_when_its_instance_is_paused(durable_dsn, quick):
@@ -223,6 +240,30 @@ async def test_a_resume_elsewhere_is_noticed_by_the_long_poll(durable_dsn):
         assert await other.result(number, timeout=10) == 1
 
 
+@pytest.mark.parametrize("how", ["resumed", "until"])
+async def test_the_end_of_a_machines_pause_is_noticed(durable_dsn, db: Db, how: str):
+    """Its rows are on the shelf, where the long poll sees none of them; the next poll is a minute away."""
+    slow = {"poll_interval": 60, "max_poll_interval": 60, "long_poll": 0.02}
+    machine = simple("paused")
+    async with running(durable_dsn, **slow) as run, da.open_client(durable_dsn, name="another") as other:
+        until_ = None if how == "resumed" else timedelta(seconds=1)
+        await other.pause_queue("default", "paused", until_)
+        number = await run.insert(machine, state={"n": 1})
+        shelved = "select 1 from durable.gen_durable where hold = 2"
+        await until(lambda: db.execute(shelved))
+        planner = run.engine._node.queues["default"]  # type: ignore[attr-defined]
+        await until(lambda: planner.paused_machines and planner.cursor.next_pick(trio.current_time()) is None)
+        if how == "resumed":
+            await other.resume_queue("default", "paused")
+            told = await other.explain(number)
+            assert (told.reason, "does not have" in told.summary) in {
+                (reason, False) for reason in ("ready", "executing", "done")
+            }
+        began = trio.current_time()
+        assert await other.result(number, timeout=10) == 1
+        assert trio.current_time() - began < 5
+
+
 async def test_a_paused_backlog_costs_what_an_empty_queue_costs(durable_dsn):
     """Statistics at each poll, and no pick, whatever is inserted meanwhile, here or elsewhere."""
     with psycopg.connect(durable_dsn, autocommit=True) as connection:
@@ -231,6 +272,10 @@ async def test_a_paused_backlog_costs_what_an_empty_queue_costs(durable_dsn):
         async with running(durable_dsn, **options) as run:
             await run.engine.client.pause_queue("default")
             await until(lambda: run.engine._node.queues["default"].paused)  # type: ignore[attr-defined]
+            # A control look may tell of the pause while the feeder is about to pick: its next look comes after that.
+            told, _ = calls(connection)
+            await until(lambda: calls(connection)[0] >= told + 2)
+            wait_counted(connection, connection.info.dbname)
             looks, picks = calls(connection)
             machine = simple()
             seen = looks
@@ -371,6 +416,29 @@ def test_the_planner_rests_while_its_queue_is_paused():
     assert not rig.planner.paused
     assert rig.round("message")[0] == Pick(10)
     assert rig.froms[-1].extras == [7], "the hint was kept"
+
+
+@pytest.mark.parametrize("how", ["time", "long poll", "control"])
+def test_how_the_pause_of_a_machine_ends_for_the_planner(how: str):
+    """It reads the statistics, whatever the demand: they tell which steps of the machine are on the shelf."""
+    rig = Rig()
+    rig.shapes = [attrs.evolve(EMPTY, pauses={"m": 0.25, "n": math.inf})]
+    assert rig.round()[-1] == Sleep(0.25, has_room=True)
+    assert rig.planner.paused_machines == {"m", "n"}
+    woken = rig.woken
+    rig.planner.see_paused_machines({"m", "n", "new"})
+    rig.planner.learn_pauses({"m": 0.25, "n": math.inf}, rig.now)
+    assert rig.woken == woken, "nothing has ended"
+    if how == "time":
+        rig.now += 0.25
+    elif how == "long poll":
+        rig.planner.see_paused_machines({"n"})
+    else:
+        rig.planner.learn_pauses({"n": math.inf}, rig.now)
+    assert rig.woken == woken + (how != "time")
+    rig.shapes = [attrs.evolve(EMPTY, shelved=("a",), pauses={"n": math.inf})]
+    assert rig.round("timer" if how == "time" else "message", wanted=0)[0] == REFRESH_BEFORE_PICK
+    assert rig.planner.paused_machines == {"n"}
 
 
 @pytest.mark.parametrize("how", ["time", "long poll", "control"])

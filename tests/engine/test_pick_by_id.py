@@ -9,6 +9,7 @@ import psycopg
 import pytest
 import trio
 import trio.testing
+from durable_actors._engine.claiming.at_once import ClaimsAtOnce
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.claiming.planner import ClaimPlanner
 from durable_actors._engine.claims import ActiveClaims
@@ -23,6 +24,13 @@ from tests.support.faults import open_proxy
 from trio_util import AsyncBool
 
 pytestmark = pytest.mark.usefixtures("registry")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of calls that claim nothing themselves: inserts and signals of a step, or on a caller's connection."""
+    monkeypatch.setattr(ClaimsAtOnce, "begin", lambda *_: None)
+
 
 KNOWN = frozenset({"m/1"})
 INSERT = "insert into durable.gen_durable (fsm, step, state, priority) values ('noted', 'perform', %s, %s)"

@@ -16,7 +16,6 @@ from durable_actors._engine.claiming.planner import (
     MAX_PICK,
     REFRESH_AFTER_PICK,
     REFRESH_BEFORE_PICK,
-    REFRESH_INTERVAL,
     RELEASE_ORPHANS,
     WATCHED_SLEEP,
     Action,
@@ -25,6 +24,7 @@ from durable_actors._engine.claiming.planner import (
     ReleaseOrphans,
     Sleep,
 )
+from durable_actors._engine.claiming.stats_refresh import REFRESH_INTERVAL
 from durable_actors._store.claim import PickFrom, QueueShape
 from tests.engine.planner_rig import EMPTY, FULL, HEAD, LIMITS, Rig, found, shape
 

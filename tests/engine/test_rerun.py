@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from durable_actors.testing import Bench
 from tests.invariants.journal import journal_problems, read_journal
+from tests.kit import PATIENCE
 from tests.support.commands import hasten_instance
 from tests.support.interleave import open_sessions
 
@@ -137,6 +138,38 @@ async def test_when_the_state_is_still_the_first(durable: Bench, columns: dict[s
     assert row(durable, await durable.rerun(number, step="t", state=[1]), "step, state") == ("t", [1])
 
 
+async def test_a_step_that_the_old_one_has_left_asks_for_its_limits(durable: Bench):
+    """Those that its code says, whatever the old one used last; where it ended, those that it used there."""
+
+    class Call(da.Machine[dict[str, Any]], name="call"):
+        @da.step(initial=True)
+        async def begin(self, ctx: da.Context[dict[str, Any]]) -> da.Outcome:
+            return da.Next(self.call, rate_limit=("api", "acme"))
+
+        @da.step(rate_limit="api", slot="line")
+        async def call(self, ctx: da.Context[dict[str, Any]]) -> da.Outcome:
+            return da.Done() if ctx.state.get("ends") else da.Next(self.end)
+
+        @da.step
+        async def end(self, ctx: da.Context[dict[str, Any]]) -> da.Outcome:
+            return da.Done()
+
+    async with da.open_engine(
+        da.Config(dsn=durable.dsn, name="e", limits={"api": da.Limit(100), "line": da.Limit(slots=1)})
+    ):
+        old, there = [await durable.insert(Call, state=state) for state in ({}, {"ends": True})]
+        for number in (old, there):
+            await durable.result(number, timeout=PATIENCE)
+    for step, number, expected in (
+        ("call", old, "api\x1f!line"),
+        ("end", old, None),
+        ("begin", old, None),
+        ("call", there, "api:acme"),
+    ):
+        new = await durable.rerun(number, step=step, state={})
+        assert row(durable, new, "step, rate_limit") == (step, expected)
+
+
 async def test_on_the_callers_connections(durable: Bench):
     old = await durable.insert(Shop, state=Cart(7), schedule_in=3600, journal="full")
     with psycopg.connect(durable.dsn) as conn:
@@ -226,3 +259,26 @@ async def test_rerun_of_a_row_that_is_locked_or_deleted_meanwhile(durable: Bench
         other.run("commit")
     with pytest.raises(da.NoTarget):
         await durable.rerun(number)
+
+
+async def test_of_one_that_is_paused_the_delay_is_skipped_and_the_pause_stays(durable: Bench):
+    later = await durable.insert(flaky, args={}, schedule_in=3600, journal="claims")
+    await durable.pause(later)
+    assert await durable.run_now(later) == "paused"
+    assert await durable.run_now(later) == "held", "it is due, and paused: nothing changes"
+    assert (await durable.explain(later)).reason == "paused"
+    await durable.drain(only=later)
+    assert (await durable.inspect(later)).attempt == 0
+    await durable.resume(later)
+    await durable.drain(only=later)
+    assert (await durable.inspect(later)).attempt == 1, "it ran at once"
+    assert (await durable.verify(later)).ok
+
+
+async def test_many_that_are_paused(durable: Bench):
+    ids = [await durable.insert(flaky, args={}, schedule_in=3600, tags=["t"]) for _ in range(3)]
+    await durable.pause(ids[0])
+    hastened = await durable.run_now(where=da.Filter(tag="t"))
+    assert (hastened.count, hastened.answers) == (2, {"hastened": 2})
+    hastened = await durable.run_now(where=da.Filter(tag="t", paused=True))
+    assert (hastened.count, hastened.answers) == (1, {"paused": 1})

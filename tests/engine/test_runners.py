@@ -247,6 +247,10 @@ async def test_invalid_outcomes_and_options(db: Db, shop: Any) -> None:
         with pytest.raises(da.InvalidOutcome, match="on_duplicate"):
             child = da.Child("pack", args={"n": 1}, unique_key="k", on_duplicate="raise")
             await client.complete(claimed, da.ScheduleChildren("ship", [child]))
+        with pytest.raises(da.InvalidOutcome, match="comes after no other one"):
+            first = da.Child("pack", args={"n": 1})
+            graph = [first, da.Child("pack", args={"n": 2}, after=first)]
+            await client.complete(claimed, da.ScheduleChildren("ship", graph))
         for options in (
             {"steps": "shop/pay"},
             {"steps": ["pay"]},

@@ -4,7 +4,7 @@ import attrs
 import durable_actors as da
 import pytest
 from durable_actors._engine.committing.transition import MAX_ATTEMPT, failure, plan_children, transition
-from durable_actors._store.rows import Claim, Transition
+from durable_actors._store.rows import UNRECORDED, Claim, Transition
 from durable_actors.machine import ENDED, Signal, current_registry, isolated_registry, plan_insert
 from hypothesis import given, strategies as st
 
@@ -28,7 +28,7 @@ SPEC = current_registry().find(Shop)
 
 
 def claim(**columns: object) -> Claim:
-    values: dict[str, object] = {field.name: 0 for field in attrs.fields(Claim)}
+    values: dict[str, object] = {field.name: 0 for field in attrs.fields(Claim)} | {"recorded": UNRECORDED}
     values |= {
         "id": 1,
         "claim_id": "c",

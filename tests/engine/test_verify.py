@@ -46,6 +46,7 @@ async def stopped(dsn: str, walk: Any, todo: str, **options: Any) -> int:
 # -- verify
 
 
+@pytest.mark.slow
 async def test_a_random_workload_has_no_problem(durable_dsn, db, walk):
     """Case 46: also while it runs, at every level."""
     async with running(durable_dsn, journal="full") as run, trio.open_nursery() as nursery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, Literal
 
 import attrs
@@ -33,13 +34,12 @@ def executing(**columns: Any) -> dict[str, Any]:
     return {"status": "executing", **lease, **columns}
 
 
+_VISIBLE = bytes(33 + value % 90 for value in range(256))
+
+
 def noise(length: int) -> str:
     """Text that does not compress: an index entry of this many bytes."""
-    value, found = 1, []
-    while len(found) < length:
-        value = value * 6364136223846793005 + 1442695040888963407 & 2**64 - 1
-        found.append(chr(33 + (value >> 33) % 90))
-    return "".join(found)
+    return random.Random(1).randbytes(length).translate(_VISIBLE).decode()
 
 
 DEEP = "[" * 3000 + "]" * 3000
@@ -121,7 +121,7 @@ NUMBERS = [
     row("rev: least", "done", "", rev=-INT8),
     row("priority: least", "done", "", priority=-32768),
     row("priority: most", "done", "", priority=32767),
-    row("weight: odd", "done", "", weight=-(2**31), rate_limit="\x01; drop"),
+    row("weight: odd", "waits", "no node has declared", weight=-(2**31), rate_limit="\x01; drop"),
     row("id: negative", "done", "", id=-5),
     row("id: 0, before all times", "done", "", id=0, eligible_at="-infinity"),
     row("children: more than there are", "done", "", children_total=INT4, children_pending=INT4),
@@ -158,7 +158,7 @@ SHAPES = [
     ),
     row("hold: paused, parked", "done", "", **parked, hold=4),
     row("hold: paused, crashed", "done", "", **executing(hold=4)),
-    row("hold: waits for nobody", "waits", "it depends on", hold=5, partition_key="shared"),
+    row("hold: waits for nobody", "waits", "that it comes after", hold=5, partition_key="shared"),
     row("status: cancelled", "cancelled", "", status="cancelled", finished_at="-infinity"),
     row("status: cancelled, held", "cancelled", "", status="cancelled", finished_at="infinity", hold=4),
     row("request: odd", "done", "", request='{"cancel": 1e100000}'),
@@ -237,6 +237,18 @@ SHAPES = [
         "cancellation: odd fields", "cancelled", "", cancellation='{"by": 1, "at": "infinity", "reason": []}'
     ),
     row("cancellation: deep, crashed", "cancelled", "", **executing(cancellation=DEEP)),
+    row("cancellation: an odd upstream", "cancelled", "", cancellation='{"upstream": "x"}', links=1),
+    row(
+        "cancellation: an upstream that never was",
+        "cancelled",
+        "",
+        cancellation='{"upstream": 99999}',
+        links=3,
+    ),
+    row("max_attempts: none of ours", "done", "", max_attempts=-5),
+    row("links: of no graph", "done", "", links=3, child_key="k" * 9000),
+    row("links: no number of ours", "done", "", links=-32768, journal=4),
+    row("links: waits for nobody", "waits", "it waits for instances that it comes after", links=1, hold=5),
     row(
         "barrier: cancels its rest",
         "done",

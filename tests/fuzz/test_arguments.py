@@ -9,11 +9,11 @@ from typing import Any
 import durable_actors as da
 import pytest
 from durable_actors._client import _delivery_of
+from durable_actors._dsn import resolve_dsn
 from durable_actors._store.boundaries import decision_params
 from durable_actors._store.commands import plan_command
 from durable_actors._store.insert import plan_rows
 from durable_actors._store.signal import plan_signal
-from durable_actors.config import resolve_dsn
 from durable_actors.errors import DurableError
 from durable_actors.machine import InsertOptions, reason_text
 from hypothesis import given, strategies as st
@@ -74,6 +74,30 @@ def test_retention():
             refuses_politely(
                 lambda each, name=name: da.Retention(**{name: each}), value, what=name, option=name
             )
+
+
+def test_schedule():
+    for name in names_of(da.Schedule.__init__):
+        if name in {"machine", "args", "state"}:
+            continue  # checked when it is planned
+        for value in ODD:
+            given = {"name": "s", "machine": "m", "every": 60, name: value}
+            refuses_politely(lambda each, given=given: da.Schedule(**given), value, what=name)
+            if name == "cron":
+                refuses_politely(lambda each: da.Schedule("s", "m", cron=each), value, what=name)
+
+
+@fuzz(200)
+@given(text=any_text)
+def test_any_text_as_a_cron_expression_or_zone(text):
+    refuses_politely(lambda each: da.Schedule("s", "m", cron=each), text, what="cron")
+    refuses_politely(lambda each: da.Schedule("s", "m", cron="0 3 * * *", tz=each), text, what="tz")
+
+
+@fuzz(200)
+@given(fields=st.lists(st.text("0123456789*/,-L#MONJAW ", max_size=6), min_size=4, max_size=7))
+def test_almost_cron_expressions(fields):
+    refuses_politely(lambda each: da.Schedule("s", "m", cron=each), " ".join(fields), what="cron")
 
 
 def test_queue_and_dsn():
@@ -155,7 +179,19 @@ def test_definitions():
             async def start(self, ctx: Any) -> Any: ...
 
     for value in ODD:
-        for name in ("queue", "max_attempts", "backoff", "name", "version", "timeout", "keep"):
+        for name in (
+            "queue",
+            "max_attempts",
+            "backoff",
+            "name",
+            "version",
+            "timeout",
+            "keep",
+            "cron",
+            "every",
+            "tz",
+            "overlap",
+        ):
             refuses_politely(lambda each, name=name: job(name, each), value, what=name)
         for name in ("name", "version", "queue", "initial", "state", "run_ahead", "max_attempts", "keep"):
             if not (

@@ -35,6 +35,12 @@ ARGUMENTS: dict[str, Callable[[Client, Any], Awaitable[Any]]] = {
     "command": lambda client, value: client.receipts(command=value),
     "after": lambda client, value: client.receipts(after=value),
     "limit": lambda client, value: client.receipts(limit=value),
+    "schedule": lambda client, value: client.schedules.pause(value),
+    "put": lambda client, value: client.schedules.put(value, "good", every=60),
+    "machine": lambda client, value: client.schedules.put("s", value, every=60),
+    "run": lambda client, value: client.schedules.run_now("s", overlap=value),
+    "start": lambda client, value: client.schedules.backfill("s", value, value),
+    "records": lambda client, value: client.schedules.list(records=value),
 }
 
 

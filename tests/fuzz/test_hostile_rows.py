@@ -81,6 +81,18 @@ async def test_every_hostile_row_ends_with_a_reason_and_harms_nobody(durable_dsn
     ] == []
 
 
+@pytest.mark.slow
+async def test_every_hostile_row_can_be_drawn(durable_dsn, conn):
+    define()
+    numbers = [add(conn, queue=QUEUE, **case.columns) for case in ALL]
+    async with da.open_client(durable_dsn) as client:
+        for number in numbers:
+            if number > 0:
+                diagram = await client.graph(number)
+                for form in da.diagrams.FORMATS:
+                    da.diagrams.render(diagram, form).encode()
+
+
 async def test_commands_on_hostile_rows_are_carried_out_or_refused(durable_dsn, conn):
     """With a reason, and on each of them: one does not keep the others from it."""
     define()
@@ -195,8 +207,13 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "manual": st.sampled_from(
         [None, "1", "[]", '{"kind": "pause"}', '{"kind": []}', '{"decision": {"kind": "approved"}}']
     ),
-    "cancellation": st.sampled_from([None, None, "null", "{}", '{"by": 1}', "[[]]", '"x"']),
+    "cancellation": st.sampled_from(
+        [None, None, "null", "{}", '{"by": 1}', '{"upstream": 1}', "[[]]", '"x"']
+    ),
     "cancel_rest": st.sampled_from([None, False, True]),
+    "links": st.sampled_from([None, None, 0, 1, 2, 3, 12, -32768, 32767]),
+    "child_key": st.sampled_from([None, "", "k"]),
+    "fair_key": st.sampled_from([None, "k", "\n", "k" * 2000]),
     "priority": st.sampled_from([0, 1, -32768, 32767]),
     "rerun_of": st.sampled_from([None, 0, -INT8, INT8]),
     "partition_key": st.sampled_from([None, "", "shared", "other"]),

@@ -28,6 +28,9 @@ from tests.invariants.changes import (
     SignalState,
     Snapshot,
 )
+from tests.invariants.history import Needs
+from tests.invariants.limits import Slots
+from tests.invariants.schedules import ScheduleEvidence, SlotInstance, SlotRecord
 
 
 def install_audit(dsn: str, schema: str = "durable") -> None:
@@ -155,6 +158,68 @@ def fetch_receipts(connection: psycopg.Connection[Any], schema: str) -> Sequence
     names = ("id", "xid", "command", "scope", "target", "by", "key", "result", "data", "began")
     return [
         ReceiptRow(**dict(zip(names, row, strict=True))) for row in connection.execute(_text(query, schema))
+    ]
+
+
+def fetch_needs(connection: psycopg.Connection[Any], schema: str) -> Mapping[int, Needs]:
+    """What the current instances come after, by id."""
+    query = "select id, needs, any_end from durable.graph where needs is not null"
+    return {
+        number: Needs(tuple(ids), any_end)
+        for number, ids, any_end in connection.execute(_text(query, schema))
+    }
+
+
+def fetch_slots(connection: psycopg.Connection[Any], schema: str) -> Mapping[str, Slots]:
+    """The limits that have slots, as the code declares them: operators of these runs never raise them."""
+    query = (
+        "select name, (declared ->> 'slots')::int, declared ->> 'held' from durable.limits"
+        " where declared ->> 'slots' is not null"
+    )
+    return {
+        name: Slots(count, held == "instance")
+        for name, count, held in connection.execute(_text(query, schema))
+    }
+
+
+SCHEDULES: Final = """
+select s.name, (s.spec ->> 'every')::float8, extract(epoch from s.created_at)::float8,
+       extract(epoch from s.changed_at)::float8, extract(epoch from s.last_slot)::float8
+  from durable.schedules s where s.spec ->> 'every' is not null and s.spec ->> 'starts' is null
+"""
+SLOT_RECORDS: Final = """
+select l.name, extract(epoch from l.slot)::float8, extract(epoch from l.last_slot)::float8, l.outcome, l.kind,
+       l.instance_id
+  from durable.schedule_log l order by l.id
+"""
+SLOT_INSTANCES: Final = """
+select g.meta #>> '{durable:schedule,name}', g.id,
+       extract(epoch from (g.meta #>> '{durable:schedule,slot}')::timestamptz)::float8,
+       g.meta #>> '{durable:schedule,kind}'
+  from durable.gen_durable g where g.meta ? 'durable:schedule' and g.rerun_of is null
+"""
+
+
+def fetch_schedules(connection: psycopg.Connection[Any], schema: str) -> Sequence[ScheduleEvidence]:
+    """The schedules with a period whose slots can be counted, with their records and instances."""
+    records: dict[str, list[SlotRecord]] = {}
+    for name, slot, last, outcome, kind, number in connection.execute(_text(SLOT_RECORDS, schema)):
+        made = SlotRecord(slot=slot, last_slot=last, outcome=outcome, kind=kind, instance_id=number)
+        records.setdefault(name, []).append(made)
+    instances: dict[str, list[SlotInstance]] = {}
+    for name, number, slot, kind in connection.execute(_text(SLOT_INSTANCES, schema)):
+        instances.setdefault(name, []).append(SlotInstance(id=number, slot=slot, kind=kind))
+    return [
+        ScheduleEvidence(
+            name=name,
+            every=every,
+            created=created,
+            changed=changed,
+            last_slot=last,
+            records=records.get(name, ()),
+            instances=instances.get(name, ()),
+        )
+        for name, every, created, changed, last in connection.execute(_text(SCHEDULES, schema))
     ]
 
 

@@ -19,7 +19,7 @@ create type durable_audit.instance as (
     locked_by text, lease_expires_at timestamptz, eligible_at timestamptz, await_deadline timestamptz, awaits text[],
     await_step text, hold smallint, priority smallint, queue text, fsm text, version int, partition_key text, unique_key bytea,
     unique_scope durable.durable_status[], parent_id bigint, barrier bigint, children_total int, children_pending int,
-    wake_on_failure boolean, inbox boolean, last_error text, request text, manual jsonb, cancellation jsonb,
+    wake_on_failure boolean, inbox boolean, last_error text, request text, manual jsonb, cancellation jsonb, slot text, rerun_of bigint,
     state bigint, result bigint);
 
 create type durable_audit.signal as (id bigint, target_id bigint, name text, dedup_key text, consumed_at timestamptz);
@@ -56,6 +56,7 @@ begin
                g.partition_key, g.unique_key, g.unique_scope, g.parent_id, g.barrier, g.children_total, g.children_pending,
                g.wake_on_failure, g.inbox, left(g.last_error, 200), to_jsonb(g) ->> 'request',
                nullif(to_jsonb(g) -> 'manual', 'null'), nullif(to_jsonb(g) -> 'cancellation', 'null'),
+               substring(to_jsonb(g) ->> 'rate_limit' from '(?:^|' || chr(31) || ')!([^' || chr(30) || chr(31) || ']*)'), (to_jsonb(g) ->> 'rerun_of')::bigint,
                jsonb_hash_extended(g.state, 0), jsonb_hash_extended(g.result, 0))::durable_audit.instance;
 end $$;
 

@@ -60,6 +60,10 @@ class InstanceState:
     """The boundary at which it waits for a person, and from then on what was decided."""
     cancellation: Mapping[str, Any] | None = None
     """Who has cancelled it, from when it compensates on."""
+    slot: str | None = None
+    """The slot that its step uses, with its key."""
+    rerun_of: int | None = None
+    """The instance from which a command has started it."""
     state: int | None = None
     """A fingerprint."""
     result: int | None = None
@@ -285,13 +289,20 @@ def _row(state: InstanceState | None) -> Row | None:
     if state is None:
         return None
     row = dict(zip(_NAMES, _columns(state), strict=True))
+    row["rate_limit"] = row.pop("slot")  # the part of the column that is recorded
     return row if state.request is None else {**row, "request": json.loads(state.request)}
 
 
 AUDITED: Final = tuple(
     move for move in moves.MOVES if move.name not in {"rebuilt", "restored", "snapshot", "wakeup"}
 )
-"""The moves of engines and clients. Nobody repairs rows in an audited run, and no engine has a notifier."""
+"""The moves of engines and clients. Nobody repairs rows in an audited run, and no engine has a notifier; for snapshots
+see `is_snapshot`."""
+
+
+def is_snapshot(old: InstanceState, new: InstanceState) -> bool:
+    """Whether a janitor has recorded the row as it is: nothing changes but `rev`."""
+    return new.rev == old.rev + 1 and attrs.evolve(new, rev=old.rev) == old
 
 
 def move_of(old: InstanceState | None, new: InstanceState | None) -> MoveName | None:

@@ -1,4 +1,4 @@
-r"""The fourteen invariants, each a pure function over the history of a run: START HERE.
+r"""The seventeen invariants, each a pure function over the history of a run: START HERE.
 
 ::
 
@@ -19,8 +19,17 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import psycopg
-from tests.invariants import commands, ownership, waiting
-from tests.invariants.audit import fetch_changes, fetch_clock, fetch_receipts, fetch_rows, fetch_signals
+from tests.invariants import commands, graphs, limits, ownership, schedules, waiting
+from tests.invariants.audit import (
+    fetch_changes,
+    fetch_clock,
+    fetch_needs,
+    fetch_receipts,
+    fetch_rows,
+    fetch_schedules,
+    fetch_signals,
+    fetch_slots,
+)
 from tests.invariants.effect_log import read_effects
 from tests.invariants.history import History, Violation
 
@@ -42,6 +51,9 @@ INVARIANTS: Final[Mapping[str, Checker]] = MappingProxyType(
         "I12": ownership.i12_nothing_without_an_owner,
         "I13": commands.i13_commands_do_what_they_answered,
         "I14": commands.i14_retention_removes_nothing_that_lives,
+        "I15": graphs.i15_dependents_run_after_what_they_need,
+        "I16": schedules.i16_every_slot_is_accounted_for,
+        "I17": limits.i17_slots_are_never_exceeded,
     }
 )
 """By number."""
@@ -64,6 +76,7 @@ def read_history(
     late_commit: Literal["accept", "reject"] = "accept",
     operator: bool = False,
     retention: float = 86_400.0,
+    snapshots: bool = False,
     schema: str = "durable",
 ) -> History:
     """Read the evidence of a run. Workers may still be running: the result is one consistent moment.
@@ -72,7 +85,7 @@ def read_history(
     loaded machine may be. `ended` is the time (server clock, `select extract(epoch from clock_timestamp())`) at which
     the workers stopped serving; None: they still serve. `patience` is how long a due row may wait in a quiet queue;
     None: a lease, a reap interval and two margins. `operator`: failed instances were retried by hand. `retention`: how
-    long the workers keep what has ended, at least.
+    long the workers keep what has ended, at least. `snapshots`: they shorten long histories.
     """
     effects = read_effects(*effect_paths)  # first, so that the commits which they rely on are in the audit
     with psycopg.connect(dsn) as connection:
@@ -84,7 +97,10 @@ def read_history(
             effects=effects,
             rows=fetch_rows(connection, schema),
             signals=fetch_signals(connection, schema),
+            needs=fetch_needs(connection, schema),
             receipts=fetch_receipts(connection, schema),
+            schedules=fetch_schedules(connection, schema),
+            slots=fetch_slots(connection, schema),
             clock=clock,
             lease=lease,
             reap_interval=reap_interval,
@@ -94,6 +110,7 @@ def read_history(
             late_commit=late_commit,
             operator=operator,
             retention=retention,
+            snapshots=snapshots,
         )
 
 

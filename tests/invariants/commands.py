@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 from durable_actors._store.move_parts import MoveName
+from tests.invariants.cascades import broken_families, by_cascade
 from tests.invariants.changes import InstanceChange, InstanceState, ReceiptRow
 from tests.invariants.effect_log import Effect
 from tests.invariants.history import XIDS, History, Violation
@@ -22,7 +23,7 @@ EFFECTS: Final[Mapping[str, Mapping[object, MoveName]]] = {
     "retry": {None: "revived"},
     "pause": {None: "paused"},
     "resume": {None: "resumed"},
-    "run_now": {"hastened": "hastened"},
+    "run_now": {"hastened": "hastened", "paused": "hastened"},
     "proceed": {None: "proceeded"},
     "approve": {None: "approved"},
     "reject": {None: "rejected"},
@@ -54,6 +55,8 @@ def i13_commands_do_what_they_answered(history: History) -> list[Violation]:
     * Receipt and effect are in one transaction, which was committed before the answer came.
     * Only commands cancel, and ask a node for anything. After "cancelled" nothing is written until a retry (I8); an
       instance that was asked to end is done or cancelled next, whoever ends its claim, and enters no other step.
+    * Who is cancelled with its children has none left that nobody has cancelled; who compensates ends as cancelled,
+      after its step (`cascades`).
     * What is paused starts nothing until it is resumed, and a decision counts once (`pauses`, `decisions`).
     """
     return [
@@ -64,6 +67,7 @@ def i13_commands_do_what_they_answered(history: History) -> list[Violation]:
         *paused_and_run(history),
         *started_in_paused_queues(history),
         *wrong_decisions(history),
+        *broken_families(history),
     ]
 
 
@@ -138,10 +142,12 @@ def _uncommanded(history: History) -> Iterator[Violation]:
         if move is None or change.old is None or change.new is None:
             continue
         commands = {receipt.command for receipt in history.commanded(change)}
-        if move in COMMANDS and COMMANDS[move] not in commands:
+        if move in COMMANDS and COMMANDS[move] not in commands and not by_cascade(change):
             yield history.violation("I13", f"it was {move} without a command", change)
         asked = change.old.asked_to_end or change.old.cancellation is not None
-        if move in {"cancelled", "compensating"} and not ("cancel" in commands or asked):
+        if move in {"cancelled", "compensating"} and not (
+            "cancel" in commands or asked or by_cascade(change)
+        ):
             yield history.violation("I13", "it was cancelled, and nobody had asked for that", change)
 
 

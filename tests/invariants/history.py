@@ -32,6 +32,8 @@ from tests.invariants.effect_log import (
     SESSIONS_LOST,
     Effect,
 )
+from tests.invariants.limits import Slots
+from tests.invariants.schedules import ScheduleEvidence
 
 Event = Change | Effect | ReceiptRow
 
@@ -46,7 +48,7 @@ class Violation:
     """An invariant that did not hold, and the events that show it."""
 
     invariant: str
-    """Its number: `I1` … `I14`."""
+    """Its number: `I1` … `I17`."""
     instances: tuple[int, ...]
     sentence: str
     story: tuple[tuple[float, Event], ...]
@@ -67,6 +69,15 @@ def _describe(event: Event) -> str:
         return f"{'' if event.id is None else event.id}  {event}"
     writer = f" by {event.writer}" if event.writer else ""
     return f"{event.instance}  {event} (transaction {event.txid}{writer})"
+
+
+@attrs.frozen
+class Needs:
+    """What an instance comes after."""
+
+    ids: tuple[int, ...]
+    any_end: bool = False
+    """Whether it runs however those end."""
 
 
 @attrs.frozen
@@ -120,8 +131,14 @@ class History:
     """The instances at the end, by id."""
     signals: Mapping[int, SignalState] = attrs.field(factory=dict[int, SignalState])
     """The signals at the end, by id."""
+    needs: Mapping[int, Needs] = attrs.field(factory=dict[int, Needs])
+    """What instances come after, as far as that is still there, by id."""
     receipts: Sequence[ReceiptRow] = ()
     """The commands that were carried out, in order."""
+    schedules: Sequence[ScheduleEvidence] = ()
+    """The schedules with a period, with their records and instances."""
+    slots: Mapping[str, Slots] = attrs.field(factory=dict[str, Slots])
+    """The limits that have slots, by name: the most that they have had."""
     clock: Clock = attrs.field(factory=Clock)
     lease: float
     """`lease_ttl` of the workers."""
@@ -138,6 +155,8 @@ class History:
     """The option of the workers."""
     operator: bool = False
     """Whether failed instances were retried by hand, and no receipts are here to say which."""
+    snapshots: bool = False
+    """Whether janitors record long histories: a row that only counts a move may be their write."""
     retention: float = 86_400.0
     """Seconds for which the workers keep what has ended, at least."""
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from durable_actors._store.move_parts import MoveName
 from durable_actors._store.moves import MOVES, OUTCOMES
-from tests.invariants.changes import InstanceChange, InstanceState
+from tests.invariants.changes import InstanceChange, InstanceState, is_snapshot
 from tests.invariants.effect_log import BEGIN, END, LEFT, OUTAGE, SESSIONS_LOST, Effect
 from tests.invariants.history import History, StepRun, Violation
 
@@ -20,7 +20,8 @@ def i1_commit_before_proceed(history: History) -> list[Violation]:
     * When a step begins, a row with its claim, visit, step and attempt is committed. Exception: a crash of the server
       may lose the claim of a row without a partition key.
     * A commit follows the end of its step, and is what the step (or `handle`) returned.
-    * An acknowledged insert (`note("inserted", id=…)`) is there, and no live instance is deleted.
+    * An acknowledged insert (`note("inserted", id=…)`) is there, and no live instance is deleted, but by the commit of
+      the step that ended it (`keep=0`).
 
     Steps run at least once, so a begin without a commit is no violation.
     """
@@ -31,9 +32,21 @@ def i1_commit_before_proceed(history: History) -> list[Violation]:
         *(
             history.violation("I1", "a live instance was deleted", change)
             for change, _ in history.moves
-            if change.new is None and change.old is not None and not change.old.ended
+            if change.new is None
+            and change.old is not None
+            and not change.old.ended
+            and not _finished(history, change, change.old)
         ),
     ]
+
+
+def _finished(history: History, change: InstanceChange, old: InstanceState) -> bool:
+    """Whether this may be the commit of `Done` that deletes the row: its step had ended, and nobody may look for it."""
+    run = None if old.claim_id is None else history.runs.get((old.claim_id, old.visit))
+    if old.status != "executing" or run is None or run.ended is None or old.parent_id is not None:
+        return False
+    done = run.outcome is None or run.outcome.data["outcome"] == "Done"
+    return done and "done" not in old.unique_scope and history.at(run.ended) - history.doubt <= change.at
 
 
 def _unfounded_runs(history: History) -> Iterator[Violation]:
@@ -115,7 +128,8 @@ _STATUSES: Final[Mapping[str, frozenset[str]]] = {
 def is_commit(change: InstanceChange, move: MoveName | None) -> bool:
     """Whether this is the commit of an outcome: it keeps the claim's id. A command, a release and a reap clear it."""
     return move in OUTCOMES and (
-        move != "cancelled" or (change.new is not None and change.new.claim_id is not None)
+        move not in {"cancelled", "compensating"}
+        or (change.new is not None and change.new.claim_id is not None)
     )
 
 
@@ -123,14 +137,14 @@ def _agrees(outcome: Effect, run: StepRun, change: InstanceChange) -> bool:
     """Whether the commit is what the outcome demands.
 
     `handle` receives an outcome that cannot be stored, and may return any other; by default the instance fails. An
-    instance whose cancellation was requested is cancelled by any outcome but `Done`.
+    instance whose cancellation was requested is cancelled by any outcome but `Done`; one that compensates by that, too.
     """
     old, new = change.old, change.new
     statuses = _STATUSES.get(str(outcome.data["outcome"]))
     if old is None or new is None or statuses is None or new.status == "failed":
         return True
     if new.status == "cancelled":
-        return bool(outcome.data["outcome"] != "Done")
+        return outcome.data["outcome"] != "Done" or old.cancellation is not None
     if any(event.kind == "handle" for event in run.events):
         return True
     if new.status not in statuses:
@@ -283,7 +297,7 @@ def i4_stale_writes_change_nothing(history: History) -> list[Violation]:
     names = _names(history)
     for change, move in history.moves:
         old, new = change.old, change.new
-        if old is None or new is None or old.ended:
+        if old is None or new is None or old.ended or (history.snapshots and is_snapshot(old, new)):
             continue
         if move is None:
             if not _is_takeover(old, new, move):

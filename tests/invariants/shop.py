@@ -18,7 +18,7 @@ def define(log: EffectLog) -> SimpleNamespace:
     """Define the machines in the current registry."""
     jobs = _jobs(log)
     order = _order(log, jobs["ship"])
-    return SimpleNamespace(**jobs, Order=order, Pack=_pack(log), Sleeper=_sleeper(log))
+    return SimpleNamespace(**jobs, Order=order, Pack=_pack(log), Sleeper=_sleeper(log), Print=_print(log))
 
 
 def _jobs(log: EffectLog) -> dict[str, Any]:
@@ -37,7 +37,13 @@ def _jobs(log: EffectLog) -> dict[str, Any]:
             time.sleep(0.002)
             return args["n"]
 
-    return {"ship": ship, "count": count}
+    @da.job(keep=0)
+    async def glance(args: State, ctx: Ctx) -> None:
+        """Its row is deleted by its commit."""
+        with log.run(ctx):
+            await trio.sleep(0)
+
+    return {"ship": ship, "count": count, "glance": glance}
 
 
 def _order(log: EffectLog, ship: Any) -> type[da.Machine[State]]:
@@ -61,6 +67,10 @@ def _order(log: EffectLog, ship: Any) -> type[da.Machine[State]]:
         async def spread(self, ctx: Ctx) -> da.Outcome:
             with log.run(ctx) as run:
                 children = [da.Child(ship, args={"fails": n}) for n in ctx.state["fails"]]
+                if ctx.state.get("graph"):  # each comes after the one before
+                    children = []
+                    for n in ctx.state["fails"]:
+                        children.append(da.Child(ship, args={"fails": n}, after=children[-1:]))
                 join = ctx.state.get("join", "all")
                 return run.end(da.ScheduleChildren(self.close, children, join=join, timeout=30))
 
@@ -116,3 +126,20 @@ def _sleeper(log: EffectLog) -> type[da.Machine[State]]:
                 return run.end(da.Stop("nobody came"))
 
     return Sleeper
+
+
+def _print(log: EffectLog) -> type[da.Machine[State]]:
+    class Print(da.Machine[State]):
+        """Takes a slot, and then goes on without it."""
+
+        @da.step(initial=True, slot="press")
+        async def start(self, ctx: Ctx) -> da.Outcome:
+            with log.run(ctx) as run:
+                return run.end(da.Next(self.fold))
+
+        @da.step
+        async def fold(self, ctx: Ctx) -> da.Outcome:
+            with log.run(ctx) as run:
+                return run.end(da.Done())
+
+    return Print

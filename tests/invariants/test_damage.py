@@ -77,7 +77,6 @@ def test_what_the_engine_may_do_is_fine(db, durable_dsn):
             [CLAIM],
             "update durable.gen_durable set lease_expires_at = now() + '90 s', rev = rev + 1 where id = 1",
         ),
-        ({"I4"}, ["hold = 1, rev = rev + 1"], f"update durable.gen_durable set {CLAIM} where id = 1"),
         ({"I4"}, [CLAIM, RELEASE], "update durable.gen_durable set state = '{\"x\": 1}' where id = 1"),
         ({"I4"}, [CLAIM], "update durable.gen_durable set state = '{\"x\": 1}' where id = 1"),
         ({"I4"}, [], "update durable.gen_durable set status = 'done', finished_at = now() where id = 1"),

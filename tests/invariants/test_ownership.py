@@ -160,6 +160,20 @@ def test_an_insert_that_was_acknowledged_and_lost():
     assert builder.broken() == {"I1"}
 
 
+def test_an_instance_that_its_own_commit_deleted():
+    builder = one()
+    builder.put(1, status=None)
+    assert builder.broken() == {"I1"}, "its step has not run"
+    builder = one()
+    run(builder)
+    builder.put(1, status=None)
+    assert builder.sentences() == ""
+    builder = one()
+    run(builder, outcome="Next")
+    builder.put(1, status=None)
+    assert builder.broken() == {"I1"}, "its step wanted something else"
+
+
 def test_a_live_instance_that_was_deleted():
     builder = one()
     builder.put(1, status=None)

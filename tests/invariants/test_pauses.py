@@ -142,3 +142,16 @@ def test_a_row_and_a_step_that_tell_another_decision(builder):
     builder.pick(1, "b")
     builder.begin(1, decision={"kind": "approved", "by": "bob"})
     assert "a step was told another decision" in builder.sentences()
+
+
+def test_a_step_that_begins_when_its_claim_was_taken_reads_what_is_there_then(builder):
+    """Its worker was stopped after the pick. Its outcome is stale; the row's decision may be gone."""
+    ask(builder)
+    builder.decide(1)
+    builder.pick(1, "b")
+    builder.put(
+        1, status="runnable", claim_id=None, locked_by=None, lease_expires_at=None, attempt=1, crashes=1
+    )
+    builder.now += 1
+    builder.effect("begin", 1, claim="b")
+    assert "a step was told another decision" not in builder.sentences()

@@ -23,9 +23,11 @@ from tests.support.commands import retry_instance
 
 LEASE = 3.0
 SETTINGS = {**QUICK, "lease_ttl": LEASE, "reap_interval": 0.2, "drain_timeout": 0.05, "pool_size": 4}
+LIMITS = {"press": da.Limit(slots=1)}
 MARGIN = 10.0
 """The machine is loaded."""
 NOT_HERE = {
+    "dropped",
     "asked",
     "compensating",
     "proceeded",
@@ -81,9 +83,9 @@ async def work(dsn: str, log: EffectLog, shop) -> None:
         ids = await insert_all(
             client, shop
         )  # all at once: keyed rows meet in one window of a pick, and are held
-    async with da.open_engine(dsn=dsn, name="a", **SETTINGS) as a:
+    async with da.open_engine(dsn=dsn, name="a", limits=LIMITS, **SETTINGS) as a:
         pack, sleeper = ids["pack"], ids["sleeper"]
-        async with da.open_engine(dsn=dsn, name="b", **SETTINGS) as b:
+        async with da.open_engine(dsn=dsn, name="b", limits=LIMITS, **SETTINGS) as b:
             for n in range(3):
                 await a.client.signal(pack, "part", n, dedup_key=f"part-{n}")
                 await a.client.signal(pack, "noise")
@@ -102,12 +104,15 @@ async def work(dsn: str, log: EffectLog, shop) -> None:
 
 
 async def insert_all(client: da.Client, shop) -> dict:
+    # First: they meet in one window of a pick, too, and all but one are throttled.
+    prints = [await client.insert(shop.Print, state={}) for _ in range(3)]
     orders = [
         await client.insert(
             shop.Order, state={"fails": fails, "join": join}, unique_key="order", unique_scope=[]
         )
         for fails, join in (([0, 1], "all"), ([0, 9, 0], 2), ([9], "any_failed"), ([], "all"))
     ]
+    orders.append(await client.insert(shop.Order, state={"fails": [0, 0, 9, 0], "graph": True}))
     keyed = [
         await client.insert(shop.count, args={"n": n}, partition_key=f"k{n % 2}", priority=n % 3)
         for n in range(8)
@@ -118,19 +123,20 @@ async def insert_all(client: da.Client, shop) -> dict:
         for number in [await client.insert(shop.ship, args={}, unique_key="once", on_duplicate="return")]
     ]
     keyed.append(await client.insert(shop.Order, state={"fails": []}, partition_key="k0"))
+    keyed += [await client.insert(shop.glance, args={}, partition_key=key) for key in ("k0", None)]
     pack = await client.insert(shop.Pack, state={}, unique_key="pack")
     failing = await client.insert(shop.Sleeper, state={})
     sleeper = await client.insert(shop.Sleeper, state={"long": True})
     await client.pause(sleeper)
     await client.resume(sleeper)
-    everything = {*orders, *keyed, *once, pack, failing}
+    everything = {*prints, *orders, *keyed, *once, pack, failing}
     return {"pack": pack, "sleeper": sleeper, "all": sorted(everything)}
 
 
 async def outcome(client: da.Client, number: int) -> object:
     try:
         return await client.result(number)
-    except da.InstanceFailed as exc:
+    except (da.InstanceFailed, da.NoTarget) as exc:  # the other node has deleted it (`keep=0`)
         return exc
 
 

@@ -119,8 +119,21 @@ RECORDS: dict[str, Record] = {
     "recounted": record("recounted", **PARKED, data={"count": 1, "pending": 2}),
     "held": record("held", **PLACE),
     "shelved": record("shelved", **PLACE),
+    "throttled": record("throttled", **PLACE, data={"limited_by": "api"}),
+    "dropped": record("dropped", **PLACE, data={"columns": {"cancellation": {"limit": "api", "visit": 1}}}),
+    "limited": record("limited", **PLACE, data={"columns": {"rate_limit": "api"}}),
     "offered": record("offered", **PLACE),
     "revived": record("revived", **PLACE | {"attempt": 3}, by="ann", data={**command("retry"), "round": 4}),
+    "revived, to wait": record(
+        "revived",
+        **PLACE | {"attempt": 3},
+        by="ann",
+        data={**command("retry"), "hold": 5, "columns": {"cancellation": None}},
+    ),
+    "unblocked": record("unblocked", **PLACE, data={"eligible_at": time(10)}),
+    "doomed": record(
+        "doomed", **PLACE, data={"eligible_at": time(10), "columns": {"cancellation": {"upstream": 3}}}
+    ),
     "hastened": record(
         "hastened", **PLACE | {"attempt": 2}, by="ann", data={**command("run_now"), "round": 2}
     ),
@@ -154,6 +167,7 @@ RECORDS: dict[str, Record] = {
     ),
     "paused": record("paused", **PLACE, by="ann", data=command("pause")),
     "resumed": record("resumed", **PLACE, by="ann", data=command("resume")),
+    "resumed, to wait": record("resumed", **PLACE, by="ann", data={**command("resume"), "hold": 5}),
     "approved": record(
         "approved",
         **PARKED,

@@ -10,19 +10,15 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 from durable_actors.journal import ErrorInfo, Level, Record, is_recorded, run_thread
 from durable_actors.journal.kinds import KINDS, UnderClaim
+from tests.journal.row_model_upstream import Upstreams, json
 
 RUN = 7
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STEPS = ("begin", "ship", "bill")
 ERROR = ErrorInfo(text="ValueError: no stock", type="ValueError", traceback="Traceback ...")
 LEASE = timedelta(seconds=60)
-
-
-def json(value: Any) -> Any:
-    return msgspec.to_builtins(value)
 
 
 STOPPED: dict[str, Any] = {
@@ -32,7 +28,7 @@ STOPPED: dict[str, Any] = {
 """What is left of a claim or a wait that somebody else ends."""
 
 
-class RowModel:
+class RowModel(Upstreams):
     """One row. `records` are those of its level; `rows` has the row after each of them."""
 
     def __init__(self, level: Level = "full", numbers: Sequence[int] = ()) -> None:
@@ -89,6 +85,11 @@ class RowModel:
             "finished_at": None,
             "cancellation": None,
         }
+        self.row["limited_by"] = None
+        self.waits = self.number(4) == 1
+        """It comes after others, and they have not ended."""
+        if self.waits:
+            self.row |= {"child_key": "b", "links": 1, "hold": 5}
         self.move("started", {}, row=None)
 
     # Choices.
@@ -118,8 +119,10 @@ class RowModel:
         match row["status"]:
             case "runnable":
                 if self.suspended:  # no pick reads it
-                    return anywhere
-                here = [self.hold_it, self.shelve, self.unfit] if row["hold"] == 0 else [self.offer]
+                    return [*[self.doom] * self.waits, *anywhere]
+                if row["hold"] == 5:
+                    return [self.unblock, self.unblock, self.doom, *anywhere]
+                here = self.waiting() if row["hold"] == 0 else [self.offer]
                 delayed = row["hold"] == 0 and row["eligible_at"] > self.now
                 here += [self.hasten] * delayed
                 return [*[self.claim] * 6, *here, *anywhere]
@@ -547,7 +550,10 @@ class RowModel:
 
     def resume(self) -> None:
         self.suspended = False
-        self.move("resumed", {"hold": self.row["hold"] % 4}, by="ann", data=self.command("resume"))
+        self.waits = self.waits and self.chance()  # what it comes after may have ended meanwhile
+        hold = 5 if self.waits and self.row["status"] == "runnable" else self.row["hold"] % 4
+        told = self.command("resume") | ({"hold": 5} if hold == 5 else {})
+        self.move("resumed", {"hold": hold}, by="ann", data=told)
 
     def maybe_cancel(self) -> None:
         if self.number(6) == 1:
@@ -576,7 +582,7 @@ class RowModel:
 
     def compensate(self) -> None:
         """From outside, too: it enters the step that compensates."""
-        self.suspended = False
+        self.suspended = self.waits = False
         told = {"by": "ann", "at": self.now.isoformat()}
         change = {
             **self.error(None), **STOPPED, "status": "runnable", "step": "bill", "visit": self.row["visit"] + 1,
@@ -585,13 +591,6 @@ class RowModel:
         }  # fmt: skip
         data = {**self.command("cancel"), "columns": {"cancellation": told}}
         self.move("compensating", change, to_step="bill", by="ann", data=data, outside=True)
-
-    def revive(self) -> None:
-        change = {
-            "status": "runnable", "hold": 0, "attempt": 0, "crashes": 0, "eligible_at": self.now, "finished_at": None,
-            "claim_id": None, "claim_token_hash": None,
-        }  # fmt: skip
-        self.move("revived", change, by="ann", data=self.command("retry"))
 
     def hasten(self) -> None:
         self.move("hastened", {"eligible_at": self.now}, by="ann", data=self.command("run_now"))

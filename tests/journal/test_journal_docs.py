@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from inspect import getdoc, isclass, isfunction, ismodule
 from pathlib import Path
@@ -106,10 +105,9 @@ def test_the_ledger_has_every_rule_once():
 
 def test_the_tests_of_the_ledger_exist():
     found = {
-        node.name
+        name
         for path in TESTS
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in re.findall(r"^ *(?:async )?def (\w+)", path.read_text("utf-8"), re.MULTILINE)
     }
     named = set(re.findall(r"`(test_\w+)`", LEDGER))
     assert len(named) > 40

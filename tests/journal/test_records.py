@@ -144,7 +144,9 @@ def test_each_level_records_what_the_one_before_does():
         "recounted",
         "held",
         "shelved",
+        "throttled",
         "offered",
+        "unblocked",
         "wakeup",
     }
 

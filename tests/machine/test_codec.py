@@ -272,6 +272,8 @@ def test_what_cannot_be_stored_is_refused_with_its_place(state, path, text):
     assert message.startswith("shop:Checkout v3, step 'ship': the state")
     assert f": at {path}: " in message
     assert text.replace("\\\\", "\\") in message
+    error = caught.value
+    assert (error.machine, error.version, error.step, error.path) == ("shop:Checkout", 3, "ship", path)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +357,9 @@ def test_a_state_that_would_not_read_back_is_refused_when_written(type_, state, 
         codec(type_).encode(state, step="ship")
     assert text in str(caught.value)
     assert "shop:Checkout v3, step 'ship'" in str(caught.value)
+    assert (caught.value.machine, caught.value.version, caught.value.step) == ("shop:Checkout", 3, "ship")
+    assert caught.value.path is not None
+    assert caught.value.path == "$" or f"at {caught.value.path}: " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +381,9 @@ def test_a_stored_state_that_does_not_fit(type_, data, text):
         codec(type_).decode(data, step="ship")
     assert str(caught.value).startswith("shop:Checkout v3, step 'ship': the stored state does not fit")
     assert text in str(caught.value)
+    error = caught.value
+    assert (error.machine, error.version, error.step) == ("shop:Checkout", 3, "ship")
+    assert f": at {error.path}: " in str(error)
 
 
 def test_validators_and_post_init_of_the_state_are_heard():

@@ -246,7 +246,7 @@ def test_an_unknown_keyword():
 
 def test_max_attempts_is_for_jobs():
     with pytest.raises(
-        DefinitionError, match=r"max_attempts= is for jobs; a machine checks ctx.attempt in handle\(\)"
+        DefinitionError, match=r"max_attempts= is for jobs; give a step retry=da.Backoff\(max_attempts=...\)"
     ):
         make(max_attempts=5)
 

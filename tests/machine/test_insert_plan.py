@@ -132,7 +132,7 @@ def test_precedence_of_the_times():
     [
         ({"prio": 1}, r"unknown insert option 'prio': did you mean priority\?"),
         ({"state": 1, "args": 1}, "two names for the same option"),
-        ({"rate_limit": "x"}, "unknown insert option 'rate_limit': the options are state, args"),
+        ({"rate_limits": "x"}, "unknown insert option 'rate_limits': did you mean rate_limit"),
         ({"step": "nope"}, "shop:Checkout v2 has no step 'nope'; its steps are start, ship"),
         ({"step": 5}, "has no step 5"),
         ({"queue": ""}, "queue must not be empty"),

@@ -110,6 +110,10 @@ async def test_one_child_in_back_off_does_not_hold_up_another(kit, autojump_cloc
             kit["a"].send_nowait(Crash())
             await wait_all_tasks_blocked()
         assert states(running.snapshot())["a"] == "waiting"
+        assert running.snapshot().supervisor == otp.SupervisorStatistics(
+            strategy="one_for_one", intensity=10, period=5.0, used=2
+        )
+        assert "2 of 10 restarts used" in running.snapshot().render()
         begin = trio.current_time()
         kit["b"].send_nowait(Crash())
         await kit["b"].call(Ask(), on_down="wait")

@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+from durable_actors._engine.committing.queue import PendingCommit
+from durable_actors._engine.committing.verdicts import Verdict
 from durable_actors._postgres.driver.waiting import CANCEL_TIMEOUT
 from durable_actors._store.moves import move_of
+from durable_actors._store.rows import Committed
 from durable_actors.machine import Context
 from tests.invariants.journal import journal_problems
 from tests.simulation.ending import asked_to_cancel
@@ -91,7 +94,9 @@ class Book:
         """Retention deletes nothing that lives, and nothing that its parent waits for or may read."""
         self.counts["delete"] += 1
         self.world.log("row", row.id, "delete", row.status)
-        if not row.terminal:
+        if row.status == "executing" and tx.why.get(row.id, ("",))[0] == "commit":
+            self._finished(tx, row)
+        elif not row.terminal:
             self.fail("retention", f"instance {row.id} is {row.status}, and was deleted")
         parent = None if row.parent_id is None else tx.get(row.parent_id)
         if parent is not None and not parent.terminal and row.barrier == parent.visit:
@@ -99,13 +104,44 @@ class Book:
                 "retention", f"instance {row.id} was deleted, and its parent {parent.id} has not read it"
             )
 
+    def _finished(self, tx: Tx, row: Row) -> None:
+        """A commit deletes the row that it ends: `Done` of a machine with `keep=0`."""
+        why = tx.why[row.id]
+        self.counts["finished"] += 1
+        if row.claim_id != why[1]:
+            self.fail(
+                "I4", f"instance {row.id}: stale commit of {why[1]} deleted it; its claim was {row.claim_id}"
+            )
+        self._committed(tx, row, why)
+        if row.parent_id is not None or row.links is not None:
+            self.fail(
+                "retention", f"instance {row.id} was deleted by its commit, and somebody may look for it"
+            )
+
+    def judged(self, pending: PendingCommit, verdict: Verdict | None) -> None:
+        """A node has a verdict on an outcome whose commit deletes the row; None: it was withdrawn."""
+        claim = pending.transition.claim
+        if not pending.transition.deletes or current_process.get().dead:
+            return
+        ours = claim.claim_id in self.server.tables.finished.get(claim.id, ())
+        told = isinstance(verdict, Committed)
+        self.counts[f"finished, {'told' if told else 'not told'}"] += ours
+        if verdict is not None and told != ours:
+            self.fail("fate", f"instance {claim.id}: {claim.claim_id} was told {verdict}, and {ours=}")
+
+    def check_finished(self, number: int) -> None:
+        """It was deleted by its commit, by one."""
+        finished = self.server.tables.finished.get(number, [])
+        if len(finished) != 1 or number in self.server.tables.rows:
+            self.fail("result", f"instance {number} was finished by {finished}")
+
     def changed(self, tx: Tx, old: Row | None, new: Row) -> None:
         why = tx.why[new.id]
         what = why[0]
         self.counts[what] += 1
         counts = (f"v{new.visit}", f"a{new.attempt}")
         self.world.log("row", new.id, *why[:2], new.status, new.step, *counts, new.claim_id, new.locked_by)
-        self._constraints(new)
+        self._constraints(tx, new)
         if old is None:
             return
         if old.terminal and what != "retry":
@@ -186,14 +222,14 @@ class Book:
             self.fail("I11", f"instance {parent}: of {size} children {ends.total()} ended")
         return ends["done"]
 
-    def _constraints(self, row: Row) -> None:
+    def _constraints(self, tx: Tx, row: Row) -> None:
         owned = row.claim_id is not None and row.locked_by is not None and row.lease is not None
         if owned != (row.status == "executing") and (row.status == "executing" or row.locked_by or row.lease):
             self.fail("constraint", f"gen_durable_claimed: {row}")
         if row.status == "awaiting_signal" and row.awaits is None:
             self.fail("constraint", f"gen_durable_awaits: {row}")
         if row.status == "executing" and row.partition_key is not None:
-            for other in self.server.tables.rows.values():
+            for other in tx.all():  # as its transaction leaves them: a commit hands a key on
                 same = other.partition_key == row.partition_key and other.id != row.id
                 if same and other.status == "executing":
                     self.fail(
@@ -273,9 +309,11 @@ class Book:
     def step(self, ctx: Context[Any], *, calls: bool = False) -> Iterator[None]:
         """Around the body of a step. `calls`: it uses the database, whose cancellation may take a moment."""
         process, claim = current_process.get(), str(ctx.claim_id)
-        row = self.server.tables.rows[ctx.id]
+        row = self.server.tables.rows.get(ctx.id)
         handed = frozenset(signal.id for signal in ctx.awaited)
-        if not process.dead:
+        if row is None:  # it was taken for dead, and the next owner has run and deleted it
+            self.counts["step of a row that is gone"] += 1
+        elif not process.dead:
             self._began(process, ctx, row, claim, handed)
         try:
             yield

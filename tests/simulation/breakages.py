@@ -15,7 +15,7 @@ from unittest.mock import patch
 import attrs
 import trio
 from durable_actors._engine import claims
-from durable_actors._engine.claiming import planner
+from durable_actors._engine.claiming import planner, stats_refresh
 from durable_actors._engine.committing import transition
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.maintenance import control, failure_detector as dead_nodes, reaper
@@ -50,6 +50,10 @@ STORE: dict[str, str] = {
     "paused ahead": "a step that was asked to pause runs ahead",
     "cuts too far": "retention deletes the snapshot, too, behind which it deletes records",
     "unrecorded wake": "the wake by a signal that was there before the park leaves no record",
+    "early": "a dependent runs when the first of those that it comes after has ended",
+    "told again": "what is repeated after an unknown fate is told twice, and counted twice",
+    "untold": "the end of an instance is not told to those that come after it",
+    "forgets failures": "what comes after a failure runs",
     "unsaid": "the record of an outcome that was accepted after its lease does not say so",
 }
 
@@ -121,7 +125,7 @@ def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Judgement:
     return dead_nodes.judge_owners(*args, **{**options, "dead_after": -1.0})
 
 
-def _stays_postponed(original: Any, self: planner.StatsRefresh, begun: int, now: float) -> None:
+def _stays_postponed(original: Any, self: stats_refresh.StatsRefresh, begun: int, now: float) -> None:
     postponed = self.postponed
     original(self, begun, now)
     self.postponed = postponed
@@ -169,7 +173,7 @@ ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "old statistics": (
         "an idle feeder sleeps until a refresh of its statistics that is over: it asks without a pause",
-        _patch(planner.StatsRefresh, "done", _around(_stays_postponed, planner.StatsRefresh.done)),
+        _patch(stats_refresh.StatsRefresh, "done", _around(_stays_postponed, stats_refresh.StatsRefresh.done)),
     ),
     "no control": ("a node never learns what is asked of it", _patch(control.Control, "_look", _no_look)),
     "no awaits": (
@@ -290,6 +294,15 @@ def _asked(plan: Plan) -> Plan:
     return attrs.evolve(plan, items=items, orders=orders, strikes=(), rates=Rates(), lasts=3.0)
 
 
+def graphs(plan: Plan) -> Plan:
+    """Graphs, of which each second one fails; nodes that die, and replies that are lost."""
+    items = tuple(
+        Item(f"graph-{n}", "graph", 0.1 * n, 7 + n, 0.2, journal="off" if n % 3 else "full") for n in range(6)
+    )
+    strikes = tuple(Strike(0.5 + 0.4 * n, "crash", n % 2, 1.0) for n in range(3))
+    return attrs.evolve(plan, nodes=2, items=items, strikes=strikes, rates=Rates(lost_reply=0.1), lasts=4.0)
+
+
 FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "fence": _unknown, "visit": _unknown, "lease": _late, "renewals": _long_steps, "moved": _back_again,
     "consume": _stale, "consume more": _stale, "join": _killed, "trust": _long_steps, "no deadline": _long_steps,
@@ -297,6 +310,7 @@ FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "overrule": _commanded, "release asked": _commanded, "reap asked": _commanded, "uncounted cancel": _commanded,
     "counts requests": _commanded, "receipt": _commanded, "no control": _asked,
     "pauses": _paused, "paused ahead": _paused, "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
+    "early": graphs, "told again": graphs, "untold": graphs, "forgets failures": graphs,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
 

@@ -39,7 +39,13 @@ class Commands:
         """A new instance is started from an old one, with its first state or a given one."""
         row = self.random.choice(list(self.server.tables.rows.values()))
         given = self.random.choice(
-            ({}, {}, {"step": "t"}, {"step": "t", "state": b'{"again": 1}', "key": ("red",)})
+            (
+                {},
+                {},
+                {"step": "t"},
+                {"step": "t", "state": b'{"again": 1}', "key": ("red",)},
+                {"step": "t", "state": b"{}", "limits": ("free",)},
+            )
         )
         await self.same(rerun_instance, SCHEMA, row.id, **{"step": None, "state": None, "key": None, **given})
 

@@ -86,13 +86,18 @@ def compensate(tx: Tx, row: Row, request: dict[str, Any], step: str, *why: objec
     new.last_error = new.error_type = new.traceback = new.request = None
     new.awaits = new.await_step = new.await_deadline = new.manual = None
     new.wake_on_failure = False
+    new.rate_limit = tx.tables.compensation_limits.get((row.fsm, row.version))
     new.unclaim()
     told = present(by=request.get("by"), reason=request.get("reason"), at=request.get("at") or iso(tx.now))
     new.cancellation = lit.jsonb(json.dumps(told))
     command = present(type="cancel", key=request.get("key"), reason=request.get("reason"))
+    changed = {} if new.rate_limit == old.rate_limit else {"rate_limit": new.rate_limit}
     note(
         tx, new, "compensating", old, step, level=OUTCOMES, by=request.get("by"),
-        data={"columns": {"cancellation": told}, "command": {**command, "metadata": request.get("metadata") or {}}},
+        data={
+            "columns": {"cancellation": told, **changed},
+            "command": {**command, "metadata": request.get("metadata") or {}},
+        },
     )  # fmt: skip
     if request.get("children") == "cancel":
         cascade(tx, new.id, None, request)

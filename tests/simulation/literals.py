@@ -52,6 +52,10 @@ def text(value: object) -> bytes | None:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
+def int_array(values: list[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def text_array(values: tuple[str, ...] | None) -> bytes | None:
     return None if values is None else ("{" + ",".join(f'"{each}"' for each in values) + "}").encode()
 

@@ -9,7 +9,9 @@ import attrs
 from durable_actors._journal_level import LEVELS, JournalLevel
 from tests.simulation.driver import Rates
 
-Kind = Literal["chain", "collector", "packer", "courier", "family", "chore", "sleeper", "stuck"]
+Kind = Literal[
+    "chain", "collector", "packer", "courier", "family", "chore", "sleeper", "stuck", "graph", "brief"
+]
 CommandName = Literal["cancel", "retry", "pause", "pause_queue", "pause_machine"]
 Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain", "bug"]
 
@@ -83,6 +85,11 @@ class Plan:
     items: tuple[Item, ...]
     strikes: tuple[Strike, ...]
     orders: tuple[Order, ...] = ()
+
+    @property
+    def fair(self) -> bool:
+        """Whether the queue is fair. Not drawn: the rest of the plan stays what the seed made it."""
+        return self.seed % 7 == 5
 
     def without(self, dropped: frozenset[int]) -> Plan:
         """The same, without some of its elements: items, then strikes, each of the rates, then orders, numbered."""

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ import trio._core._run as trio_run
 from durable_actors import Config, Queue, StoreUnavailable, engine as engines
 from durable_actors._client import Client
 from durable_actors._engine import setup
+from durable_actors._engine.committing.queue import Commits, PendingCommit
+from durable_actors._engine.committing.verdicts import Verdict
 from durable_actors._postgres.pool import pool as pools
 from durable_actors._postgres.pool.lane import Lane
 from durable_actors.machine import isolated_registry
@@ -84,6 +86,17 @@ class _Secrets:
         return bytes(size)
 
 
+def _told(answer: Callable[..., None]) -> Callable[..., None]:
+    """Tell the book of every verdict."""
+
+    def wrapper(self: Commits, pending: PendingCommit, verdict: Verdict | None, now: float) -> None:
+        if pending.open:
+            workload.book().judged(pending, verdict)
+        answer(self, pending, verdict, now)
+
+    return wrapper
+
+
 @contextmanager
 def _surroundings(network: Network, errors: EngineErrors, seed: int) -> Iterator[None]:
     """Put the simulated driver below the pool, and take chance out of everything else."""
@@ -98,6 +111,7 @@ def _surroundings(network: Network, errors: EngineErrors, seed: int) -> Iterator
         stack.enter_context(patch.object(pools, "PgConn", network))
         stack.enter_context(patch.object(engines, "require_schema", require_schema))
         stack.enter_context(patch.object(setup, "secrets", _Secrets()))
+        stack.enter_context(patch.object(Commits, "answer", _told(Commits.answer)))
         stack.enter_context(patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         state, trio_state = random.getstate(), trio_run._r.getstate()
         random.seed(seed)
@@ -137,7 +151,8 @@ class Schedule:
         plan, name = self.plan, f"node{place}.{self._births}"
         config = Config(
             dsn="host=simulated", migrate=False, name=name, node=name, machines=workload.MACHINES,
-            drain_on_cancel=False, queues={"default": Queue(plan.concurrency, prefetch=plan.prefetch)},
+            drain_on_cancel=False,
+            queues={"default": Queue(plan.concurrency, prefetch=plan.prefetch, fair=plan.fair)},
             retention=SHORT, **plan.options,
         )  # fmt: skip
 

@@ -11,10 +11,14 @@ from durable_actors._postgres.driver.statement import Params, Result, Statement
 from tests.simulation import (  # noqa: F401 - their meanings register themselves
     statements_boundaries,
     statements_cancel,
+    statements_fair,
+    statements_graph,
     statements_inbox,
+    statements_keys,
     statements_lease,
     statements_pauses,
     statements_retention,
+    statements_schedules,
 )
 from tests.simulation.process import Violation, World
 from tests.simulation.statements import MEANINGS, SECOND, Scene

@@ -15,7 +15,7 @@ from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.ending import asked_to_cancel, end_claim
 from tests.simulation.literals import jsonb
-from tests.simulation.statements_journal import fenced, iso, journal_outcomes, note, note_claimed
+from tests.simulation.statements_journal import OUTCOMES, fenced, iso, journal_outcomes, note, note_claimed
 from tests.simulation.tables import Row, Tx
 
 Rows = list[Any]
@@ -68,7 +68,6 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     stopped = set[str]() if "pauses" in scene.broken else tx.stopped(queue)
     if "" in stopped:
         return []
-    known = set(lit.texts(params[4]))
     begins = zip(lit.ints(params[5]), lit.texts(params[6]), lit.ints(params[7]), strict=True)
     extras, shelved = set(lit.ints(params[8])), set(lit.texts(params[10]))
     window: dict[int, Row] = {}
@@ -87,21 +86,27 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
         head.sort(key=lambda row: (row.eligible_at, row.id))
         window.update({row.id: row for row in head[:limit]})
     chosen = sorted(window.values(), key=lambda row: row.urgency)[:limit]
+    return take_window(scene, tx, params, chosen, stopped)
+
+
+def take_window(scene: Scene, tx: Tx, params: Params, chosen: Sequence[Row], stopped: set[str]) -> Rows:
+    """Claim, hold, shelve or leave the rows of a pick's window. $3 to $5 and $12 are the same in every pick."""
+    known = set(lit.texts(params[4]))
     mine = {row.id for row in chosen if row.address in known and row.fsm not in stopped}
     verdicts, heal = _judge(tx, [row for row in chosen if row.id in mine], known)
-    _promote(tx, [*(row.partition_key for row in chosen if row.id not in mine), *heal])
+    promote(tx, [*(row.partition_key for row in chosen if row.id not in mine), *heal])
     out: Rows = []
     for row in chosen:
         what = verdicts[row.id] if row.id in mine else "s"
         if what == "c":
-            out.append(_claim(scene, tx, row, params, params[11]))
+            out.append(claim(scene, tx, row, params, params[11]))
             continue
         if what != "l":
             new = tx.write(row, "hold")
             new.hold = 1 if what == "h" else 2
             new.shelved_step = row.step if what == "s" else row.shelved_step
             note(tx, new, "held" if what == "h" else "shelved", new)
-        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 17))
+        out.append((row.id, row.priority, lit.instant(row.eligible_at), what, *[None] * 16))
     return out
 
 
@@ -110,12 +115,37 @@ def pick_instances_by_id(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, told = (params[0] or b"").decode(), set(lit.ints(params[1]))
     known = set(lit.texts(params[4]))
     offered = [row for row in tx.all() if row.id in told and row.hold == 0 and due(row, tx, queue)]
-    mine = [row for row in offered if row.partition_key is None and row.address in known]
+    mine = [
+        row
+        for row in offered
+        if row.partition_key is None and row.rate_limit is None and row.address in known
+    ]
     mine = [row for row in mine if not tx.is_stopped(row)]
-    return [(*_claim(scene, tx, row, params, params[5]), None) for row in mine]
+    return [(*claim(scene, tx, row, params, params[5]), None) for row in mine]
 
 
-def _claim(scene: Scene, tx: Tx, row: Row, params: Params, token: bytes | None) -> tuple[object, ...]:
+@meaning
+def claim_at_once(scene: Scene, tx: Tx, params: Params) -> Rows:
+    queues, known = set(lit.texts(params[0])), set(lit.texts(params[4]))
+    told = set(lit.ints(params[1])) or {tx.tables.serial}
+    mine = [
+        row
+        for row in tx.all()
+        if row.id in told and row.queue in queues and row.hold == 0 and due(row, tx, row.queue)
+    ]
+    mine = [
+        row
+        for row in mine
+        if row.partition_key is None
+        and row.rate_limit is None
+        and row.journal < 3
+        and row.address in known
+        and not tx.is_stopped(row)
+    ]
+    return [(*claim(scene, tx, row, params, params[5]), row.queue) for row in mine]
+
+
+def claim(scene: Scene, tx: Tx, row: Row, params: Params, token: bytes | None) -> tuple[object, ...]:
     """Claim it for the owner of $3, for $4 seconds."""
     new = tx.write(row, "claim", moves="rev" not in scene.broken)
     new.status, new.hold, new.locked_by = "executing", 0, (params[2] or b"").decode()
@@ -126,11 +156,16 @@ def _claim(scene: Scene, tx: Tx, row: Row, params: Params, token: bytes | None) 
 
 
 def _recorded(row: Row) -> str | None:
-    """Its level, from outcomes on its definition, from every move on the end of its lease; None: not recorded."""
-    if not row.journal:
-        return None
-    definition = f" {row.fingerprint or ''}" if row.journal >= 2 else ""
-    return f"{row.journal}{definition}" + (f" {lit.instant(row.lease)}" if row.journal >= 3 else "")
+    """As `_read_recorded` reads it: the first that are there, and the limits last."""
+    trace = None if row.meta is None else json.loads(row.meta).get("durable:trace")
+    text = "" if trace is None else f"{trace[:1000]}\x1f"
+    text += "" if row.max_attempts is None else f"{row.max_attempts}#"
+    text += "" if row.links is None else f"{row.links}@"
+    text += str(row.journal) if row.journal else ""
+    text += f" {row.fingerprint or ''}" if row.journal >= 2 else ""
+    text += f" {lit.instant(row.lease)}" if row.journal >= 3 else ""
+    text += "" if row.rate_limit is None else f"\x1d{row.rate_limit}\x1d1"
+    return text or None
 
 
 def _claimed(row: Row) -> tuple[object, ...]:
@@ -221,11 +256,11 @@ def read_orphans(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def promote_siblings(scene: Scene, tx: Tx, params: Params) -> Rows:
-    promoted = _promote(tx, lit.texts(params[0]))
+    promoted = promote(tx, lit.texts(params[0]))
     return [shown(row.id, row.queue, row.priority, lit.instant(row.eligible_at)) for row in promoted]
 
 
-def _promote(tx: Tx, keys: Sequence[str | None]) -> list[Row]:
+def promote(tx: Tx, keys: Sequence[str | None]) -> list[Row]:
     """Offer the first held row of each key again."""
     found: dict[int, Row] = {}
     for key in keys:
@@ -263,7 +298,7 @@ def probe_locks(scene: Scene, tx: Tx, params: Params) -> Rows:
 # -- committing
 
 
-def _current(scene: Scene, tx: Tx, number: int, claim: str | None, visit: int, *, late: bool) -> Row | None:
+def current(scene: Scene, tx: Tx, number: int, claim: str | None, visit: int, *, late: bool) -> Row | None:
     """The fence."""
     row = tx.get(number)
     if row is None:
@@ -284,7 +319,7 @@ def _overruled(scene: Scene, row: Row, status: object) -> bool:
     return "overrule" not in scene.broken and asked_to_cancel(row) and status not in {"done", "cancelled"}
 
 
-def _enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...]) -> Row:
+def enter(tx: Tx, row: Row, why: tuple[object, ...], columns: tuple[object, ...]) -> Row:
     """What both commits write."""
     status, step, state, result, attempt, advance, delay, error, rekey, key = columns
     assert isinstance(advance, int)
@@ -317,6 +352,20 @@ MEANINGS["journal_outcomes"] = journal_outcomes
 
 
 @meaning
+def write_limits(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """The model has one limit, which lets everything go: what a pick judges, tests/store and tests/engine try."""
+    for number, claim, limits in zip(
+        lit.ints(params[0]), lit.texts(params[1]), lit.texts(params[2]), strict=True
+    ):
+        row = tx.get(number)
+        if row is not None and row.claim_id == claim and tx.wrote(number):
+            new = tx.write(row, *tx.why[number])
+            new.rate_limit = limits
+            note(tx, new, "limited", new, level=OUTCOMES, data={"columns": {"rate_limit": limits}})
+    return []
+
+
+@meaning
 def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
     late = params[15] == b"t"
     numbers = lit.ints(params[0])
@@ -334,20 +383,20 @@ def commit_outcomes(scene: Scene, tx: Tx, params: Params) -> Rows:
         if y.status == "runnable" and y.eligible_at <= tx.now and y.keeps_place
     }
     for number, claim, visit, key, status, ahead, *rest in heads:
-        row = _current(scene, tx, number, claim, visit, late=late)
+        row = current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(scene, row, status):
             continue
         stays = (
             ahead and ("paused ahead" in scene.broken or not row.paused) and (key is None or key not in due)
         )
-        new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
+        new = enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         if stays:
             new.status, new.eligible_at = "executing", row.eligible_at
         else:
             new.locked_by = new.lease = None
         if new.status == "done":
             tx.drop_inbox(number)
-        out.append((number, new.visit, new.status, new.state.decode() if stays else None, new.inbox))
+        out.append((number, new.visit, new.status, new.state.decode() if stays else None, new.inbox, None))
     return out
 
 
@@ -364,10 +413,10 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
     )  # fmt: skip
     out: Rows = []
     for number, claim, visit, status, *rest, awaits, keeps, then, timeout, kind, trace, boundary in heads:
-        row = _current(scene, tx, number, claim, visit, late=late)
+        row = current(scene, tx, number, claim, visit, late=late)
         if row is None or _overruled(scene, row, status):
             continue
-        new = _enter(tx, row, ("commit", claim, visit, late), (status, *rest))
+        new = enter(tx, row, ("commit", claim, visit, late), (status, *rest))
         new.error_type, new.traceback = kind, trace
         new.locked_by = new.lease = None
         if not keeps and status not in {"failed", "cancelled"}:
@@ -380,5 +429,5 @@ def commit_parks(scene: Scene, tx: Tx, params: Params) -> Rows:
         new.children_pending, new.wake_on_failure = 0, False
         if new.status == "done":
             tx.drop_inbox(number)
-        out.append((number, new.visit, new.status, None, new.inbox))
+        out.append((number, new.visit, new.status, None, new.inbox, None))
     return out

@@ -26,7 +26,7 @@ def _resolve(tx: Tx, row: Row, why: str, to_step: str | None, decision: dict[str
         new.last_error, new.error_type, new.traceback = error, None, None
     else:
         new.status, new.step, new.eligible_at = "runnable", to_step, tx.now
-        new.manual = {**row.manual, "decision": decision}
+        new.hold, new.manual = new.held, {**row.manual, "decision": decision}
     new.await_step = new.await_deadline = None
     return new
 

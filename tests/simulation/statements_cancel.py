@@ -15,8 +15,11 @@ from tests.simulation.tables import Cascade, Row, Tx
 
 @meaning
 def write_compensations(scene: Scene, tx: Tx, params: Params) -> Rows:
-    told = zip(lit.texts(params[0]), lit.ints(params[1]), lit.texts(params[2]), strict=True)
-    for fsm, version, step in told:
+    told = zip(
+        lit.texts(params[0]), lit.ints(params[1]), lit.texts(params[2]), lit.texts(params[3]), strict=True
+    )
+    for fsm, version, step, limits in told:
+        tx.tables.compensation_limits[fsm or "", version] = limits
         if step is None:
             tx.tables.compensations.pop((fsm or "", version), None)
         else:
@@ -27,7 +30,7 @@ def write_compensations(scene: Scene, tx: Tx, params: Params) -> Rows:
 @meaning
 def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     row = tx.get(int(params[0] or 0))
-    if row is None or row.terminal or (row.cancellation is not None and params[5] != b"t"):
+    if row is None or row.terminal or (compensates(row) and params[5] != b"t"):
         return []
     tx.lock(row.id)
     by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
@@ -54,6 +57,11 @@ def cancel_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     if "uncounted cancel" not in scene.broken:
         opened = count_ended(scene, tx, row.parent_id, row.barrier, 1, failed=True)
     return [shown('"cancelled"', new.partition_key, opened and opened.id, opened and opened.queue, None)]
+
+
+def compensates(row: Row) -> bool:
+    """What it comes after has not doomed it."""
+    return row.cancellation is not None and "upstream" not in json.loads(row.cancellation)
 
 
 @meaning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 from durable_actors._postgres.driver import encode
 from durable_actors._postgres.driver.statement import Params
@@ -28,11 +29,12 @@ def _text(value: bytes | None) -> str:
 def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
     read = (
         lit.texts, lit.ints, lit.texts, lit.texts, lit.texts, lit.ints, lit.texts, lit.keys, lit.texts, lit.texts,
-        lit.floats, lit.numbers, lit.numbers, lit.texts, lit.texts, lit.ints, lit.texts,
+        lit.floats, lit.numbers, lit.numbers, lit.texts, lit.texts, lit.ints, lit.texts, lit.texts, lit.numbers,
+        lit.numbers, lit.texts, lit.texts,
     )  # fmt: skip
     out: Rows = []
     given = [[*each(param)] for each, param in zip(read, params, strict=True)]
-    given[-1] = given[-1] or [None] * len(given[0])
+    given[-6:] = [each or [None] * len(given[0]) for each in given[-6:]]
     for columns in zip(*given, strict=True):
         (
             fsm,
@@ -52,6 +54,11 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             meta,
             level,
             definition,
+            child_key,
+            links,
+            limit,
+            fair_key,
+            limits,
         ) = columns
         tx.tables.serial += 1
         occupant = _occupant(tx, unique)
@@ -63,7 +70,9 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             priority=priority, partition_key=key, unique_key=unique, scope=tuple(lit.texts(scope.encode())),
             eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier,
             tags=tags and tuple(lit.texts(tags.encode())), meta=None if meta is None else jsonb(meta),
-            journal=level, fingerprint=definition,
+            journal=level, fingerprint=definition, child_key=child_key, links=links, hold=5 if links in {1, 3} else 0,
+            max_attempts=limit,
+            fair_key=fair_key, rate_limit=limits,
         )  # fmt: skip
         tx.insert(row)
         note_started(tx, row)
@@ -73,19 +82,44 @@ def insert_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
 
 @meaning
 def insert_plain(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return _insert_plain(tx, params)
+
+
+@meaning
+def insert_held(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return _insert_plain(tx, params, holds=lit.ints(params[12]))
+
+
+@meaning
+def insert_linked(scene: Scene, tx: Tx, params: Params) -> Rows:
+    return _insert_plain(tx, params, lit.texts(params[12]), lit.numbers(params[13]))
+
+
+def _insert_plain(
+    tx: Tx,
+    params: Params,
+    keys: Sequence[str | None] = (),
+    links: Sequence[int | None] = (),
+    holds: Sequence[int] = (),
+) -> Rows:
     states = lit.texts(params[3])
     read = (lit.texts, lit.ints, lit.texts, lit.texts, lit.ints, lit.texts, lit.floats, lit.ints)
     places = (params[0], params[1], params[2], params[4], params[5], params[6], params[8], params[11])
     given = [[*each(param)] or [None] for each, param in zip(read, places, strict=True)]
     columns = [values * len(states) if len(values) == 1 else values for values in given]
     parent, barrier = (None if each is None else int(each) for each in params[9:11])
+    names, parts = keys or [None] * len(states), links or [None] * len(states)
+    holds = holds or [5 if part in {1, 3} else 0 for part in parts]
     out: Rows = []
-    for state, fsm, version, step, queue, priority, key, delay, level in zip(states, *columns, strict=True):
+    for state, fsm, version, step, queue, priority, key, delay, level, name, part, hold in zip(
+        states, *columns, names, parts, holds, strict=True
+    ):
         tx.tables.serial += 1
         row = Row(
             id=tx.tables.serial, fsm=fsm, version=version, step=step, state=jsonb(state), queue=queue,
             priority=priority, partition_key=key, unique_key=None, scope=(),
             eligible_at=tx.now + round((delay or 0) * SECOND), parent_id=parent, barrier=barrier, journal=level,
+            child_key=name, links=part, hold=hold,
         )  # fmt: skip
         tx.insert(row)
         out.append(shown(row.id))
@@ -307,7 +341,8 @@ def count_children(scene: Scene, tx: Tx, params: Params) -> Rows:
 def read_children(scene: Scene, tx: Tx, params: Params) -> Rows:
     parent, barrier, after = (int(each or 0) for each in params[:3])
     found = [r for r in tx.all() if r.parent_id == parent and r.barrier == barrier and r.id > after]
-    return [shown(r.id, r.fsm, r.status, r.result, r.last_error) for r in found][: int(params[3] or 0)]
+    page = found[: int(params[3] or 0)]
+    return [shown(r.id, r.fsm, r.status, r.result, r.last_error, r.child_key) for r in page]
 
 
 # -- reading
@@ -360,8 +395,11 @@ def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
     found = {queue: [r.priority for r in due if r.queue == queue] for queue in looked}
     if not any(found.values()) and (left := patience - waited) > MICRO:
         raise NotYet(min(every, left))
-    out = [shown(queue, min(priorities)) for queue, priorities in found.items() if priorities]
-    return [*out, shown(None, None)] if any(each.next_at <= tx.clock for each in tx.cascades()) else out
+    out = [shown(queue, min(priorities), None) for queue, priorities in found.items() if priorities]
+    if tx.tables.untold or any(each.next_at <= tx.clock for each in tx.cascades()):
+        out.append(shown(None, None, None))
+    paused = ((queue, fsm) for queue in queues for fsm in sorted(tx.stopped(str(queue))) if fsm)
+    return [*out, *(shown(queue, None, fsm) for queue, fsm in paused)]
 
 
 @meaning
@@ -390,7 +428,8 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
             *[lit.instant(tx.now)] * 2, lit.instant(tx.now) if r.terminal else None, r.hold,
             r.interruptions, r.error_type, r.traceback, r.tags and encode.text_array(r.tags), r.meta,
             r.manual and json.dumps(r.manual), r.await_deadline and lit.instant(r.await_deadline), r.request,
-            r.rerun_of, r.cancellation,
+            r.rerun_of, r.cancellation, r.child_key,
+            node.waits if (node := tx.node(r.id)) is not None and r.hold in {4, 5} else None, r.max_attempts,
         )
         for r in rows
     ]  # fmt: skip

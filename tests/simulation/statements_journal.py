@@ -58,7 +58,9 @@ def note_started(tx: Tx, row: Row, *, by: str | None = None, command: object = N
         unique_key=row.unique_key and f"\\x{row.unique_key.hex()}", unique_scope=scope, parent_id=row.parent_id,
         barrier=row.barrier, tags=row.tags and list(row.tags), inserted_at=iso(tx.now),
         meta=row.meta and json.loads(row.meta), fingerprint=row.fingerprint and f"\\x{row.fingerprint}",
-        rerun_of=row.rerun_of,
+        rerun_of=row.rerun_of, child_key=row.child_key, links=row.links, hold=row.hold or None,
+        max_attempts=row.max_attempts,
+        fair_key=row.fair_key, rate_limit=row.rate_limit,
     )  # fmt: skip
     if row.journal >= FULL:
         columns["state"] = json.loads(row.state)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.ending import asked_to_cancel, cancel, end_claim, waiting_parent
+from tests.simulation.graphs import wait_again
 from tests.simulation.literals import jsonb
 from tests.simulation.statements import (
     SECOND,
@@ -255,10 +257,25 @@ def retry_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     old = row.clone()
     by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
     new = tx.write(row, "retry", key)
-    new.status, new.hold, new.attempt, new.crashes, new.eligible_at = "runnable", 0, 0, 0, tx.now
+    doomed = old.cancellation is not None and "upstream" in json.loads(old.cancellation)
+    comes_after = row.links in {1, 3} and (old.cancellation is None or doomed)
+    waits = wait_again(tx, row.id) if comes_after else 0
+    new.status, new.hold, new.attempt, new.crashes, new.eligible_at = (
+        "runnable",
+        5 if waits else 0,
+        0,
+        0,
+        tx.now,
+    )
     new.claim_id = new.token = new.request = new.finished_at = None
     command = present(type="retry", key=key, reason=reason) | {"metadata": given and json.loads(given)}
-    note(tx, new, "revived", old, new.step, level=OUTCOMES, by=by, data={"command": command})
+    data: dict[str, Any] = {"command": command} | ({"hold": 5} if waits else {})
+    if doomed:
+        limits = json.loads(old.cancellation or b"{}").get("rate_limit")
+        new.cancellation = None
+        data["columns"] = {"cancellation": None} | present(rate_limit=limits)
+        new.rate_limit = row.rate_limit if limits is None else limits
+    note(tx, new, "revived", old, new.step, level=OUTCOMES, by=by, data=data)
     if (parent := waiting_parent(tx, row)) is not None:
         waiting = tx.get(parent)
         assert waiting is not None
@@ -276,15 +293,15 @@ def hasten_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     row = tx.get(int(params[0] or 0))
     if row is None or row.status != "runnable":
         return []
-    if row.hold or row.eligible_at <= tx.now:
-        return [shown('"held"' if row.hold else '"due"')]
+    if row.hold not in {0, 4} or row.eligible_at <= tx.now:
+        return [shown({0: '"due"', 5: '"waiting"'}.get(row.hold, '"held"'))]
     old = row.clone()
     new = tx.write(row, "hasten")
     new.eligible_at = tx.now
     by, reason, key, given = (None if each is None else each.decode() for each in params[1:5])
     command = present(type="run_now", key=key, reason=reason) | {"metadata": given and json.loads(given)}
     note(tx, new, "hastened", old, level=OUTCOMES, by=by, data={"command": command})
-    return [shown('"hastened"')]
+    return [shown('"paused"' if old.hold == 4 else '"hastened"')]
 
 
 @meaning
@@ -309,11 +326,17 @@ def rerun_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
         return []
     if params[8] != b"t":
         partition = first.get("partition_key") if first else row.partition_key
+    limits = None if params[9] is None else params[9].decode()
+    if first and first["step"] == step:
+        limits = first.get("rate_limit")
+    elif params[10] != b"t" or step == row.step:
+        limits = row.rate_limit or json.loads(row.cancellation or b"{}").get("rate_limit")
     tx.tables.serial += 1
     new = Row(
         id=tx.tables.serial, fsm=row.fsm, version=row.version, step=step, state=state, queue=row.queue,
         priority=row.priority, partition_key=partition, tags=row.tags, meta=row.meta, journal=row.journal,
         fingerprint=row.fingerprint, rerun_of=row.id, eligible_at=tx.now,
+        max_attempts=row.max_attempts, fair_key=row.fair_key, rate_limit=limits,
     )  # fmt: skip
     tx.insert(new)
     command = present(type="rerun", key=key, reason=reason) | {"metadata": json.loads(given or "{}")}

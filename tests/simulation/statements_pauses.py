@@ -7,6 +7,7 @@ import json
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.ending import asked_to_cancel
+from tests.simulation.graphs import hold_of_resumed
 from tests.simulation.literals import jsonb
 from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
 from tests.simulation.statements_journal import OUTCOMES, iso, note, present
@@ -51,8 +52,13 @@ def resume_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
     key = params[3] and params[3].decode()
     new = tx.write(row, "resume", key)
     tx.receipt("resume", row.id, key, str(row.id).encode())
-    new.request, new.hold = None, 0 if row.status == "runnable" and row.hold == 4 else row.hold
+    new.request, new.hold = (
+        None,
+        hold_of_resumed(tx, row) if row.status == "runnable" and row.hold == 4 else row.hold,
+    )
     by, _, data = _command(params, "resume")
+    if new.hold == 5:
+        data["hold"] = 5
     note(tx, new, "resumed", old, level=OUTCOMES, by=by, data=data)
     return [shown(row.id)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
-from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
+from tests.simulation.statements import SECOND, Rows, Scene, current, enter, meaning, shown
 from tests.simulation.statements_journal import FULL, OUTCOMES, note, stored
 from tests.simulation.tables import Row, Tx
 
@@ -17,8 +17,7 @@ def _number(value: bytes | None) -> float | None:
 
 @meaning
 def write_keeps(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """The model's machines say nothing."""
-    assert not any(lit.bools(params[2]))
+    """What machines say concerns the janitor, who finds nothing of `keep=0`: the commit has deleted it."""
     return []
 
 
@@ -47,11 +46,16 @@ def delete_ended(scene: Scene, tx: Tx, params: Params) -> Rows:
     records = sum(tx.delete(row) for row in gone)
     counts = [sum(row.status == status for row in gone) for status in ages]
     past = [row.id for row in looked if row.inserted_at <= old]
-    return [shown(len(looked), looked[-1].id if looked else None, max(past, default=None), *counts, records)]
+    last = looked[-1].id if looked else None
+    return [shown(len(looked), last, max(past, default=None), *counts, records, None)]
 
 
 def _needed(scene: Scene, tx: Tx, row: Row, tops: set[int]) -> bool:
-    """Whether its parent may read it."""
+    """Whether its parent may read it, or one that comes after it."""
+    node = tx.node(row.id)
+    fed = [tx.get(number) for number in (node and node.feeds) or ()]
+    if any(each is not None and not each.terminal for each in fed) and "deletes upstream" not in scene.broken:
+        return True
     parent = None if row.parent_id is None else tx.get(row.parent_id)
     if parent is None or parent.status == "done" or parent.id in tops or "deletes children" in scene.broken:
         return False
@@ -59,16 +63,50 @@ def _needed(scene: Scene, tx: Tx, row: Row, tops: set[int]) -> bool:
 
 
 @meaning
-def delete_done(scene: Scene, tx: Tx, params: Params) -> Rows:
-    out: Rows = []
-    for number in lit.ints(params[0]):
-        row = tx.get(number)
-        if row is None or not tx.wrote(number) or row.status != "done":
+def commit_deletes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    late = params[4] == b"t"
+    numbers = lit.ints(params[0])
+    visits, results = lit.ints(params[2]), lit.texts(params[3]) or [None] * len(numbers)
+    full = [*visits] * (len(numbers) if len(visits) < 2 else 1)
+    gone: Rows = []
+    kept: Rows = []
+    for number, claim, visit, result in zip(numbers, lit.texts(params[1]), full, results, strict=True):
+        row = current(scene, tx, number, claim, visit, late=late)
+        if row is None:
             continue
-        if row.guard is None and row.parent_id is None:
-            records = tx.delete(row)
-            out.append(shown(number, records if row.journal else None))
-    return out
+        key = row.unique_key is not None and "done" in row.scope
+        if not key and row.parent_id is None and row.links is None:
+            tx.why[number] = ("commit", claim, visit, late)
+            tx.delete(row)
+            gone.append((number, row.visit, "done", None, row.inbox, None))
+            continue
+        done = ("done", row.step, None, result or "null", row.attempt, 0, 0.0, None, None, None)
+        new = enter(tx, row, ("commit", claim, visit, late), done)
+        new.locked_by = new.lease = new.awaits = new.await_step = new.await_deadline = new.manual = None
+        new.children_pending, new.wake_on_failure = 0, False
+        tx.drop_inbox(number)
+        kept.append((number, new.visit, "done", None, new.inbox, None))
+    if params[5] is not None and "token" not in scene.broken:
+        deleted = {row[0] for row in gone}
+        tx.note_flush(params[5].decode(), frozenset(numbers) - deleted)
+    tx.forget_flushes(lit.texts(params[6]))
+    return [*gone, *kept]
+
+
+@meaning
+def read_flushes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    found = ((token, tx.flush(token)) for token in lit.texts(params[0]))
+    return [
+        shown(token, "{" + ",".join(map(str, sorted(kept))) + "}")
+        for token, kept in found
+        if kept is not None
+    ]
+
+
+@meaning
+def forget_flushes(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """No simulated world lasts for a day."""
+    return []
 
 
 # -- long journals
@@ -103,6 +141,14 @@ def find_long_journals(scene: Scene, tx: Tx, params: Params) -> Rows:
 
     last = looked[-1].id if looked else None
     return [shown(len(looked), last, array(long), array(grown), array(hides))]
+
+
+@meaning
+def sample_long_journals(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """The journals of the simulation are on fewer pages than it looks at."""
+    moves, most = int(params[1] or 0), int(params[2] or 0)
+    found = [row.id for row in tx.all() if any(rev > moves for rev in tx.records_of(row.id))]
+    return [shown(number) for number in sorted(found)[:most]]
 
 
 @meaning
@@ -152,3 +198,9 @@ def truncate_journal(scene: Scene, tx: Tx, params: Params) -> Rows:
             gone = sorted((rev for rev in records if rev < far), reverse=True)[:most]
     tx.cut(number, gone)
     return [shown(len(gone))]
+
+
+@meaning
+def forget_limit_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
+    """Levels of limits are not modelled."""
+    return [shown(0)]

@@ -7,7 +7,7 @@ transaction has written or locked is skipped or waited for (`Blocked`), as the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +26,13 @@ class Row:
     """One row of gen_durable. Instants are microseconds of the server's clock."""
 
     __slots__ = (
-        "attempt", "await_deadline", "await_step", "awaits", "barrier", "cancel_rest", "cancellation",
-        "children_pending", "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fingerprint",
+        "attempt", "await_deadline", "await_step", "awaits", "barrier", "cancel_rest", "cancellation", "child_key",
+        "children_pending", "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fair_key",
+        "fingerprint",
         "finished_at", "fsm", "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error",
-        "lease", "locked_by", "manual", "meta", "parent_id", "partition_key", "priority", "queue", "request",
-        "rerun_of", "result", "rev", "round", "scope", "shelved_step", "state", "status", "step", "tags", "token",
-        "traceback", "unique_key", "version", "visit", "wake_on_failure",
+        "lease", "links", "locked_by", "manual", "max_attempts", "meta", "parent_id", "partition_key", "priority",
+        "queue", "rate_limit", "request", "rerun_of", "result", "rev", "round", "scope", "shelved_step", "state",
+        "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
 
     def __init__(self, **columns: Any) -> None:
@@ -140,6 +141,28 @@ class Cascade:
         return new
 
 
+class Node:
+    """One row of graph."""
+
+    __slots__ = ("any_end", "feeds", "id", "needs", "owed", "told_at", "waits")
+
+    def __init__(
+        self, number: int, needs: list[int] | None, feeds: list[int] | None, *, any_end: bool
+    ) -> None:
+        self.id, self.needs, self.feeds, self.any_end = number, needs, feeds, any_end
+        self.owed, self.waits = feeds, len(needs or ())
+        self.told_at: int | None = None
+
+    def clone(self) -> Node:
+        new = Node(self.id, self.needs, self.feeds, any_end=self.any_end)
+        new.owed, new.waits, new.told_at = self.owed, self.waits, self.told_at
+        return new
+
+
+GRAPH = 1 << 62
+"""Added to the number of the lock of a row of graph."""
+
+
 class Blocked(Exception):
     """A row lock of somebody else's is in the way: wait and run the statement again."""
 
@@ -179,12 +202,21 @@ class Tables:
         self.locks: dict[int, Tx] = {}
         self.cascades: dict[int, Cascade] = {}
         self.cascade_serial = 0
+        self.graph: dict[int, Node] = {}
+        self.untold: list[int] = []
+        """Instances that have ended, and whose dependents may not know it."""
         self.compensations: dict[tuple[str, int], str] = {}
         """Machine and version → the step that compensates."""
+        self.compensation_limits: dict[tuple[str, int], str | None] = {}
+        """The limits of that step."""
         self.stopped: set[str] = set()
         """Nodes that have stopped in good order."""
         self.pauses: dict[tuple[str, str], int | None] = {}
         """Paused queues and machines: until when."""
+        self.flushes: dict[str, frozenset[int]] = {}
+        """Group commits that deleted rows, by token: what they did not delete."""
+        self.finished: dict[int, list[str]] = {}
+        """Instances that their commit deleted, with the claims that did."""
         self.serial = 0
         self.letter_serial = 0
         self.written: Callable[[Tx, Row], None] = lambda tx, row: None
@@ -219,6 +251,65 @@ class Tx:
         self._snapshots: dict[int, tuple[int, int | None]] = {}
         self._cut: set[tuple[int, int]] = set()
         self._cascades: dict[int, Cascade | None] = {}
+        self._graph: dict[int, Node] = {}
+        self._told: list[int] = []
+        self._taken: list[int] = []
+        self._flushes: dict[str, frozenset[int] | None] = {}
+
+    # -- group commits that delete
+
+    def note_flush(self, token: str, kept: frozenset[int]) -> None:
+        self._flushes[token] = kept
+
+    def forget_flushes(self, tokens: Iterable[str]) -> None:
+        self._flushes |= dict.fromkeys(tokens)
+
+    def noted_flush(self, token: str) -> frozenset[int] | None:
+        """The same of a group that this transaction deletes."""
+        return self._flushes.get(token)
+
+    def flush(self, token: str) -> frozenset[int] | None:
+        """What a committed group did not delete; None: it was not committed."""
+        return self.tables.flushes.get(token)
+
+    # -- graphs
+
+    def node(self, number: int) -> Node | None:
+        return self._graph.get(number) or self.tables.graph.get(number)
+
+    def lock_node(self, number: int) -> None:
+        if self.node(number) is not None:
+            self.lock(GRAPH + number)
+
+    def change_node(self, number: int) -> Node:
+        """A copy to change."""
+        self.lock(GRAPH + number)
+        if number not in self._graph:
+            self._graph[number] = self.tables.graph[number].clone()
+        return self._graph[number]
+
+    def put_node(self, node: Node) -> None:
+        self._graph[node.id] = node
+
+    def owe(self) -> None:
+        """The trigger: what this transaction has ended is untold, unless it has told it itself."""
+        for number, row in self._rows.items():
+            before = self.tables.rows.get(number)
+            ended = row.finished_at is not None and (before is None or before.finished_at is None)
+            if ended and (row.links or 0) > 1 and number not in self._told:
+                self.tables.untold.append(number)
+
+    def take_untold(self, most: int) -> list[int]:
+        """Those that are committed, and nobody else takes; the lock of one has the number of its graph, negative."""
+        found = sorted({each for each in self.tables.untold if not self.is_locked(-GRAPH - each)})[:most]
+        for number in found:
+            self.lock(-GRAPH - number)
+        self._taken += found
+        return found
+
+    def told(self, number: int) -> None:
+        """What the trigger writes in this transaction is done."""
+        self._told.append(number)
 
     # -- cascades
 
@@ -385,6 +476,10 @@ class Tx:
             dict(self._snapshots),
             set(self._cut),
             dict(self._cascades),
+            {number: node.clone() for number, node in self._graph.items()},
+            list(self._told),
+            list(self._taken),
+            dict(self._flushes),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -393,9 +488,12 @@ class Tx:
             mark[:7]
         )
         self._gone, self._receipts, self._snapshots, self._cut, self._cascades = mark[7:12]
+        self._graph, self._told, self._taken, self._flushes = mark[12:16]
 
     def commit(self) -> None:
         tables = self.tables
+        tables.untold = [each for each in tables.untold if each not in self._taken]
+        self.owe()
         for number, row in self._rows.items():
             tables.changed(self, tables.rows.get(number), row)
         for number in sorted(self._consumed):
@@ -416,9 +514,18 @@ class Tx:
                 tables.cascades.pop(number, None)
             else:
                 tables.cascades[number] = each
+        tables.graph.update(self._graph)
+        for token, kept in self._flushes.items():
+            if kept is None:
+                tables.flushes.pop(token, None)
+            else:
+                tables.flushes[token] = kept
         for number in self._deleted:
             tables.letters.pop(number, None)
         for number in self._gone:
+            if number in self.why and number not in self._rows:
+                tables.finished.setdefault(number, []).append(self.why[number][1])
+            tables.graph.pop(number, None)
             tables.rows.pop(number, None)
             tables.snapshots.pop(number, None)
             for key in [key for key in tables.journal if key[0] == number]:
@@ -429,6 +536,7 @@ class Tx:
         """Also the end of a commit: nothing is left."""
         self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
         self._snapshots, self._cut, self._cascades = {}, set(), {}
+        self._graph, self._told, self._taken, self._flushes = {}, [], [], {}
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

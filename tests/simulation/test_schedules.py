@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
+from tests.simulation.breakages import graphs
 from tests.simulation.plan import make_plan
 from tests.simulation.process import Violation
 from tests.simulation.run import simulate
@@ -40,6 +42,14 @@ def test_a_known_schedule_keeps_every_invariant(seed: int):
 def test_new_schedules_keep_every_invariant():
     for seed in (int.from_bytes(os.urandom(4)) for _ in range(4)):
         check(seed)
+
+
+@pytest.mark.parametrize("seed", [*range(3), "new"])
+def test_graphs_keep_every_invariant(seed: int | str):
+    """A dependent runs after all it comes after, once; nodes die, and replies are lost."""
+    number = seed if isinstance(seed, int) else int.from_bytes(os.urandom(4))
+    report = simulate(graphs(attrs.evolve(make_plan(number), orders=())), patience=150.0)
+    assert report.violation is None, told(report, frozenset())
 
 
 def test_a_seed_repeats_itself_in_the_same_process_and_in_another():

@@ -11,16 +11,11 @@ pytestmark = pytest.mark.slow
 
 SEEDS = 40
 FIRST = {
-    "lease": 250,
-    "consume": 23,
-    "unsaid": 147,
-    "strays": 4,
-    "trust": 1,
-    "no deadline": 1,
-    "keyed steps": 68,
-    "dedup": 20,
-}
-"""Where to begin with those that show rarely."""
+    "lease": 262, "moved": 0, "strays": 4, "recheck": 2, "consume": 55, "dedup": 21, "deletes children": 25,
+    "overrule": 1, "release asked": 1, "counts requests": 2, "pauses": 1, "cuts too far": 4, "unsaid": 24,
+    "proceed": 1, "trust": 1, "no deadline": 1, "keyed steps": 20, "consume all": 4,
+}  # fmt: skip
+"""The seed that notices it today. After a change of the engine another one does: the search goes on from here."""
 
 
 def caught(breakage: Breakage) -> Report:
@@ -64,7 +59,11 @@ RULES = {
     "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},
-    "proceed": {"I1", "I4", "I2"},
+    "early": {"graph"},
+    "told again": {"graph"},
+    "untold": {"I7"},
+    "forgets failures": {"graph"},
+    "proceed": {"I1", "I4", "I2", "I9"},
     "trust": {"I5"},
     "no deadline": {"I5"},
     "keyed steps": {"I9"},

@@ -33,7 +33,8 @@ class Cancels:
         """An instance is cancelled, or its node is asked to; both tell the node."""
         if self.random.random() < 0.3:
             step = self.random.choice((None, "t"))
-            spec = SimpleNamespace(name="m", version=1, key=("m", 1), on_cancel=step)
+            steps = {"t": SimpleNamespace(limits=None)}
+            spec = SimpleNamespace(name="m", version=1, key=("m", 1), on_cancel=step, steps=steps)
             await self.same(write_compensations, SCHEMA, [spec])
         row = self.random.choice(list(self.server.tables.rows.values()))
         force, children = self.random.random() < 0.3, self.random.random() < 0.5

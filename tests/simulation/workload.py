@@ -184,6 +184,37 @@ with isolated_registry():
                 await nap(ctx.state.nap)
                 return da.Done(sum(child.result for child in ctx.children if child.result is not None))
 
+    @da.job(name="task", max_attempts=1000, backoff=lambda attempt: 0.1)
+    async def task(args: Chore, ctx: da.Context[Chore]) -> int:
+        """Comes after `flops` others, at most 2; a negative number fails for good."""
+        with book().step(ctx):
+            before = [view.status for view in ctx.dependencies.values()]
+            if before != ["done"] * max(args.flops, 0):
+                book().fail(
+                    "graph", f"instance {ctx.id} runs after {before}, not after {args.flops} that are done"
+                )
+            await nap(args.nap)
+            if args.flops < 0:
+                raise da.Cancel("broken")
+            return 1
+
+    class Plot(da.Machine[Walk], name="graph"):
+        """Tasks each of which comes after the two before it. If their number is odd, the first one fails."""
+
+        @da.step(initial=True)
+        async def spawn(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                tasks: list[da.Child] = []
+                for place in range(ctx.state.left):
+                    needs = -1 if place == 0 and ctx.state.left % 2 else min(place, 2)
+                    tasks.append(da.Child(task, args=Chore(needs, ctx.state.nap), after=tasks[-2:]))
+                return da.ScheduleChildren(self.count, tasks)
+
+        @da.step
+        async def count(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                return da.Done(sum(child.result for child in ctx.children if child.result is not None))
+
     class Sleeper(da.Machine[Walk], name="sleeper"):
         """Awaits what never comes: only deadlines wake it."""
 
@@ -215,10 +246,17 @@ with isolated_registry():
                 raise Flop
             return args.flops
 
+    @da.job(name="brief", max_attempts=1000, backoff=lambda attempt: 0.1, keep=0)
+    async def brief(args: Chore, ctx: da.Context[Chore]) -> int:
+        """Its row is deleted by its commit."""
+        with book().step(ctx):
+            await nap(args.nap)
+            return args.flops
+
 
 SCOPE = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled")
 """For ever: an insert that is repeated finds the first one, also when that has ended."""
-MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper, Stuck)
+MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper, Stuck, brief, Plot, task)
 
 
 def current_kind(kind: str) -> Any:
@@ -229,6 +267,8 @@ def current_kind(kind: str) -> Any:
 def expected(item: Item) -> object:
     """The result that its instance must have; lists in any order."""
     match item.kind:
+        case "graph":
+            return 0 if item.size % 2 else item.size
         case "chain" | "courier" | "chore" | "family" | "sleeper":
             return item.size
         case _:
@@ -238,6 +278,9 @@ def expected(item: Item) -> object:
 def check_results(items: Sequence[Item], rows: Mapping[int, Row], book: Book) -> None:
     """Every item has ended, and came to what it must."""
     for item in items:
+        if item.kind == "brief":
+            book.check_finished(book.names[item.name])
+            continue
         row = rows[book.names[item.name]]
         if row.status == "cancelled" and book.was_cancelled(row.id):
             continue
@@ -273,8 +316,10 @@ async def submit(client: Client, item: Item) -> None:
         "packer": lambda: Basket(item.size, item.nap),
         "courier": lambda: Round(item.target, list(item.parcels), item.nap),
         "chore": lambda: Chore(item.size, item.nap),
+        "brief": lambda: Chore(item.size, item.nap),
         "sleeper": lambda: Walk(item.size, item.nap),
         "stuck": lambda: Walk(item.size, item.nap),
+        "graph": lambda: Walk(item.size, item.nap),
     }
     world = book().world
     while item.target and item.target not in book().names:
@@ -286,12 +331,14 @@ async def submit(client: Client, item: Item) -> None:
     }
     if item.key is not None:
         options["partition_key"] = item.key
+    if len(item.name) % 3:  # two of three have one; it means something in fair queues only
+        options["fair_key"] = item.name[:1]
 
     async def insert() -> int | None:
         return await client.insert(
             current_kind(item.kind),
-            unique_key=item.name,
-            unique_scope=SCOPE,
+            unique_key=None if item.kind == "brief" else item.name,  # a key that outlives it would keep it
+            unique_scope=() if item.kind == "brief" else SCOPE,
             on_duplicate="return",
             **options,
         )

@@ -50,6 +50,17 @@ def insert(db: psycopg.Connection, count: int = 1, **columns: object) -> list[in
     return [number for (number,) in db.execute(query, values).fetchall()]
 
 
+def empty(db: psycopg.Connection, *others: str) -> None:
+    """Delete all instances, their signals, and the rows of these tables, without a trigger.
+
+    TRUNCATE gives the tables new files, and every session plans its statements anew: half of a race's time.
+    """
+    deletes = [f"delete from durable.{table}" for table in ("gen_durable", "signals", *others)]
+    db.execute(
+        "; ".join(["begin", "set local session_replication_role = replica", *deletes, "commit"])  # type: ignore[arg-type]
+    )
+
+
 def rows(db: psycopg.Connection, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
     return db.execute(f"select {columns} from durable.gen_durable where {where} order by id").fetchall()
 

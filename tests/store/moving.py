@@ -13,27 +13,45 @@ from typing import Any
 import attrs
 import psycopg
 from durable_actors._engine.committing.transition import cancellation
+from durable_actors._limits import Limit
 from durable_actors._postgres.driver.connection import PgConn
+from durable_actors._scheduling.schedule import Definition
 from durable_actors._store.boundaries import decide_instance
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
-from durable_actors._store.claim import PickFrom, promote_siblings, release_claims
+from durable_actors._store.claim import ClaimAtOnce, PickFrom, promote_siblings, release_claims
 from durable_actors._store.commands import Command, plan_command
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.holds import HELD, PAUSED, SHELVED
-from durable_actors._store.insert import insert_instances
+from durable_actors._store.insert import insert_call, insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims, renew_leases, sweep_keys
+from durable_actors._store.limits import declare_limits, read_thawed
 from durable_actors._store.move_parts import Move
 from durable_actors._store.move_rules import has_pause
 from durable_actors._store.moves import Row, move_of, moves_by
 from durable_actors._store.node import register_node, stop_node
 from durable_actors._store.rebuild import accepting, rebuilding
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
-from durable_actors._store.rerun import Start, rerunning
+from durable_actors._store.rerun import rerunning
+from durable_actors._store.rerun_tasks import Start
 from durable_actors._store.retention import Ages, delete_ended, snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
-from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
+from durable_actors._store.schedule_commands import putting, running_now
+from durable_actors._store.schedules import ScheduledPlan
+from durable_actors._store.signal import expire_awaits, send_signals, signal_call, signal_from_step
 from durable_actors._store.wakeup import read_intents, record_wakeup
-from tests.store.kit import EXPIRE, HEAD, SCHEMA, address, claims, insert, outcome, pick, plan
+from tests.store.kit import (
+    EXPIRE,
+    HEAD,
+    OWNER,
+    SCHEMA,
+    address,
+    claims,
+    insert,
+    known_steps,
+    outcome,
+    pick,
+    plan,
+)
 from tests.store.stepping import commit, deliver
 from tests.support.commands import cancel_instance, hasten_instance, retry_instance
 
@@ -187,10 +205,40 @@ async def a_claim_by_id(world: World) -> None:
 
 
 @scenario
+async def a_claim_with_the_insert_or_the_signal(world: World) -> None:
+    ask = ClaimAtOnce(OWNER, ["default"], known_steps("m/1"), 0.0)
+    _, claimed = await world.conn.batch([insert_call([plan()], SCHEMA), ask.call()])
+    claims_of = [ask.read(claimed.rows)]
+    parked = await world.park(journal=0)
+    _, claimed = await world.conn.batch([signal_call(SCHEMA, [deliver(parked)]), ask.call([parked])])
+    claims_of.append(ask.read(claimed.rows))
+    # What has a record of every move is picked.
+    assert all(len(found) <= 1 for found in claims_of)
+
+
+@scenario
 async def an_elder_that_is_held_is_offered_by_the_pick_that_meets_it(world: World) -> None:
     insert(world.db, partition_key="key", hold=HELD)
     insert(world.db, partition_key="key")
     await pick(world.conn)
+
+
+@scenario
+async def limits(world: World) -> None:
+    await declare_limits(world.conn, SCHEMA, {"api": Limit(1, per=60), "gpu": Limit(slots=1)}, node="n")
+    insert(world.db, 2, rate_limit="api")
+    [mine] = await claims(world.conn)
+    await commit(
+        world.conn, outcome(mine, "runnable", step="t", advance=1, attempt=0, relimits=True, limits="!gpu")
+    )
+    world.db.execute("update durable.limit_keys set tat = at")
+    world.db.execute("update durable.limit_waits set next_at = now()")
+    thawed = await read_thawed(world.conn, SCHEMA, "default", limit=9)
+    assert len((await pick(world.conn, begin=attrs.evolve(HEAD, extras=thawed.ids))).claims) == 2
+    await declare_limits(world.conn, SCHEMA, {"few": Limit(1, per=60, on_full="drop")}, node="n")
+    insert(world.db, 2, rate_limit="few")
+    await pick(world.conn)
+    assert [claim.cancellation is not None for claim in await claims(world.conn)] == [True]
 
 
 @scenario
@@ -379,15 +427,25 @@ async def run_again_by_an_operator(world: World) -> None:
 
 
 @scenario
+async def started_by_a_schedule(world: World) -> None:
+    schedule = ScheduledPlan("nightly", Definition(every=60.0), plan())
+    await run_dialogue(world.conn, putting(SCHEMA, schedule, Command()))
+    started = await run_dialogue(world.conn, running_now(SCHEMA, "nightly", Command()))
+    assert len(started.ids) == 1
+
+
+@scenario
 async def hastened_by_an_operator(world: World) -> None:
     later = {"eligible_at": "=now() + interval '1 h'"}
     ids = [
         *insert(world.db, **later),
         *insert(world.db, hold=HELD, partition_key="key", **later),
         *insert(world.db),
+        *insert(world.db, hold=PAUSED, **later),
+        *insert(world.db, hold=PAUSED),
     ]
     said = [await hasten_instance(world.conn, SCHEMA, number) for number in ids]
-    assert said == ["hastened", "held", "due"]
+    assert said == ["hastened", "held", "due", "paused", "held"]
 
 
 @scenario
@@ -472,12 +530,14 @@ async def rows_written_as_their_journals_say(world: World) -> None:
 @scenario
 async def rows_that_have_ended_are_deleted(world: World) -> None:
     await commit(world.conn, outcome(await world.claim(journal=2), deletes=True))
+    inserted = await world.claim(child_uid="=gen_random_uuid()")  # by a step, which may look for it
+    await commit(world.conn, outcome(inserted, deletes=True))
     ends = [outcome(await world.claim(), status) for status in ("done", "failed", "cancelled")]
     await commit(world.conn, *ends)
     over = "update durable.gen_durable set finished_at = now() - interval '2 s' where finished_at is not null"
     world.db.execute(over)
     swept = await delete_ended(world.conn, SCHEMA, Ages(1, 1, 1, 1), after=0, limit=10, old=0)
-    assert swept.deleted == 3
+    assert swept.deleted == 4
 
 
 @scenario

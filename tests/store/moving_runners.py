@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from durable_actors._limits import Limit
 from durable_actors._store.holds import HELD
+from durable_actors._store.limits import declare_limits
 from durable_actors._store.runner import Claimed, claim_next, complete, fail, heartbeat
 from durable_actors._store.signal import send_signals
 from tests.store.kit import EXPIRE, SCHEMA, insert
@@ -51,6 +53,23 @@ async def a_runner_takes_what_is_due(world: World) -> None:
     assert (await take(world)).id != first.id, "its sibling has waited for longer"
     insert(world.db, partition_key="other", hold=HELD)
     await take(world)
+
+
+@scenario
+async def a_runner_and_limits(world: World) -> None:
+    await declare_limits(world.conn, SCHEMA, {"rpm": Limit(1, per=60)}, node="n")
+    insert(world.db, 2, rate_limit="rpm")
+    first = await take(world)
+    assert await claim_next(world.conn, SCHEMA, queue="default", steps=["m/s"], owner="x", lease=1.0) is None
+    await end(world, first, next="t")
+    world.db.execute("update durable.limit_keys set tat = at")
+    world.db.execute("update durable.limit_waits set next_at = now()")
+    await take(world)
+    await declare_limits(world.conn, SCHEMA, {"few": Limit(1, per=60, on_full="drop")}, node="n")
+    insert(world.db, 2, rate_limit="few")
+    await take(world)
+    assert await claim_next(world.conn, SCHEMA, queue="default", steps=["m/s"], owner="x", lease=1.0) is None
+    assert await claim_next(world.conn, SCHEMA, queue="default", steps=["m/s"], owner="x", lease=1.0) is None
 
 
 @scenario
@@ -144,3 +163,19 @@ async def runners_that_were_asked_to_cancel(world: World) -> None:
     await take(world, "m@3/s")
     found = world.db.execute("select count(*) from durable.gen_durable where status = 'cancelled'")
     assert found.fetchone() == (3,)
+
+
+@scenario
+async def a_runner_cancels_the_children_of_who_was_cancelled(world: World) -> None:
+    """One ends, one that runs is asked; their parent's barrier is not theirs any more."""
+    parent = await with_children(world, 2)
+    running = await take(world)
+    await cancel_instance(world.conn, SCHEMA, parent.id, children=True)
+    assert await claim_next(world.conn, SCHEMA, queue="default", steps=["m/s"], owner="x", lease=1.0) is None
+    assert await statuses(world, parent.id) == {"cancelled": 1, "executing": 1}
+    await end(world, running, done=1)
+
+
+async def statuses(world: World, parent: int) -> dict[str, int]:
+    query = "select status::text, count(*) from durable.gen_durable where parent_id = %s group by 1"
+    return dict(world.db.execute(query, [parent]).fetchall())

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from durable_actors._store.arrays import none_for_all, one_for_all
 from durable_actors._store.commit import commit_outcomes
-from tests.store.kit import SCHEMA, claims, connect, insert, outcome, rows
+from tests.store.kit import SCHEMA, claims, connect, empty, insert, outcome, rows
 
 DONE: dict[str, Any] = {"status": "done", "result": b"7"}
 FAILED: dict[str, Any] = {"status": "failed", "last_error": ""}
@@ -48,7 +48,7 @@ async def test_a_batch_writes_what_its_outcomes_write_one_by_one(
     found: list[list[tuple[Any, ...]]] = []
     async with connect(durable_dsn, "commit") as conn:
         for size in (len(chosen), 1):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             insert(db, len(chosen), partition_key="='k ' || n")
             outcomes = [
                 outcome(claim, **kind) for claim, kind in zip(await claims(conn), chosen, strict=True)

@@ -15,12 +15,11 @@ from durable_actors._store.insert import insert_instances
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import Expired, expire_awaits
 from tests.invariants.journal import journal_problems, read_journal
-from tests.store.kit import SCHEMA, claims, connect, outcome, plan, rows
+from tests.store.kit import SCHEMA, claims, connect, empty, outcome, plan, rows
 from tests.store.stepping import Act, commit, deliver, orders, play, sends
 from tests.support.commands import cancel_instance
 from tests.support.sql import count_statements
 
-EMPTY = "truncate durable.gen_durable, durable.receipts cascade"
 ROUTES = b'{"kind": "approval", "then": "t", "on_reject": "u"}'
 NONE = b'{"kind": "approval", "then": "t"}'
 
@@ -42,7 +41,7 @@ def asking(claim: Claim, boundary: bytes = ROUTES, **columns: Any) -> Transition
 
 
 def clear(db: psycopg.Connection) -> None:
-    db.execute(EMPTY)
+    empty(db, "receipts")
     db.execute("set durable_actors.journal_door = 'open'")
     db.execute("delete from durable.journal")
 

@@ -16,12 +16,11 @@ from durable_actors._store.lease import crash_claims, reap_claims
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import expire_awaits
 from tests.invariants.journal import journal_problems, read_journal
-from tests.store.kit import EXPIRE, SCHEMA, claims, connect, outcome, plan, rows
+from tests.store.kit import EXPIRE, SCHEMA, claims, connect, empty, outcome, plan, rows
 from tests.store.stepping import Act, commit, commits, deliver, orders, play, sends
 from tests.support.commands import cancel_instance, retry_instance
 
 pytestmark = pytest.mark.parametrize("force", [False, True], ids=["asks", "force"])
-EMPTY = "truncate durable.gen_durable, durable.receipts cascade"
 
 
 def cancels(number: int, *, force: bool) -> Act:
@@ -36,7 +35,7 @@ def spawns(claim: Claim, count: int = 2) -> Act:
 
 async def fresh(conn: Any, db: psycopg.Connection) -> Claim:
     """One claimed instance, and nothing else."""
-    db.execute(EMPTY)
+    empty(db, "receipts")
     db.execute("set durable_actors.journal_door = 'open'")
     db.execute("delete from durable.journal")
     await insert_instances(conn, SCHEMA, [plan(journal=3)])

@@ -21,12 +21,11 @@ from durable_actors._store.rows import Claim, OrphanedClaim, Transition
 from durable_actors._store.signal import expire_awaits
 from durable_actors._store.sql import statement
 from tests.invariants.journal import journal_problems, read_journal
-from tests.store.kit import EXPIRE, SCHEMA, claims, connect, outcome, plan, rows
+from tests.store.kit import EXPIRE, SCHEMA, claims, connect, empty, outcome, plan, rows
 from tests.store.stepping import Act, commit, commits, deliver, orders, play, sends
 from tests.support.commands import cancel_instance, retry_instance
 from tests.support.interleave import open_sessions
 
-EMPTY = "truncate durable.gen_durable, durable.receipts, durable.cascades, durable.compensations cascade"
 FIRST = PickFrom([-1], ["-infinity"], [0])
 
 
@@ -55,7 +54,7 @@ def spawns(claim: Claim, count: int, **how: Any) -> Act:
 
 async def family(conn: Any, db: psycopg.Connection, count: int = 2, **how: Any) -> tuple[int, list[Claim]]:
     """A parent that waits for children, which are claimed; and nothing else."""
-    db.execute(EMPTY)
+    empty(db, "receipts", "cascades", "compensations")
     db.execute("set durable_actors.journal_door = 'open'")
     db.execute("delete from durable.journal")
     await insert_instances(conn, SCHEMA, [plan(journal=3, priority=-1)])

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from durable_actors._store.cascade import Cascaded, cascading
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
-from durable_actors._store.claim import PickFrom, release_claims, wait_for_work
+from durable_actors._store.claim import PickFrom, WorkSeen, release_claims, wait_for_work
 from durable_actors._store.dialogues import run_dialogue
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims
@@ -128,9 +128,9 @@ async def test_a_locked_child_is_left_for_the_next_lap(db: psycopg.Connection, d
             assert len(done.ended) == 4
             assert not done.more, "it rests"
         assert (await cascade(conn)).ended == ()
-        assert await wait_for_work(conn, SCHEMA, ["x"], every=0.0, patience=0.0) == ({}, False)
+        assert await wait_for_work(conn, SCHEMA, ["x"], every=0.0, patience=0.0) == WorkSeen()
         db.execute("update durable.cascades set next_at = now()")
-        assert await wait_for_work(conn, SCHEMA, ["x"], every=0.0, patience=0.0) == ({}, True)
+        assert await wait_for_work(conn, SCHEMA, ["x"], every=0.0, patience=0.0) == WorkSeen(cascades=True)
         assert (await cascade(conn)).ended == (first,)
         assert cascades(db) == []
 
@@ -222,3 +222,23 @@ async def test_a_barrier_forgets_what_an_earlier_one_did_with_its_rest(
         await by_quorum(conn, db)
         assert cascades(db) == []
     fits(db)
+
+
+async def test_runners_alone_finish_a_cascade(db: psycopg.Connection, durable_dsn: str):
+    """More children than one call takes, keys whose next row is offered, a grandchild; a queue that is paused."""
+    async with connect(durable_dsn) as conn:
+        root = await family(conn, 130)
+        db.execute("update durable.gen_durable set partition_key = 'k' where id = %s", [root + 1])
+        [held] = insert(db, partition_key="k", hold=1, queue="behind")
+        [grandchild] = insert(db, parent_id=root + 130)
+        db.execute("insert into durable.pauses (queue) values ('default')")
+        assert await cancel_instance(conn, SCHEMA, root, children=True) == "cancelled"
+        calls = 0
+        while cascades(db):
+            calls += 1
+            assert db.execute("select * from durable.claim_next('default', '{m/s}', 'r')").fetchall() == []
+            assert calls < 10
+        assert calls >= 3, "each call does a piece"
+        assert children_of(db, root) == {"cancelled": 130}
+        assert rows(db, "status::text", f"id = {grandchild}") == [("cancelled",)]
+        assert rows(db, "hold", f"id = {held}") == [(0,)]

@@ -11,7 +11,7 @@ from durable_actors._store.children import Spawn, schedule_children
 from durable_actors._store.lease import reap_claims
 from durable_actors._store.rows import Claim, Committed, Transition
 from durable_actors._store.signal import expire_awaits
-from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
+from tests.store.kit import EXPIRE, SCHEMA, claims, connect, empty, insert, outcome, plan, rows
 from tests.store.stepping import Act, commit, commits, orders, play
 
 
@@ -46,7 +46,7 @@ async def test_children_and_park_are_all_or_nothing_against_the_reaper(
 ):
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(p=4, r=2):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             [parent] = insert(db)
             [claim] = await claims(one)
             db.execute(EXPIRE)
@@ -70,7 +70,7 @@ async def test_two_last_children_open_the_barrier_once(
 ):
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(a=3, b=3):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             [parent] = insert(db)
             [claim] = await claims(one)
             await spawn(claim)(one)
@@ -90,7 +90,7 @@ async def test_many_last_children_at_once(db: psycopg.Connection, durable_dsn: s
     """Not stepped: many connections, as they come. Every round opens its barrier exactly once."""
     async with connect(durable_dsn) as one, connect(durable_dsn) as two, connect(durable_dsn) as three:
         for _ in range(25):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             [parent] = insert(db)
             [claim] = await claims(one)
             await spawn(claim, 6)(one)
@@ -107,7 +107,7 @@ async def test_many_last_children_at_once(db: psycopg.Connection, durable_dsn: s
 async def test_a_straggler_does_not_count_for_the_next_barrier(db: psycopg.Connection, durable_dsn: str):
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(p=4, c=3):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             [parent] = insert(db)
             [claim] = await claims(one)
             await spawn(claim, 2, quorum=1)(one)
@@ -125,7 +125,7 @@ async def test_a_straggler_does_not_count_for_the_next_barrier(db: psycopg.Conne
 async def test_a_barrier_deadline_and_the_last_child_open_it_once(db: psycopg.Connection, durable_dsn: str):
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(c=3, e=2):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             [parent] = insert(db)
             [claim] = await claims(one)
             await spawn(claim, 1, timeout=60)(one)
@@ -157,7 +157,7 @@ async def test_two_flushes_lock_their_parents_in_one_order(
         for conn in (one, two):
             await conn.script(f"set {setting} = off")
         for order in orders(a=3, b=3):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             low, high = insert(db, 2)
             parents = await claims(one)
             for claim in parents:

@@ -16,10 +16,15 @@ BARE = re.compile(
     r"(?<![\w.])now\(\)|\b(?:current_timestamp|localtimestamp|statement_timestamp|transaction_timestamp)\b"
 )
 SERVER_CLOCK = {
-    "ensure_migrations", "forget_nodes", "observe_instances", "pick_instances", "pick_instances_by_id", "read_expired",
-    "read_owners", "reap_claims", "record_migration", "register_node", "renew_leases", "stop_node", "touch_node",
+    "claim_at_once",
+    "ensure_migrations", "finish_sample", "forget_nodes", "observe_instances", "pick_fair", "pick_instances",
+    "pick_instances_by_id",
+    "read_expired", "read_owners", "reap_claims", "record_migration", "register_node", "renew_leases", "stop_node",
+    "hand_siblings",
+    "tell_dependents",
+    "touch_node",
 }  # fmt: skip
-"""Statements that name the server's own clock: leases, nodes, migrations."""
+"""Statements that name the server's own clock: leases, nodes, migrations, samples."""
 FOR_OLDER_NODES = {"judge_keys"}
 
 THREE_DAYS_AHEAD = """
@@ -52,7 +57,7 @@ def test_functions_and_defaults_ask_the_one_clock(db: psycopg.Connection):
         "select c.relname || '.' || a.attname, pg_get_expr(d.adbin, d.adrelid) from pg_attrdef d"
         " join pg_class c on c.oid = d.adrelid"
         " join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum"
-        " where c.relnamespace = 'durable'::regnamespace and c.relname not in ('nodes', 'migrations')"
+        " where c.relnamespace = 'durable'::regnamespace and c.relname not in ('nodes', 'migrations', 'samples')"
     ).fetchall()
     assert not [name for name, text in defaults if re.search(r"(?<!durable\.)now\(\)", text)]
 
@@ -60,11 +65,16 @@ def test_functions_and_defaults_ask_the_one_clock(db: psycopg.Connection):
 @pytest.mark.parametrize(
     "name",
     [
+        "pick_fair",
         "pick_instances",
         "pick_instances_by_id",
+        "claim_at_once",
         "commit_outcomes",
         "commit_parks",
+        "hand_siblings",
         "insert_plain",
+        "insert_held",
+        "insert_linked",
         "read_queue",
     ],
 )

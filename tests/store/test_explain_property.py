@@ -22,7 +22,7 @@ from durable_actors._postgres.driver.statement import Params, Result, Statement
 from durable_actors._store.claim import Owner, PickFrom, pick_instances, read_queue
 from durable_actors._store.explanation import Explanation
 from durable_actors._store.foreign import execute
-from durable_actors._store.holds import HELD, REASONS, SHELVED
+from durable_actors._store.holds import HELD, REASONS, SHELVED, THROTTLED
 from durable_actors._store.observe import nodes_call, observe_call, read_node, read_observed
 from durable_actors._store.why import explain_observed
 from durable_actors.machine import step_address
@@ -85,7 +85,45 @@ def make_row(random: Random) -> dict[str, Any]:
         "partition_key": random.choice(["k", "k", "k", "l", None, ""]),
         "eligible_at": random.choice(["-1 h"] * 6 + ["0"] * 3 + TIMES),
         "lease": random.choice(["-1 s", "1 min"]),
+        "uses": make_uses(random) if random.random() < 0.4 else [],
     }
+
+
+@attrs.frozen
+class Use:
+    """What a row uses, and how its key stands: a key of its own, so that no row is in the way of another one."""
+
+    limit: str
+    """api: a rate; gpu: slots; both; nobody: unknown."""
+    slot: bool
+    weight: int
+    tat: str
+    """When the tokens are there again."""
+    blocked: str | None
+    taken: bool
+    """Of a slot: somebody has it."""
+    kept: bool
+    """Of a slot: the row keeps it, from an earlier step."""
+    look: str | None
+    """When what is throttled under it is looked at; None: never, as nobody knows of it."""
+
+
+def make_uses(random: Random) -> list[Use]:
+    return [
+        Use(
+            limit=random.choice(["api", "api", "gpu", "both", "nobody"])
+            if n
+            else random.choice(["api", "gpu"]),
+            slot=random.random() < 0.4,
+            weight=random.choice([1, 1, 3, 50]),
+            tat=random.choice(["-1 h", "0", "10 s", "2 min", "1 h"]),
+            blocked=random.choice([None, None, None, "-1 s", "30 s"]),
+            taken=random.random() < 0.4,
+            kept=random.random() < 0.3,
+            look=random.choice(["-1 s", "0", "0", "5 s", None]),
+        )
+        for n in range(random.choice([1, 1, 2, 3]))
+    ]
 
 
 def make_node(random: Random, name: str) -> Node:
@@ -99,10 +137,28 @@ def make_node(random: Random, name: str) -> Node:
     )
 
 
+LIMITS = """
+insert into durable.limits (name, interval, burst, slots)
+values ('api', 12, 5, null), ('gpu', null, 1, 1), ('both', 12, 5, 1)
+"""
+KEY = """
+with level as (
+    insert into durable.limit_keys (key, tat, at, blocked)
+    values (%(key)s, now() + %(tat)s::interval, now(), now() + %(blocked)s::interval)
+), look as (
+    insert into durable.limit_waits (key, queue, next_at)
+    select %(key)s, %(queue)s, now() + %(look)s::interval where %(look)s is not null
+)
+insert into durable.gen_durable (fsm, step, status, queue, claim_id, locked_by, lease_expires_at, rate_limit)
+select 'other', 's', 'executing', 'slots', gen_random_uuid(), 'n:0', now() + interval '1 h', '!' || %(key)s
+ where %(taken)s
+"""
+KEEP = "insert into durable.kept_slots (instance_id, key) values (%s, %s) on conflict do nothing"
+THAWED = "select id from durable.thaw(%s, %s, 1000) where id is not null"
 INSERT = """
 insert into durable.gen_durable (
     fsm, fsm_version, step, status, hold, shelved_step, queue, priority, partition_key,
-    eligible_at, claim_id, locked_by, lease_expires_at, awaits, finished_at)
+    eligible_at, claim_id, locked_by, lease_expires_at, awaits, finished_at, rate_limit, limited_by)
 select %(fsm)s, %(fsm_version)s, %(step)s, r.status, %(hold)s, %(shelved_step)s, %(queue)s, %(priority)s,
        %(partition_key)s,
        case when r.at like '%%infinity' then r.at::timestamptz else now() + r.late end,
@@ -110,7 +166,7 @@ select %(fsm)s, %(fsm_version)s, %(step)s, r.status, %(hold)s, %(shelved_step)s,
        case when r.status = 'executing' then 'n:0' end,
        case when r.status = 'executing' then now() + %(lease)s::interval end,
        case when r.status = 'awaiting_signal' then '{x}'::text[] end,
-       case when r.status in ('done', 'failed', 'cancelled') then now() end
+       case when r.status in ('done', 'failed', 'cancelled') then now() end, %(text)s, %(limited_by)s
   from (select %(status)s::durable.durable_status as status, %(eligible_at)s::text as at, %(late)s::interval as late) r
 returning id
 """
@@ -120,15 +176,19 @@ def fill(conn: psycopg.Connection, table: list[dict[str, Any]], nodes: tuple[Nod
     """Insert rows and nodes; of several executing rows of one key, the others are done: the index allows one."""
     busy: set[str] = set()
     ids: list[int] = []
-    for row in table:
+    conn.execute(LIMITS)
+    for n, row in enumerate(table):
         key = row["partition_key"]
         if row["status"] == "executing" and key is not None:
             row = row if key not in busy else {**row, "status": "done"}
             busy.add(key)
         late = None if "infinity" in row["eligible_at"] else row["eligible_at"]
-        found = conn.execute(INSERT, {**row, "late": late}).fetchone()
+        found = conn.execute(INSERT, {**row, **limit(conn, row, n), "late": late}).fetchone()
         assert found is not None
         ids.append(found[0])
+        for number, use in enumerate(row["uses"]):
+            if use.slot and use.kept:
+                conn.execute(KEEP, [found[0], f"{use.limit}:{n}.{number}"])
     for node in nodes:
         about = {
             "queues": dict.fromkeys(node.queues, 5),
@@ -141,6 +201,18 @@ def fill(conn: psycopg.Connection, table: list[dict[str, Any]], nodes: tuple[Nod
             [node.name, json.dumps(about), node.stopped],
         )
     return ids
+
+
+def limit(conn: psycopg.Connection, row: dict[str, Any], n: int) -> dict[str, str | None]:
+    """Let the row use its limits, each with a key of its own; return the two columns that tell of them."""
+    parts: list[str] = []
+    keys: list[str] = []
+    for number, use in enumerate(row["uses"]):
+        keys.append(f"{use.limit}:{n}.{number}")
+        conn.execute(KEY, {**attrs.asdict(use), "key": keys[-1], "queue": row["queue"]})
+        parts.append(f"!{keys[-1]}" if use.slot else f"{keys[-1]}\x1e{use.weight}")
+    text = "\x1f".join(parts) or None
+    return {"text": text, "limited_by": keys[-1] if keys and row["hold"] == THROTTLED else None}
 
 
 def make_pauses(random: Random) -> list[tuple[str, str, str | None]]:
@@ -195,10 +267,14 @@ def picked(conn: psycopg.Connection, node: Node, queue: str) -> set[int]:
     shape = trio.run(partial(read_queue, OnPsycopg(conn), SCHEMA, queue))  # type: ignore[arg-type]
     known = node.names
     recorder = Recorder()
+    with rolled_back(conn):
+        found = conn.execute(THAWED, [SCHEMA, queue]).fetchall()
+    thawed = [number for (number,) in found]
     begin = PickFrom(
         shape.priorities,
         ["-infinity"] * len(shape.priorities),
         [-(2**63)] * len(shape.priorities),
+        extras=thawed,
         shelved=[each for each in shape.shelved if each in known],
     )
     trio.run(
@@ -231,6 +307,7 @@ def explained(conn: psycopg.Connection, ids: list[int]) -> dict[int, Explanation
 
 @fuzz(120)
 @given(seed=st.integers(0, 2**32), size=st.sampled_from([1, 3, 6, 9, 12]), crew=st.sampled_from([0, 1, 2, 3]))
+@pytest.mark.slow
 def test_ready_is_what_the_pick_takes(explain_db: psycopg.Connection, seed: int, size: int, crew: int):
     conn, rolls = explain_db, Random(seed)
     nodes = tuple(make_node(rolls, f"n:{number}") for number in range(3))[:crew]
@@ -256,6 +333,9 @@ def test_ready_is_what_the_pick_takes(explain_db: psycopg.Connection, seed: int,
 
 def check_blockers(found: Explanation, keys: dict[int, str | None], number: int) -> None:
     """Whoever does not run is told why; who waits for a key is told for whom: another row of the key."""
+    if found.reason == "throttled":
+        assert [each for each in found.blockers if each.kind == "limit"]
+        return
     siblings = [each.id for each in found.blockers if each.kind == "instance"]
     assert all(each != number and each is not None and keys[each] == keys[number] for each in siblings)
     if found.reason == "waiting_for_key":
@@ -265,7 +345,7 @@ def check_blockers(found: Explanation, keys: dict[int, str | None], number: int)
         assert found.blockers
     elif found.reason == "ready":
         assert not found.blockers
-        assert found.evidence["hold"] in {None, REASONS[SHELVED].name}
+        assert found.evidence["hold"] in {None, REASONS[SHELVED].name, REASONS[THROTTLED].name}
 
 
 @pytest.fixture

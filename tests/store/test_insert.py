@@ -13,7 +13,7 @@ from durable_actors._store.commit import commit_outcomes
 from durable_actors._store.insert import insert_call, insert_instances
 from durable_actors.errors import Duplicate
 from durable_actors.machine import InsertPlan
-from tests.store.kit import SCHEMA, claims, connect, insert, outcome, plan, rows
+from tests.store.kit import SCHEMA, claims, connect, empty, insert, outcome, plan, rows
 from tests.support.interleave import wait_backend_blocked
 
 LIVE = ("runnable", "executing", "awaiting_signal", "awaiting_children")
@@ -67,7 +67,7 @@ async def test_rows_without_unique_keys_are_those_of_the_other_statement(
         for parent in (None, 7):
             expected: list[tuple[object, ...]] = []
             for plans in (plain, keyed):
-                db.execute("truncate durable.gen_durable cascade")
+                empty(db)
                 call = insert_call(plans, SCHEMA, parent_id=parent, barrier=parent)
                 assert call[0].name == ("insert_plain" if plans is plain else "insert_instances")
                 ids = [int(row[0] or 0) for row in (await conn.run(*call)).rows]

@@ -95,7 +95,11 @@ async def test_what_is_held_behind_an_outcome_under_way_is_promoted_by_it(
     """The pick has the executing row's lock while it holds rows behind it: the outcome comes after, and sees them."""
     one, two = insert(db, 2, partition_key="k")
     offered: list[int] = []
-    async with connect(durable_dsn) as a, connect(durable_dsn) as b, trio.open_nursery() as nursery:
+    async with (
+        connect(durable_dsn) as a,
+        connect(durable_dsn, lock_timeout="0") as b,
+        trio.open_nursery() as nursery,
+    ):
         [claim] = (await pick(a, limit=1)).claims
         assert claim.id == one
 
@@ -129,7 +133,11 @@ async def test_an_old_snapshot_does_not_start_a_second_step_of_a_key(
 ):
     """A claims a row that came after B's snapshot, by which B would run a second step of the key."""
     [late] = insert(db, partition_key="k")
-    async with connect(durable_dsn) as a, connect(durable_dsn) as b, trio.open_nursery() as nursery:
+    async with (
+        connect(durable_dsn) as a,
+        connect(durable_dsn, lock_timeout="0") as b,
+        trio.open_nursery() as nursery,
+    ):
         gate, found = Gate(db), dict[int, str]()
 
         async def judge_late() -> None:
@@ -176,7 +184,7 @@ async def stuck_key(db: psycopg.Connection, a: PgConn, b: PgConn) -> int:
 
 
 async def test_a_promotion_that_was_missed_is_made_up_by_the_sweep(db: psycopg.Connection, durable_dsn: str):
-    async with connect(durable_dsn) as a, connect(durable_dsn) as b:
+    async with connect(durable_dsn) as a, connect(durable_dsn, lock_timeout="0") as b:
         two = await stuck_key(db, a, b)
         assert what(await pick(a)) == {}
         stuck, after = await sweep_keys(a, SCHEMA, after="", limit=1000)
@@ -189,7 +197,7 @@ async def test_a_promotion_that_was_missed_is_made_up_by_the_sweep(db: psycopg.C
 async def test_a_promotion_that_was_missed_is_made_up_by_the_next_pick_that_meets_the_key(
     db: psycopg.Connection, durable_dsn: str
 ):
-    async with connect(durable_dsn) as a, connect(durable_dsn) as b:
+    async with connect(durable_dsn) as a, connect(durable_dsn, lock_timeout="0") as b:
         two = await stuck_key(db, a, b)
         [three] = insert(db, partition_key="k")
         assert what(await pick(a)) == {three: "h"}, "not before its elder"
@@ -209,7 +217,7 @@ async def test_a_row_touched_between_snapshot_and_lock_is_claimed_all_the_same(
     """By id: joined by its place in the table it would be locked, not claimed, and the pick would come back empty."""
     [number] = insert(db, partition_key=key)
     begin = HEAD if where == "scan" else PickFrom([0], ["infinity"], [0], extras=[number])
-    async with connect(durable_dsn) as conn, trio.open_nursery() as nursery:
+    async with connect(durable_dsn, lock_timeout="0") as conn, trio.open_nursery() as nursery:
         gate, found = Gate(db), dict[int, str]()
 
         async def pick_late() -> None:

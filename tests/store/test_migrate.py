@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import attrs
 import durable_actors as da
@@ -9,6 +11,7 @@ import psycopg
 import pytest
 import trio
 from durable_actors import errors
+from durable_actors._postgres import target
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._postgres.driver.statement import Statement
 from durable_actors._store import migrate as migrating
@@ -40,6 +43,15 @@ CHECKSUMS = {
     22: "f3b4f7e4d37f2514db489c9c65da77d73dacb6c5c2a35cb85fc225630ab53c87",
     23: "98927db3606d0bd380268dcbc5329ce6d73cd97ff7fd03310f229d365bfaa8e0",
     24: "50588efea64f90e1d564e1a9086ef4e0bcf09aa9a88fca731a5b4d85070bd0ff",
+    25: "ba2feb7fbe0b2720d4ac1e8d10c49b54297ca51e4a88cecddf7606f5e5c36d59",
+    26: "e7f9dddbeca16ef7c36f5f48c69e7dbc84835249ef43ba5f2bcc9e5bc2850028",
+    27: "9bc8ed09340bb844d9246671d5b729259e5da59122ce6f3089fffa08a042a40e",
+    28: "fc51327b907c2a362cec9658d03dadce73d4fdb8a464e3fef45791abdf7878dc",
+    29: "b8b15aee5988bb7a38906b0960e28cdf6f8abc0b29b7406b7fa5ec5c8695ba6d",
+    30: "3873bb5b2f250ba7065ea1f72fab3dd3c1da3b1ba5e1b866eb7c82e563cc4cc4",
+    31: "c6a14d9c8194ead3af9b0d35815bd146de866b81caa39ab5c583309926fb20c3",
+    32: "37b7e8733d999e4926e171d00bf245d7c8941f45678fe57f032fc54d910d50c2",
+    33: "a766c5308df9cf774f705d416d673677ab083494098e51ce5b655161544a9fdd",
 }
 
 
@@ -128,6 +140,25 @@ async def test_migrate_makes_the_schema_and_says_so_once(empty_dsn: str):
     assert again == first
     assert seen == [m.name for m in migrations()]
     assert {"durable.gen_durable", "durable.signals", "durable.migrations"} <= tables(empty_dsn)
+
+
+async def test_the_embedded_server_is_migrated_by_its_name(empty_dsn: str, monkeypatch: pytest.MonkeyPatch):
+    """`dsn="embedded"` means here what it means to an engine."""
+
+    class Server:
+        data_dir = "somewhere"
+
+        def dsn(self) -> str:
+            return empty_dsn
+
+    @asynccontextmanager
+    async def started() -> AsyncIterator[Server]:
+        yield Server()
+
+    monkeypatch.setattr(target, "open_embedded", started)
+    done = await migrating.migrate("embedded")
+    assert done.current == done.latest
+    assert "durable.gen_durable" in tables(empty_dsn)
 
 
 async def test_many_migrators_at_once_apply_each_migration_once(empty_dsn: str):

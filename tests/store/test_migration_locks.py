@@ -193,6 +193,11 @@ LOCKS: dict[str, dict[str, str]] = {
     "cascades": {"gen_durable": EXCLUSIVE},
     "pauses": {},
     "reruns": {"gen_durable": EXCLUSIVE},
+    "comfort": {"gen_durable": EXCLUSIVE},
+    "graphs": {"gen_durable": EXCLUSIVE},
+    "schedules": {},
+    "control": {},
+    "speed": {},
 }
 """The strongest lock that each migration since 0.1 takes of the tables that were there before it, until it commits.
 
@@ -225,7 +230,7 @@ async def test_the_locks_of_each_migration(old_dsn: str):
                 conn.commit()
             else:
                 conn.autocommit = True
-                for single in migrating._STATEMENT_END.split(migration.sql):
+                for single in migrating.single_statements(migration.sql):
                     if single.strip():
                         conn.execute(single)  # type: ignore[call-overload]
                 conn.autocommit = False

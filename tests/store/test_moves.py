@@ -9,8 +9,8 @@ import pytest
 from durable_actors._store.move_parts import ALWAYS, MAX_REV, MoveName
 from durable_actors._store.moves import MOVES, move_of
 from durable_actors.machine import ENDED, Status
-from tests.store import moving_cancel, moving_pauses, moving_runners  # noqa: F401 - their scenarios
-from tests.store.kit import SCHEMA, claims, connect, insert, outcome, rows
+from tests.store import moving_cancel, moving_fair, moving_graphs, moving_keys, moving_pauses, moving_runners  # noqa: F401 - their scenarios
+from tests.store.kit import SCHEMA, claims, connect, empty, insert, outcome, rows
 from tests.store.moving import SCENARIOS, Recorder, World
 from tests.store.stepping import commit
 
@@ -23,7 +23,7 @@ async def test_every_statement_makes_the_moves_that_it_declares_and_no_others(
     recorder = Recorder(db)
     async with connect(durable_dsn) as conn:
         for scenario in SCENARIOS:
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             await scenario(World(conn, db))
     assert recorder.faults() == []
     made = {(each.statement, each.move.name) for each in recorder.by_statements() if each.move is not None}
@@ -116,8 +116,9 @@ def test_the_list(db: psycopg.Connection):
     assert [move.name for move in MOVES if not move.statements] == []
     never = columns - ALWAYS - {name for move in MOVES for name in move.columns}
     assert never == {
-        "id", "parent_id", "inserted_at", "fsm", "fsm_version", "queue", "priority", "weight", "rate_limit", "rerun_of",
+        "id", "parent_id", "inserted_at", "fsm", "fsm_version", "queue", "priority", "weight", "rerun_of",
         "unique_key", "unique_scope", "barrier", "child_uid", "child_args", "tags", "meta", "journal", "fingerprint",
+        "child_key", "links", "max_attempts", "fair_key",
     }, "no move changes these"  # fmt: skip
 
 

@@ -28,11 +28,22 @@ from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.runner import claim_next
 from durable_actors._store.signal import expire_awaits
 from tests.invariants.journal import journal_problems, read_journal
-from tests.store.kit import EXPIRE, HEAD, SCHEMA, address, claims, connect, insert, outcome, pick, plan, rows
+from tests.store.kit import (
+    EXPIRE,
+    HEAD,
+    SCHEMA,
+    address,
+    claims,
+    connect,
+    empty,
+    insert,
+    outcome,
+    pick,
+    plan,
+    rows,
+)
 from tests.store.stepping import Act, commit, commits, deliver, orders, play, sends
 from tests.support.commands import cancel_instance
-
-EMPTY = "truncate durable.gen_durable, durable.receipts, durable.pauses cascade"
 
 
 def pauses(number: int) -> Act:
@@ -45,7 +56,7 @@ def resumes(number: int) -> Act:
 
 async def fresh(conn: Any, db: psycopg.Connection, **columns: Any) -> Claim:
     """One claimed instance, and nothing else."""
-    db.execute(EMPTY)
+    empty(db, "receipts", "pauses")
     db.execute("set durable_actors.journal_door = 'open'")
     db.execute("delete from durable.journal")
     await insert_instances(conn, SCHEMA, [plan(journal=3, **columns)])
@@ -177,7 +188,7 @@ async def test_pause_against_cancel_and_against_another_pause(db: psycopg.Connec
 async def test_pause_and_resume_against_a_pick(db: psycopg.Connection, durable_dsn: str, begin: PickFrom):
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(k=2, p=2):
-            db.execute(EMPTY)
+            empty(db, "receipts", "pauses")
             [number] = insert(db)
             where = begin if begin is HEAD else PickFrom((), (), (), by_id=[number])
             picks: Act = lambda conn: pick(conn, begin=where)  # noqa: B023, E731
@@ -232,12 +243,12 @@ async def test_no_pick_that_begins_after_the_pause_claims(
     """A pick whose snapshot is older may: it began before the pause was committed."""
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(k=2, p=2):
-            db.execute(EMPTY)
+            empty(db, "receipts", "pauses")
             NUMBERS[:] = insert(db)
             done = await play(db, order, {"k": (one, PICKS[how]), "p": (two, stop(machine=machine))})
             began_before = order.index("k") < order.rindex("p")
             assert has_claimed(done["k"]) == began_before, order
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             NUMBERS[:] = insert(db)
             assert not has_claimed(await PICKS[how](one)), order
             await go(machine=machine)(two)

@@ -96,7 +96,11 @@ async def test_a_row_that_changes_between_snapshot_and_lock(
     """Touched, it is claimed all the same; claimed by somebody else meanwhile, it is not claimed twice."""
     [number] = insert(db)
     db.execute("select pg_advisory_lock(%s)", [GATE])
-    async with connect(durable_dsn) as conn, connect(durable_dsn) as other, trio.open_nursery() as nursery:
+    async with (
+        connect(durable_dsn, lock_timeout="0") as conn,  # it waits for the gate as long as the test wants
+        connect(durable_dsn) as other,
+        trio.open_nursery() as nursery,
+    ):
         found: list[int] = []
 
         async def pick_late() -> None:

@@ -13,14 +13,23 @@ from durable_actors._store.sql import statement
 FILES = sorted((Path(durable_actors.__file__).parent / "_store" / "sql").glob("*.sql"))
 USERS = (
     "commit_outcomes",
+    "hand_siblings",
     "hasten_instance",
+    "match_failed",
     "match_instances",
+    "claim_at_once",
     "observe_instances",
+    "pick_fair",
     "pick_instances",
     "pick_instances_by_id",
+    "read_fair_keys",
+    "read_fair_shares",
     "read_queue",
     "read_queues",
+    "sample_queues",
+    "sample_steps",
     "sweep_keys",
+    "tell_dependents",
 )
 """The statements that ask which rows are on offer or due."""
 

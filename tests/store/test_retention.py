@@ -194,7 +194,7 @@ async def test_signals_history_and_checkpoints_go_with_the_row_and_receipts_stay
     assert db.execute(of.format("receipts", "true")).fetchone() == (2,)
 
 
-async def test_keep_0_is_a_rider_that_only_its_own_rows_pay_for(db: psycopg.Connection, durable_dsn: str):
+async def test_keep_0_deletes_what_nobody_may_look_for(db: psycopg.Connection, durable_dsn: str):
     columns: list[dict[str, Any]] = [
         {"journal": 2},
         {"parent_id": 10**9},

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-from durable_actors._engine.claiming import planner
+from durable_actors._engine.claiming import stats_refresh
 from durable_actors._engine.claiming.feeder import Feeder
 from durable_actors._engine.claims import ActiveClaim
 from durable_actors._engine.maintenance.heartbeat import Heartbeat
@@ -149,18 +149,22 @@ async def test_an_idle_poll_is_two_statements(durable_dsn: str, monkeypatch: pyt
 
     monkeypatch.setattr(Feeder, "_refresh_after_pick", refreshed)
     # On a busy machine a refresh is slow, and the next one would be postponed.
-    monkeypatch.setattr(planner, "refresh_pause", lambda seconds: 0.0)
+    monkeypatch.setattr(stats_refresh, "refresh_pause", lambda seconds: 0.0)
     async with running(durable_dsn, queues={"default": 5}, **QUIET) as run:
         await until(lambda: refreshes)
-        totals: list[int] = []
+        totals, picks = list[int](), list[int]()
         for _ in range(3):
             polls = len(refreshes)
             with count_statements(durable_dsn) as count:
                 run.engine._node.notify("default")
                 await until(lambda: len(refreshes) > polls)  # noqa: B023 - called here and now
-            assert count.calls("with extra as") == 1, str(count)
+            picks.append(count.calls("with extra as"))
             totals.append(count.total)
-    assert min(totals) == 2, "but for what other actors did meanwhile"
+    assert sum(picks) in {2, 3}, picks  # the last one may be counted after its window, too
+    # Other actors may add to a count. The server counts a statement after its answer: the last one of a poll may be
+    # counted in the next, as in 1, 3, 2.
+    assert 2 in totals, totals
+    assert sum(totals) >= 6, totals
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 4])

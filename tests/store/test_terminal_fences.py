@@ -10,7 +10,8 @@ import pytest
 from durable_actors._engine.committing.transition import cancellation
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.children import Spawn, child_uid, schedule_children, start_child
-from durable_actors._store.claim import PickFrom, promote_siblings, read_queue, release_claims
+from durable_actors._store.claim import ClaimAtOnce, PickFrom, promote_siblings, read_queue, release_claims
+from durable_actors._store.fair import Entry, FairPick, pick_fair
 from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, read_owners, reap_claims, renew_leases, sweep_keys
 from durable_actors._store.moves import MOVES
@@ -18,9 +19,9 @@ from durable_actors._store.pausing import pause_instance, resume_instance
 from durable_actors._store.recover import recount_barriers, wake_lost_waits
 from durable_actors._store.retention import snapshot_journal
 from durable_actors._store.rows import Claim, Raised, Transition
-from durable_actors._store.signal import expire_awaits, send_signals, signal_from_step
+from durable_actors._store.signal import expire_awaits, send_signals, signal_call, signal_from_step
 from durable_actors._store.wakeup import Intent, read_intents, record_wakeup
-from tests.store.kit import HEAD, SCHEMA, claims, connect, insert, outcome, pick, plan
+from tests.store.kit import HEAD, OWNER, SCHEMA, claims, connect, insert, known_steps, outcome, pick, plan
 from tests.store.stepping import commit, deliver
 
 ROW = "select to_jsonb(g) from durable.gen_durable g where id = %s"
@@ -47,6 +48,7 @@ async def _commit(late: Late) -> Any:
         cancellation(late.claim, "late"),
     ):
         done.append(await commit(late.conn, change))
+    done.append(await commit(late.conn, outcome(late.claim, "done", deletes=True)))
     return set().union(*done)
 
 
@@ -76,7 +78,18 @@ async def _pick(late: Late) -> Any:
     shape = await read_queue(late.conn, SCHEMA, "default")
     assert (shape.priorities, shape.shelved, shape.next_deadline) == ((), (), None)
     by_id = await pick(late.conn, begin=PickFrom((), (), (), by_id=[late.claim.id]))
-    return [*(await pick(late.conn, begin=HEAD)).claims, *by_id.claims]
+    take = FairPick([Entry(0, "a", 9)], plain=[late.claim.id])
+    known = known_steps("m/1")
+    fair, _ = await pick_fair(late.conn, OWNER, queue="default", limit=9, known=known, take=take, now=0.0)
+    return [*(await pick(late.conn, begin=HEAD)).claims, *by_id.claims, *fair.claims]
+
+
+async def _claim_at_once(late: Late) -> Any:
+    ask = ClaimAtOnce(OWNER, ["default"], known_steps("m/1"), 0.0)
+    _, claimed = await late.conn.batch(
+        [signal_call(SCHEMA, [deliver(late.claim.id)]), ask.call([late.claim.id])]
+    )
+    return ask.read(claimed.rows)
 
 
 async def _crash(late: Late) -> Any:
@@ -96,7 +109,7 @@ async def _intents(late: Late) -> Any:
 
 
 TRIES: dict[str, Try] = {
-    "commit_outcomes commit_parks": _commit,
+    "commit_outcomes commit_parks commit_deletes": _commit,
     "park_parent": _spawn,
     "start_child": _start_child,
     "send_signals": _signal,
@@ -104,7 +117,8 @@ TRIES: dict[str, Try] = {
         late.conn, SCHEMA, late.claim, [deliver(late.claim.id)]
     ),
     "reap_claims": _reap,
-    "pick_instances pick_instances_by_id": _pick,
+    "pick_instances pick_instances_by_id pick_fair": _pick,
+    "claim_at_once": _claim_at_once,
     "crash_claims": _crash,
     "release_claims": _release,
     "renew_leases": lambda late: renew_leases(late.conn, SCHEMA, [late.claim], lease_ttl=60.0),
@@ -121,20 +135,26 @@ TRIES: dict[str, Try] = {
 }
 ELSEWHERE = {
     "insert_plain": "begins a row",
+    "insert_held": "begins a row",
+    "insert_linked": "begins a row",
     "insert_instances": "begins a row",
+    "hand_siblings": "passes it by: test_siblings.py",
     "join_parents": "the parent: test_children_of_an_ended_parent",
     "recheck_awaits": "rides on the commit that parks",
     "retry_instance": "the way back",
     "rerun_instance": "begins a row",
+    "turn_schedule": "begins rows",
     "hasten_instance": "refused: test_run_now.py",
     "rebuild_instance": "writes what the records say",
     "restore_instance": "writes what the records say",
     "accept_instance": "writes a record of the row as it is, whatever that is",
     "cancel_instance": "refused: test_cancel.py",
     "cancel_children": "passes it by: test_cascades.py",
+    "tell_dependents": "passes it by: test_graph.py",
+    "tell_untold": "passes it by: test_graph.py",
     "resolve_boundary": "refused: test_boundaries.py",
     "delete_ended": "deletes what has ended: test_retention.py",
-    "delete_done": "deletes what has ended: test_retention.py",
+    "write_limits": "writes only what its transaction has written: test_limits.py",
     "claim_next": "a runner's pick: test_runner_functions.py",
     "heartbeat": "a runner's renewal: test_runner_functions.py",
     "complete": "a runner's outcome: test_runner_functions.py",

@@ -10,7 +10,7 @@ from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import reap_claims
 from durable_actors._store.wakeup import Intent, read_intents, record_wakeup
 from tests.invariants.journal import journal_problems, read_journal
-from tests.store.kit import EXPIRE, SCHEMA, claims, connect, outcome, plan, rows
+from tests.store.kit import EXPIRE, SCHEMA, claims, connect, empty, outcome, plan, rows
 from tests.store.stepping import Act, commits, orders, play
 
 
@@ -30,7 +30,7 @@ async def test_a_wakeup_and_an_outcome(db: psycopg.Connection, durable_dsn: str,
         seen = set()
         for order in orders(w=2, c=3):
             db.execute("set durable_actors.journal_door = 'open'")
-            db.execute("truncate durable.gen_durable cascade; truncate durable.journal")
+            empty(db, "journal")
             db.execute("reset durable_actors.journal_door")
             [number] = await insert_instances(one, SCHEMA, [plan(journal=4)])
             assert number is not None
@@ -53,7 +53,7 @@ async def test_a_wakeup_and_a_reap(db: psycopg.Connection, durable_dsn: str):
     """A reap passes over rows that are locked: it comes again."""
     async with connect(durable_dsn) as one, connect(durable_dsn) as two:
         for order in orders(w=2, r=2):
-            db.execute("truncate durable.gen_durable cascade")
+            empty(db)
             [number] = await insert_instances(one, SCHEMA, [plan(journal=3)])
             assert number is not None
             [intent] = await read_intents(one, SCHEMA, [number])

@@ -12,6 +12,7 @@ from durable_actors._store.boundaries import Boundary
 from durable_actors._store.commands import Request
 from durable_actors._store.explanation import REASONS_IN_ORDER, Explanation, Reason
 from durable_actors._store.holds import HOLDS, REASONS
+from durable_actors._store.limit_texts import LimitSeen
 from durable_actors._store.observe import InstanceDetails, NodeView, Observed, Sibling
 from durable_actors._store.pauses import QueuePause
 from durable_actors._store.read import Instance
@@ -88,7 +89,9 @@ running = {"status": "executing", "locked_by": "n:1"}
 APPROVAL = Boundary(kind="approval", then="t", title="ok?", since=NOW)
 PAUSE = Boundary(kind="pause", then="t", since=NOW)
 keyed = {"partition_key": "k", "hold": 1}
+API = LimitSeen("api", known=True, slots=None, next_in=30.0, next_at=NOW, blocked=False, holders=())
 
+SHELVED_BEFORE = "it is shelved: a node that read it did not have its step, or its machine was paused"
 CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     "done": (instance(status="done"), around(), [], "it has ended: done"),
     "cancelled": (instance(status="cancelled"), around(), [], "it has ended: cancelled in step 's'"),
@@ -182,9 +185,39 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
     ),
     "shelved, and somebody has the step": (
         *(instance(hold=2), around(), [node(), node("n:2")]),
-        f"{REASONS[2].explanation}; 2 live nodes of queue 'q' can run it",
+        f"{SHELVED_BEFORE}; 2 live nodes of queue 'q' can run it, with the next pick",
     ),
     "throttled": (instance(hold=3), around(), [node()], "it waits for a limit"),
+    "will be throttled": (
+        instance(),
+        around(limit=API),
+        [node()],
+        "it waits for the limit 'api': its tokens are spent, the next one may run in 30 s",
+    ),
+    "behind others under its limit": (
+        instance(hold=3),
+        around(limit=attrs.evolve(API, ahead=4)),
+        [node()],
+        "the next one may run in 30 s; instance 4 goes first",
+    ),
+    "its token is there": (
+        instance(hold=3),
+        around(offered=False, limit=attrs.evolve(API, free=True)),
+        [node()],
+        "it is due and waits for a free slot",
+    ),
+    "its token is there, for nobody": (
+        instance(hold=3),
+        around(offered=False, limit=attrs.evolve(API, free=True)),
+        [],
+        "it waits: no live node serves queue 'q'",
+    ),
+    "uses a limit that lets it go": (
+        instance(),
+        around(limit=attrs.evolve(API, free=True)),
+        [node()],
+        "it is due and waits for a free slot",
+    ),
     "paused": (instance(hold=4), around(eligible_in=50.0, due=False), [], "it is paused"),
     "its queue is paused": (
         instance(),
@@ -208,7 +241,7 @@ CASES: dict[str, tuple[Instance, InstanceDetails, list[NodeView], str]] = {
         instance(hold=5),
         around(),
         [node()],
-        "it waits for instances that it depends on",
+        "it waits for instances that it comes after",
     ),
     "its turn": (instance(partition_key="k"), around(), [node()], "it is due and waits"),
 }
@@ -241,6 +274,11 @@ REASON: dict[str, Reason] = {
     "held by nobody": "waiting_for_key",
     "shelved, and somebody has the step": "ready",
     "throttled": "throttled",
+    "will be throttled": "throttled",
+    "behind others under its limit": "throttled",
+    "its token is there": "ready",
+    "its token is there, for nobody": "unserved",
+    "uses a limit that lets it go": "ready",
     "paused": "paused",
     "its queue is paused": "queue_paused",
     "paused by a command": "paused",
@@ -265,6 +303,34 @@ def test_why(case: str):
 def test_the_reason(case: str):
     row, surroundings, nodes, _ = CASES[case]
     assert explained(row, surroundings, nodes).reason == REASON[case]
+
+
+@pytest.mark.parametrize(
+    ("fair", "text"),
+    [
+        (("a", 0), "it is the next one of fair key 'a'"),
+        (("a", 1), "1 row of fair key 'a' goes first"),
+        (("a", 1000), "1,000 rows or more of fair key 'a' go first"),
+        (None, "rows without a fair_key share one place"),
+    ],
+)
+def test_the_place_in_a_fair_queue(fair: tuple[str, int] | None, text: str):
+    said = why(instance(), around(fair=fair), [node(fair=("q",))])
+    assert said == f"it is due and waits for a free slot: 1 live node serves queue 'q', which is fair: {text}"
+    assert "fair" not in why(instance(), around(fair=fair), [node()])
+
+
+@pytest.mark.parametrize(
+    ("limit", "until"),
+    [
+        (API, NOW),
+        (attrs.evolve(API, ahead=4), None),
+        (attrs.evolve(API, slots=2), None),
+        (attrs.evolve(API, known=False), None),
+    ],
+)
+def test_until_when_a_limit_holds_it(limit: LimitSeen, until: datetime | None):
+    assert explained(instance(hold=3), around(limit=limit), [node()]).until == until
 
 
 def test_every_reason_has_a_case():

@@ -19,7 +19,7 @@ async def retry_instance(conn: PgConn, schema: str, number: int) -> bool:
 
 
 async def hasten_instance(conn: PgConn, schema: str, number: int) -> str | None:
-    """Let a delayed instance run now: "hastened", "due" or "held"; None if it is not runnable or does not exist."""
+    """Let a delayed instance run now: "hastened", "paused", "due" or "held"; None if it is not runnable."""
     params = [encode.number(number), *Command().params()]
     rows = (await conn.run(statement("hasten_instance", schema), params)).rows
     return msgspec.json.decode(rows[0][0] or b"null", type=str) if rows else None

@@ -6,6 +6,8 @@ counter inside one connection class would miss the very round trips that were ov
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, LiteralString
@@ -18,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _COUNTS = """
 select s.queryid, s.toplevel, min(s.query), sum(s.calls)::int8, sum(s.rows)::int8
-from pg_stat_statements s join pg_database d on d.oid = s.dbid
+from pg_stat_statements(%s) s join pg_database d on d.oid = s.dbid
 where d.datname = %s
 group by s.queryid, s.toplevel
 """
@@ -63,14 +65,17 @@ def count_statements(dsn: str) -> Generator[StatementCount]:
     """
     name = conninfo_to_dict(dsn).get("dbname")
     with psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as connection:
-        _need_statistics(connection)
-        before = _counts(connection, name)
+        need_statistics(connection)
+        wait_counted(connection, name)
+        before = _counts(connection, name, texts=False)
         count = StatementCount()
         yield count
+        wait_counted(connection, name)
         count.statements = tuple(_difference(before, _counts(connection, name)))
 
 
-def _need_statistics(connection: psycopg.Connection) -> None:
+def need_statistics(connection: psycopg.Connection) -> None:
+    """Create pg_stat_statements, or say what the server lacks."""
     loaded = connection.execute("show shared_preload_libraries").fetchone()
     if loaded is None or "pg_stat_statements" not in str(loaded[0]):
         raise ConfigError(
@@ -84,12 +89,35 @@ def _need_statistics(connection: psycopg.Connection) -> None:
     connection.execute("commit")
 
 
+def wait_counted(connection: psycopg.Connection, name: object) -> None:
+    """Wait until what was answered is counted: the server counts a statement after its answer, on a busy machine later.
+
+    A session that counts is not idle yet. Long polls are never idle for long; what else is not waits for a lock.
+    """
+    for _ in range(40):
+        row = connection.execute(_BUSY, [name]).fetchone()
+        if row == (0,):
+            return
+        time.sleep(0.005)
+
+
+_BUSY: LiteralString = """
+select count(*) from pg_stat_activity
+ where datname = %s and pid <> pg_backend_pid() and state = 'active'
+   and wait_event_type is distinct from 'Lock' and query !~ 'wait_for_work'
+"""
+
+_HEADER = re.compile(r"\A(?:--[^\n]*\n)+")
+"""The header of a statement's file: Postgres keeps it in the text until 15, and then no longer."""
 _Counts = Mapping[tuple[int, bool], Statement]
 
 
-def _counts(connection: psycopg.Connection, name: object) -> _Counts:
-    rows = connection.execute(_COUNTS, [name]).fetchall()
-    return {(queryid, toplevel): Statement(query, calls, n) for queryid, toplevel, query, calls, n in rows}
+def _counts(connection: psycopg.Connection, name: object, *, texts: bool = True) -> _Counts:
+    rows = connection.execute(_COUNTS, [texts, name]).fetchall()
+    return {
+        (queryid, toplevel): Statement(query and _HEADER.sub("", query), calls, n)
+        for queryid, toplevel, query, calls, n in rows
+    }
 
 
 def _difference(before: _Counts, after: _Counts) -> Iterator[Statement]:

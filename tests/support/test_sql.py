@@ -48,7 +48,7 @@ def test_says_what_the_server_lacks(connection):
             return connection.execute("select ''::text")
 
     with pytest.raises(ConfigError, match="shared_preload_libraries"):
-        statements._need_statistics(Bare())
+        statements.need_statistics(Bare())
 
 
 def test_explain_names_nodes_indexes_and_pages(connection):

@@ -115,6 +115,29 @@ async def test_waiting(durable: Bench) -> None:
         await durable.assert_waiting(number)
 
 
+@pytest.mark.usefixtures("registry")
+async def test_waiting_for_a_person(durable: Bench) -> None:
+    class Refund(da.Machine, name="refund"):
+        @da.step
+        async def start(self, ctx: da.Context) -> da.Outcome:
+            return da.Approval(self.pay)
+
+        @da.step
+        async def pay(self, ctx: da.Context) -> da.Outcome:
+            return da.Await("paid")
+
+    number = await durable.insert(Refund)
+    await durable.drain()
+    await durable.assert_waiting(number, waiting="approval", step="pay")
+    with pytest.raises(AssertionError, match="does not wait for 'signal'"):
+        await durable.assert_waiting(number, waiting="signal")
+    with pytest.raises(da.ConfigError, match="waiting='person' must be"):
+        await durable.assert_waiting(number, waiting="person")  # type: ignore[arg-type]
+    await durable.approve(number, by="ada")
+    await durable.drain()
+    await durable.assert_waiting(number, waiting="signal", signal="paid")
+
+
 async def test_sent(durable: Bench) -> None:
     number = await durable.insert(Checkout, state=Order(1))
     await durable.drain()
@@ -135,3 +158,19 @@ async def test_a_missing_target_is_told(durable: Bench) -> None:
     for check in (durable.assert_done, durable.assert_failed, durable.assert_waiting):
         with pytest.raises(da.NoTarget):
             await check(99)
+
+
+async def test_an_instance_that_its_commit_has_deleted(durable: Bench) -> None:
+    @da.job(name="brief", keep=0)
+    async def brief() -> int:
+        return 1
+
+    number = await durable.insert(brief)
+    await durable.drain()
+    for call in (durable.assert_done(number, 1), durable.result(number)):
+        with pytest.raises(
+            da.NoTarget, match=f"instance {number} was done, and its row is deleted: by keep=0"
+        ):
+            await call
+    with pytest.raises(da.NoTarget, match="there is no instance"):
+        await durable.assert_done(number + 1)

@@ -16,6 +16,7 @@ import pytest
 from durable_actors._postgres.embedded.process import server_processes
 from durable_actors.testing import database, plugin
 from durable_actors.testing.database import docker_answers, open_server, remove_abandoned, throwaway_directory
+from tests.support.sql import need_statistics
 
 
 def exists(server, dsn):
@@ -64,6 +65,21 @@ def test_dropped_in_the_background_even_while_a_session_is_connected(same_server
         leaked = psycopg.connect(dsn)
     wait_until(lambda: not exists(same_server, dsn), "the database is dropped")
     leaked.close()
+
+
+def test_the_statistics_of_a_dropped_database_go_with_it(same_server):
+    """The look at the statistics is what half of the statement counts' time was."""
+    known = "select count(*) > 0 from pg_stat_statements(false) where dbid = %s"
+    with psycopg.connect(same_server.dsn, autocommit=True) as connection:
+        need_statistics(connection)
+        with same_server.database() as dsn, psycopg.connect(dsn) as other:
+            [number] = other.execute(
+                "select oid from pg_database where datname = current_database()"
+            ).fetchone()
+            assert connection.execute(known, [number]).fetchone() == (True,)
+        wait_until(
+            lambda: connection.execute(known, [number]).fetchone() == (False,), "the statistics are gone"
+        )
 
 
 def test_drop_refuses_what_it_did_not_make(same_server):

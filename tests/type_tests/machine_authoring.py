@@ -241,6 +241,8 @@ async def use(ctx: da.Context[Order]) -> None:
     await ctx.insert(Checkout, priority="high")  # E
     await ctx.insert(Checkout, unique_scope=["running"])  # E
     await ctx.signal(1, "paid", {"amount": 100}, dedup_key="evt-7")
+    await ctx.signal("order:42", "paid")
+    await ctx.signal(b"\x00order", "paid")
     await ctx.start_child(send, key="a", args=Order(1))
     await ctx.start_child(send)  # E
     reveal_type(ctx.children[0].result)  # R: Any

@@ -9,7 +9,7 @@ from typing import Final
 import durable_actors as da
 import trio
 from psycopg.conninfo import make_conninfo
-from tests.chaos.commander import ASKING, INSIST, STARVED, Command, Orders, decision, look
+from tests.chaos.commander import ASKING, INSIST, PAUSED, STARVED, Command, Orders, decision, look
 from tests.chaos.nemeses import Attack, database, nemesis, network, process, strangers
 from tests.chaos.world import World
 from tests.invariants.effect_log import read_effects
@@ -18,6 +18,8 @@ from tests.invariants.notes import ANSWERED
 COMMANDERS: Final = 2
 LOOK: Final = 0.2
 """Seconds between looks for instances that wait for what will never come."""
+MOVES: Final = 8
+"""Moves that the history of a live instance tells at least, where histories are shortened."""
 KEPT: Final = 1.0
 """Seconds for which ended instances are kept, where they are forgotten soon."""
 
@@ -71,6 +73,8 @@ async def end_the_starved(world: World) -> None:
         while True:
             for (number,) in await trio.to_thread.run_sync(look, world.dsn, STARVED):
                 await orders.give(Command(name="cancel", target=number, key=f"closing:{next(keys)}"))
+            for (number,) in await trio.to_thread.run_sync(look, world.dsn, PAUSED):
+                await orders.give(Command(name="resume", target=number, key=f"closing:{next(keys)}"))
             for number, kind in await trio.to_thread.run_sync(look, world.dsn, ASKING):
                 name = "proceed" if kind == "pause" else "reject"
                 await orders.give(decision(name, number, f"closing:{next(keys)}"))
@@ -85,13 +89,19 @@ async def _with_commands(world: World, *attacks: Attack) -> None:
 
 @nemesis("commands", afterwards=end_the_starved)
 async def commands(world: World) -> None:
-    """Cancels, retries, pauses, run_now of random instances; pauses of queues; decisions at boundaries."""
+    """Cancels (also of whole trees), retries, reruns, pauses, of one or many; pauses of queues; decisions."""
     await command(world)
 
 
-@nemesis("commands-retention", retention=KEPT, seconds=6.0, afterwards=end_the_starved)
+@nemesis(
+    "commands-retention",
+    retention=KEPT,
+    worker_options=("--history", str(MOVES)),
+    seconds=6.0,
+    afterwards=end_the_starved,
+)
 async def commands_retention(world: World) -> None:
-    """The same, while workers are killed that delete what ended a second ago."""
+    """The same, while workers are killed that delete what ended a second ago, and shorten long histories."""
     await _with_commands(world, process.kill)
 
 

@@ -19,7 +19,7 @@ Conn = psycopg.Connection[tuple[Any, ...]]
 
 LANES: Final[dict[str, LiteralString]] = {
     "claim": "query ~ '^-- (pick_instances|read_queue|read_owners|reap_claims|expire_awaits|read_inboxes|sweep_keys)'",
-    "commit": "query ~ '^-- (commit_|release_claims|recheck_awaits|consume_signals|join_parents|promote_siblings)'",
+    "commit": "query ~ '^-- (commit_|release_claims|recheck_awaits|consume_signals|join_parents|promote_sib|hand_sib)'",
     "heartbeat": "query ~ '^-- (touch_node|renew_leases)'",
     "session": "pid in (select pid from pg_locks where locktype = 'advisory' and granted)",
     "client": "application_name like 'sender%%' or query ~ '^-- (insert|send|read_inst|find|probe|signal|start)'",

@@ -19,6 +19,7 @@ STATEMENTS: Final = (
     b"release_claims",
     b"reap_claims",
     b"take_keys",
+    b"hand_siblings",
     b"COMMIT",
 )
 """Whose answer, or whose question, is lost. A statement's name is in every message that runs it."""

@@ -112,6 +112,15 @@ def test_json_array(server, values):
         assert [v if v is None else json.loads(v) for v in got] == values
 
 
+@pytest.mark.parametrize("odd", [b'"\0"', b'"\1"', b"\1", b"\0,\0"])
+def test_what_is_not_json_stays_one_element(odd):
+    """Such a document is refused, and no other one moves to another row because of it."""
+    literal = encode.json_array([b'{"a":"\\\\"}', odd, None, b"1"])
+    quoted = b'"' + odd.replace(b'"', b'\\"') + b'"'
+    assert literal == b'{"{\\"a\\":\\"\\\\\\\\\\"}",' + quoted + b',NULL,"1"}'
+    assert encode.json_array([None]) == b"{NULL}"
+
+
 @round_trip
 @given(
     text=st.none() | TEXT, data=st.none() | st.binary(max_size=40), number=st.integers(-(2**63), 2**63 - 1)

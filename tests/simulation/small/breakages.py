@@ -58,7 +58,7 @@ async def _unknown_is_done(original: Any, self: flusher.Flusher, batch: list[Any
     try:
         return await original(self, batch, *role)
     except CommitUnknown:
-        return {each.claim.id: large.as_committed(each) for each in (entry.transition for entry in batch)}
+        return {each.claim.id: large.as_committed(each) for each in (entry.transition for entry in batch)}, []
 
 
 def _with_deadline(change: Callable[[float], float]) -> Callable[[], Any]:
@@ -97,6 +97,10 @@ def _no_reset(original: Callable[..., None], self: Any, *args: Any, **options: A
     self._reset_at = float("inf")
 
 
+def _late(original: Callable[..., Any], self: Any, now: float) -> Any:
+    return original(self, now - 1e6)
+
+
 def _greedy(limits: QueueLimits, *, running: int, buffered: int) -> int:
     return demand(limits, running=0, buffered=buffered)
 
@@ -120,7 +124,7 @@ NODE: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "late start": (
         "a step begins although its lease can no longer be trusted",
-        _patch(dispatcher, "_may_run", lambda active, now: True),
+        _patch(dispatcher.Dispatcher, "_take_next", large._around(_late, dispatcher.Dispatcher._take_next)),
     ),
     "keyed steps": large.ENGINE["keyed steps"],
     "long trust": (
@@ -191,7 +195,7 @@ FOCUS = {
     "keyed steps": large.FOCUS["keyed steps"],
     "long trust": _cut_and_restarted,
     "no control": large.FOCUS["no control"],
-    **{name: large._commanded for name, plan in large.FOCUS.items() if plan is large._commanded},
+    **{name: plan for name, plan in large.FOCUS.items() if plan is large._commanded or plan is large.graphs},
 }
 """Rules that few schedules lean on: plans that do."""
 

@@ -11,11 +11,14 @@ pytestmark = pytest.mark.slow
 
 MOST = 300
 FIRST = {
-    "lease": 30, "consume more": 105, "no deadline": 440, "unknown done": 20, "unknown failed": 50, "no kept": 30,
-    "no reset": 270, "no restart": 770, "visit": 98, "deletes children": 84, "fence": 40, "strays": 50, "consume": 10,
-    "unsaid": 355, "late start": 470, "greedy": 30,
+    "fence": 16, "visit": 16, "lease": 879, "renewals": 13, "moved": 1, "strays": 8, "recheck": 20,
+    "consume": 3, "consume more": 103, "dedup": 27, "join": 1, "deletes children": 86, "cuts too far": 38,
+    "unrecorded wake": 4, "unsaid": 74, "proceed": 1, "trust": 9, "no renewal": 5, "no deadline": 107,
+    "wrong clock": 5, "late start": 297, "no reaper": 51, "dead at once": 44, "restart proves": 44,
+    "unknown failed": 8, "unknown done": 26, "no awaits": 12, "consume all": 20, "no kept": 277,
+    "no reset": 273, "no free slot": 5, "greedy": 33, "no restart": 591,
 }  # fmt: skip
-"""Where to begin with those that show rarely."""
+"""The seed that notices it today. After a change of the engine another one does: the search goes on from here."""
 RULES: dict[str, set[str]] = {
     "fence": {"I4"},
     "visit": {"I4"},
@@ -43,7 +46,11 @@ RULES: dict[str, set[str]] = {
     "cuts too far": {"journal"},
     "unrecorded wake": {"journal"},
     "unsaid": {"journal"},
-    "proceed": {"I1", "I7"},
+    "early": {"graph"},
+    "told again": {"graph"},
+    "untold": {"I7"},
+    "forgets failures": {"graph"},
+    "proceed": {"I1", "I7", "I9"},  # its key is handed on meanwhile
     "trust": {"I5"},
     "no renewal": {"calm"},
     "no deadline": {"I5"},
