@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib.metadata import version as _version
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,26 @@ project = "durable_actors"
 author = "the durable_actors authors"
 copyright = "2026, the durable_actors authors"
 release = _version("durable-actors")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "durable_actors"
-myst_enable_extensions = ["colon_fence", "deflist"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+pygments_dark_style = "github-dark"
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#0b6b5b", "color-brand-content": "#0b6b5b"},
+    "dark_css_variables": {"color-brand-primary": "#5fd0b8", "color-brand-content": "#5fd0b8"},
+}
+myst_enable_extensions = ["colon_fence", "deflist", "tasklist"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
-suppress_warnings = ["myst.xref_missing"]
 default_role = "code"
 
 PACKAGES = {"durable_actors": durable_actors, "durable_actors.journal": journal, "durable_actors.otp": otp}
@@ -120,8 +129,26 @@ def _check_fields(app: Sphinx, error: Exception | None) -> None:
         raise ExtensionError("the reference does not describe: " + ", ".join(missing))
 
 
+def _drop_empty_globs(_app: Sphinx, docname: str, source: list[str]) -> None:
+    """Pages that come later have their place in the navigation already; Sphinx would warn that they are missing."""
+    if docname == "index":
+        here = Path(__file__).parent
+        lines = source[0].split("\n")
+        source[0] = "\n".join(
+            line
+            for line in lines
+            if not re.fullmatch(r"[a-z-]+/[a-z-]*\*", line) or any(_unlisted(here, line, lines))
+        )
+
+
+def _unlisted(here: Path, pattern: str, listed: list[str]) -> list[str]:
+    names = (path.relative_to(here).with_suffix("").as_posix() for path in here.glob(pattern + ".md"))
+    return [name for name in names if not any(re.fullmatch(rf"(.*<)?{name}>?", line) for line in listed)]
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("source-read", _drop_empty_globs)
     _restore_modules()
     _inherit_descriptions()
     app.connect("build-finished", _check_fields)
