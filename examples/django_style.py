@@ -1,7 +1,7 @@
 """Insert in the transaction of a synchronous framework: Django, Flask, a script.
 
-The order and its durable work are committed together or not at all. In Django the connection is
-`django.db.connection.connection` (psycopg 3) inside `transaction.atomic()`.
+The order and its durable work are committed together or not at all. In Django pass
+`django.db.connection` inside `transaction.atomic()`: examples/web/django_orders.py.
 
 Run it: `python examples/django_style.py`. Without DURABLE_DSN it brings its own Postgres.
 """
