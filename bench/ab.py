@@ -26,10 +26,12 @@ from bench.workload import BEST, GC
 ORDERS: dict[str, dict[str, Any]] = {
     "job, best settings": {"count": 40_000, "queue": BEST, "gc": GC},
     "job, defaults": {"count": 20_000},
+    "job with keep=0, best settings": {"machine": "bench:brief", "count": 40_000, "queue": BEST, "gc": GC},
+    "job with keep=0, defaults": {"machine": "bench:brief", "count": 20_000},
     "five steps, best settings": {"machine": "bench:five", "count": 10_000, "queue": BEST, "gc": GC},
     "five steps, defaults": {"machine": "bench:five", "count": 5_000},
 }
-FIGURES = ("worker_us", "server_us")
+FIGURES = ("worker_us", "server_us", "wal_bytes")
 MIGRATE = "import sys, trio; from durable_actors import migrate; trio.run(migrate, sys.argv[1])"
 
 

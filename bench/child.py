@@ -34,6 +34,12 @@ def run(order: dict[str, Any]) -> dict[str, float]:
             batch=order.get("batch", 500),
             real=order.get("real", False),
         )
+    if order["what"] in {"commits", "hand on"}:
+        from bench import key_loop  # noqa: PLC0415 - for the same reason
+
+        if order["what"] == "commits":
+            return key_loop.commits(meter, dsn, count=count)
+        return key_loop.hand_on(meter, dsn, count=count, key=order["key"])
     if order.get("gc"):
         gc.freeze()
         gc.set_threshold(*order["gc"])

@@ -10,7 +10,10 @@ from bench.contest import Figure
 
 BEST = "durable_actors, best"
 DEFAULTS = "durable_actors, defaults"
+BRIEF = "durable_actors, best, keep=0"
 AHEAD = "durable_actors, run-ahead"
+GRAPHILE = "Graphile Worker, best"
+PG_BOSS = "pg-boss, best"
 STEPS = 5
 
 
@@ -92,6 +95,9 @@ SLOW_PEERS = ("Procrastinate, best", "DBOS, best")
 
 GOALS: list[tuple[str, float, bool, Callable[[Figures], float]]] = [
     ("jobs/s : the ceiling's", 0.6, True, lambda f: f.ratio("jobs", BEST, "ceiling")),
+    ("jobs/s with keep=0 : Graphile Worker's, which deletes, too", 1.1, True, lambda f: f.over_peer(BRIEF, GRAPHILE)),
+    ("jobs/s, rows kept : Graphile Worker's", 0.8, True, lambda f: f.over_peer(BEST, GRAPHILE)),
+    ("jobs/s, rows kept : pg-boss's", 1.0, True, lambda f: f.over_peer(BEST, PG_BOSS)),
     ("jobs/s : PgQueuer's, fastest", 1.3, True, lambda f: f.over_peer(BEST, "PgQueuer, batch 500, uvloop")),
     ("jobs/s : Oban for Python's", 10, True, lambda f: f.over_peer(BEST, "Oban, best")),
     ("jobs/s : DBOS's and Procrastinate's", 50, True, lambda f: f.over_peer(BEST, *SLOW_PEERS)),
@@ -115,7 +121,13 @@ GOALS: list[tuple[str, float, bool, Callable[[Figures], float]]] = [
     ("dearest pick : pick at 1,000 runnable", 2, False, _growth),
     ("slowest statement of 100,000 children, ms", 1000, False, _dearest),
     ("defaults : best", 0.25, True, lambda f: f.ratio("jobs", DEFAULTS, BEST)),
-    ("defaults : the fastest peer's defaults", 1.5, True, _defaults_over_peers),
+    ("defaults : the fastest peer's defaults", 3.5, True, _defaults_over_peers),
+    ("one key, jobs/s : commits/s of one connection", 0.3, True,
+     lambda f: f.ratio("keys", "1 key", "commits, one after the other")),
+    ("one key : a bare loop that hands it on", 0.6, True,
+     lambda f: f.ratio("keys", "1 key", "bare loop that hands one key on")),
+    ("100 keys : no keys", 0.5, True, lambda f: f.ratio("keys", "100 keys", "no keys")),
+    ("10,000 keys : no keys", 0.7, True, lambda f: f.ratio("keys", "10,000 keys", "no keys")),
     ("bytes per step in flight", 10_240, False,
      lambda f: f.get("memory", "resident bytes per step", "in_flight_bytes")),
     ("jobs with failed attempts journaled : unjournaled, worker CPU", 1.05, False,

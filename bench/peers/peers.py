@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from bench import workload
 from bench.contest import ROOT, Contestant, Failed, Figure, Progress, Sample, compete, in_child, run_python
-from bench.reach import BEST, DEFAULTS
+from bench.reach import BEST, BRIEF, DEFAULTS, GRAPHILE, PG_BOSS
 from bench.server import Server
 
 ENVIRONMENTS = {"oban": ".venv-bench-oban"}
 OTHERS = ".venv-bench-peers"
+NODE = ".venv-bench-node"
 
 # name, peer, jobs, jobs when quick, settings
 PEERS: list[tuple[str, str, int, int, dict[str, Any]]] = [
@@ -28,6 +30,18 @@ PEERS: list[tuple[str, str, int, int, dict[str, Any]]] = [
     ("DBOS, defaults", "dbos", 300, 100, {}),
     ("absurd, five steps", "absurd", 300, 60, {"steps": 5, "concurrency": 20}),
     ("DBOS, five steps", "dbos", 100, 30, {"steps": 5, "poll": 0.05, "worker_concurrency": 50, "pool": 30}),
+]  # fmt: skip
+
+
+# The same, of peers that run on Node.
+NODE_PEERS: list[tuple[str, str, int, int, dict[str, Any]]] = [
+    (GRAPHILE, "graphile", 40_000, 10_000, {"concurrency": 100, "localQueue": 2000, "completions": 5}),
+    ("Graphile Worker, its perfTest", "graphile", 40_000, 10_000,
+     {"concurrency": 24, "localQueue": 500, "completions": 0}),
+    ("Graphile Worker, defaults", "graphile", 2_000, 500, {}),
+    (PG_BOSS, "pgboss", 40_000, 10_000,
+     {"localConcurrency": 2, "batchSize": 2000, "burstWhenBatchFull": True, "pollingIntervalSeconds": 0.5}),
+    ("pg-boss, defaults", "pgboss", 3, 3, {}),  # one job every two seconds
 ]  # fmt: skip
 
 
@@ -49,11 +63,34 @@ def contestant(name: str, peer: str, count: int, settings: dict[str, Any]) -> Co
     return Contestant(name, run, unit, migrated=False)
 
 
+def on_node(name: str, peer: str, count: int, settings: dict[str, Any]) -> Contestant:
+    def run(server: Server, dsn: str) -> Sample:
+        modules = ROOT / NODE / "node_modules"
+        if not modules.exists():
+            raise Failed(f"{NODE} is missing: see bench/README.md")
+        order = {
+            "peer": peer, "dsn": dsn, "postmaster": server.postmaster, "count": count, "settings": settings,
+            "modules": str(modules),
+        }  # fmt: skip
+        return run_python(sys.executable, "bench.peers.node_peer", json.dumps(order))
+
+    return Contestant(name, run, migrated=False, rounds=1 if count < 100 else None)
+
+
 def run(server: Server, progress: Progress, *, quick: bool) -> list[Figure]:
-    count = 10_000 if quick else 20_000
+    count = 10_000 if quick else 40_000
+    # As `insert` writes them: a job records its failed attempts.
+    best = {
+        "count": count, "queue": workload.BEST, "gc": workload.GC, "columns": {"journal": "1", "rev": "1"},
+    }  # fmt: skip
     contestants = [  # ours among them, so that the same minute is compared
-        Contestant(BEST, in_child(what="engine", count=count, queue=workload.BEST, gc=workload.GC)),
+        Contestant(BEST, in_child(what="engine", **best)),
+        Contestant(BRIEF, in_child(what="engine", machine="bench:brief", **best)),
         Contestant(DEFAULTS, in_child(what="engine", count=count // 4)),
+    ]
+    contestants += [
+        on_node(name, peer, small if quick else count, settings)
+        for name, peer, count, small, settings in NODE_PEERS
     ]
     contestants += [
         contestant(name, peer, small if quick else count, settings)
