@@ -34,6 +34,15 @@ ANALYZE: 60 ms to find one of 100,000 results.
 """
 MAX_WAITING_CALLS: Final = 10_000
 """Calls that may wait for a connection of such a lane: a burst of inserts waits in line instead of being refused."""
+QUERY_CANCELED: Final = "57014"
+MAX_CANCELED: Final = 5
+"""Attempts in a row that may end as if somebody had cancelled the statement.
+
+Postgres can report a lock timeout that way: when the timeout of one lock fires in the moment in which the lock is
+granted, and the statement waits for another lock (the row's tuple lock, then its holder's transaction), the server
+forgets why it interrupts the statement. Senders that wait for one row from the same moment on meet this. A
+`statement_timeout` of the role, or an operator who ends the statement again and again, is reported to the caller.
+"""
 FIRST_PAUSE: Final = 0.005
 LONGEST_PAUSE: Final = 0.25
 """Seconds between two attempts; the pause doubles."""
@@ -49,13 +58,14 @@ async def retry_while_locked(
     Waits as long as the lock is held: bound it with a cancel scope. Each attempt may take `within` seconds, if given.
     Cancelled: as `call`.
     """
-    pause = FIRST_PAUSE
+    pause, canceled = FIRST_PAUSE, 0
     while True:
         try:
             async with pool.acquire(lane, within=within) as conn:
                 return await call(conn)
         except psycopg.Error as exc:
-            if exc.sqlstate not in RETRYABLE:
+            canceled = canceled + 1 if exc.sqlstate == QUERY_CANCELED else 0
+            if exc.sqlstate not in RETRYABLE and not 0 < canceled <= MAX_CANCELED:
                 raise
         await trio.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE)
