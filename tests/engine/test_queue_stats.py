@@ -126,7 +126,8 @@ async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_d
 
     async with running(durable_dsn) as run, await da.TrioConnection.connect(durable_dsn) as conn:
         for _ in range(4):
-            number = await da.insert(first, args={}, conn=conn)  # the engine's own insert would claim it, beside the feeder
+            # not through the engine, whose own insert would claim the row beside the feeder
+            number = await da.insert(first, args={}, conn=conn)
             await conn.commit()
             await run.events.final(number)
     assert used == [0, 0, 0, 0]

@@ -2,8 +2,8 @@
 
 import psycopg
 import pytest
-from durable_actors._postgres.pool import lock_retry
 from durable_actors._postgres.driver.statement import Statement
+from durable_actors._postgres.pool import lock_retry
 from durable_actors._postgres.pool.lock_retry import MAX_CANCELED, retry_while_locked
 from durable_actors._postgres.pool.pool import Lane, open_pool
 
