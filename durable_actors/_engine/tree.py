@@ -120,7 +120,7 @@ def build_tree(node: Node, queues: Mapping[str, QueueLimits], *extra: ChildSpec)
         ActorChild(Address[object]("janitor", capacity=1), partial(Janitor, node), shutdown="brutal"),
         ActorChild(_cascade_hints(node), partial(Cascades, node), shutdown="brutal"),
         ActorChild(_schedule_hints(node), partial(Schedules, node), shutdown="brutal"),
-        *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners))] if long_polls else []),
+        *([ActorChild(watch, partial(LongPoll, node, parts.idle_queues, planners, commits))] if long_polls else []),
     ]  # fmt: skip
     parts.root = Supervisor(
         f"engine {node.config.name}".replace("/", "_"),

@@ -141,6 +141,7 @@ class Commits:
         self.answered: list[str] = []
         """Tokens of groups that deleted rows, and whose outcomes all have a verdict: the next group deletes their rows
         of `flushes`. Tokens whose answer did not come are left to the reaper: their statement may be under way."""
+        self._taken = False  # since `take_activity` was called
 
     def settle_with(self, settle: Settle) -> None:
         """Set the function that follows a verdict; it is made after this queue, because it needs the queue."""
@@ -194,7 +195,13 @@ class Commits:
             if after.result is not None:
                 size += len(after.result)
         entries.extendleft(reversed(later))
+        self._taken = True
         return list(batch.values())
+
+    def take_activity(self) -> bool:
+        """Whether a group was taken since the last call."""
+        taken, self._taken = self._taken, False
+        return taken
 
     def unanswered(self, batch: list[PendingCommit], now: float) -> list[PendingCommit]:
         """Those of a group that are still to be committed with it."""
