@@ -67,10 +67,15 @@ def _order(log: EffectLog, ship: Any) -> type[da.Machine[State]]:
         async def spread(self, ctx: Ctx) -> da.Outcome:
             with log.run(ctx) as run:
                 children = [da.Child(ship, args={"fails": n}) for n in ctx.state["fails"]]
-                if ctx.state.get("graph"):  # each comes after the one before
+                if ctx.state.get(
+                    "graph"
+                ):  # each comes after the one before; one with a key is offered, never handed over
                     children = []
-                    for n in ctx.state["fails"]:
-                        children.append(da.Child(ship, args={"fails": n}, after=children[-1:]))
+                    for i, n in enumerate(ctx.state["fails"]):
+                        key = "graph" if i == 1 else None
+                        children.append(
+                            da.Child(ship, args={"fails": n}, after=children[-1:], partition_key=key)
+                        )
                 join = ctx.state.get("join", "all")
                 return run.end(da.ScheduleChildren(self.close, children, join=join, timeout=30))
 
