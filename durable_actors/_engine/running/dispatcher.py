@@ -216,6 +216,19 @@ class Dispatcher(Slots):
         if not self._eager:
             self._start_next(now)
 
+    def start_claimed(self, now: float) -> None:
+        """Start what came without the feeder: with a commit, or with a call of this process.
+
+        What cannot start, because the step pool is down, is the feeder's: it starts it, or fails and releases it.
+        """
+        if self.closed:
+            self.close()
+            return
+        try:
+            self.start(now)
+        except (PoolClosed, PoolFull):
+            self._wake()
+
     def without_key(self) -> list[ActiveClaim]:
         """Buffered claims that lack their partition key: just picked, or the key went with its session."""
         if not self._may_have_keys:
