@@ -14,6 +14,7 @@ import durable_actors as da
 import pytest
 from durable_actors import errors
 from durable_actors._exports import MODULES, NAMES
+from tests.sources import PACKAGE, relative, source_of
 
 ROOT = Path(da.__file__).parent
 
@@ -247,30 +248,20 @@ def test_what_a_line_imports(line):
     assert ours - {"_exports", "_version"} <= expected
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
-)
-def test_our_own_modules_are_imported_at_the_top(path):
+def test_our_own_modules_are_imported_at_the_top():
     """An import inside a function hides a cycle."""
-    tree = ast.parse(path.read_text("utf-8"))
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(function):
-                if isinstance(node, ast.ImportFrom | ast.Import):
-                    names = (
-                        [node.module or ""]
-                        if isinstance(node, ast.ImportFrom)
-                        else [a.name for a in node.names]
-                    )
-                    assert not any(name.startswith("durable_actors") for name in names), (
-                        function.name,
-                        names,
-                    )
+    found = [
+        f"{relative(path)}::{function}: {ast.unparse(node)}"
+        for path in PACKAGE
+        for function, node in source_of(path).hidden_imports
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+        if name.startswith("durable_actors")
+    ]
+    assert not found
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: path.relative_to(ROOT).as_posix()
-)
-def test_every_module_says_what_it_is_for(path):
-    tree = ast.parse(path.read_text("utf-8"))
-    assert ast.get_docstring(tree) or not tree.body or path.name == "_version.py", path
+def test_every_module_says_what_it_is_for():
+    found = [path for path in PACKAGE if not source_of(path).says_what_it_is_for]
+    assert [relative(path) for path in found if path.name != "_version.py"] == []

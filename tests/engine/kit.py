@@ -15,8 +15,10 @@ import durable_actors as da
 import psycopg
 import pytest
 import trio
+import trio.testing
 from durable_actors._engine import setup
 from durable_actors._engine.claiming import feeder
+from durable_actors._engine.claiming.at_once import ClaimsAtOnce
 from durable_actors._engine.claims import ActiveClaim, ClaimState
 from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.locks import Keys
@@ -32,7 +34,7 @@ from durable_actors.config import Config
 from durable_actors.machine import ENDED, isolated_registry
 from durable_actors.otp import ActorChild, Address, Supervisor, open_tree
 from durable_actors.telemetry import Event, StepCommitted, StepStarted
-from tests.kit import PATIENCE, Session
+from tests.kit import PATIENCE, Session, until
 
 E = TypeVar("E")
 _numbers = itertools.count(1)
@@ -417,6 +419,19 @@ class Picks:
             return picked
 
         monkeypatch.setattr(feeder, "pick_instances", noted)
+
+
+def leave_to_the_feeder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test inserts or wakes through its engine is picked: the call itself claims nothing, at rest neither."""
+    monkeypatch.setattr(ClaimsAtOnce, "begin", lambda *_: None)
+
+
+async def at_rest(run: Run, queue: str = "default") -> None:
+    """Until an insert into the queue would be claimed at once."""
+    assert run.engine._parts is not None
+    planner = run.engine._parts.planners[queue]
+    await until(lambda: planner.drained and planner.queue_empty and not run.engine._node.claims.all())
+    await trio.testing.wait_all_tasks_blocked()
 
 
 def refuse_bad(db: Db, code: str) -> None:

@@ -20,7 +20,7 @@ from durable_actors.telemetry import Picked
 from tests.engine import planner_rig
 from tests.engine.conftest import JOURNAL
 from tests.engine.dispatcher_kit import DispatcherRig
-from tests.engine.kit import QUIET, Db, Picks, Run, claim, dispatcher_of, parked, running
+from tests.engine.kit import QUIET, Db, Picks, at_rest, claim, dispatcher_of, parked, running
 from tests.engine.planner_rig import found
 from tests.kit import PATIENCE, until
 from tests.store.kit import connect
@@ -156,15 +156,21 @@ async def test_what_is_claimed_for_a_queue_whose_feeder_has_ended_is_released():
     assert (len(rig.dispatcher.claims), len(rig.dispatcher.commits.released)) == (0, 1)
 
 
+async def test_what_is_claimed_while_no_step_task_can_start_is_the_feeders():
+    """The step pool restarts. The call succeeds, the queue claims again, and the feeder starts the row."""
+    rig = Rig()
+    rig.dispatcher.pool.open = False
+    woken = rig.dispatcher.woken
+    rig.calls.done(rig.begin(), [claim(None, 1, queue="q")])
+    assert rig.dispatcher.woken == woken + 1
+    rig.dispatcher.pool.open = True
+    rig.dispatcher.dispatcher.start(0.0)
+    assert rig.dispatcher.pool.tasks
+    rig.planner.round("message")
+    assert rig.claims()
+
+
 # -- the engine
-
-
-async def at_rest(run: Run, queue: str = "default") -> None:
-    """Until an insert into the queue would be claimed at once."""
-    assert run.engine._parts is not None
-    planner = run.engine._parts.planners[queue]
-    await until(lambda: planner.drained and planner.queue_empty and not run.engine._node.claims.all())
-    await trio.testing.wait_all_tasks_blocked()
 
 
 def noting(ran: list[Any]) -> Any:

@@ -9,7 +9,6 @@ import pytest
 import trio
 from durable_actors._engine import setup
 from durable_actors._engine.claiming import feeder
-from durable_actors._engine.claiming.at_once import ClaimsAtOnce
 from durable_actors._engine.claiming.cursor import MAX_EXTRAS, PickCursor
 from durable_actors._engine.claiming.planner import ClaimPlanner, Pick, Sleep
 from durable_actors._engine.claiming.stats_refresh import StatsRefresh
@@ -20,7 +19,7 @@ from durable_actors.machine import isolated_registry
 from durable_actors.otp import Pool, PoolClosed
 from durable_actors.telemetry import DrainStarted, Picked, QueueSaturated, StepStarted
 from psycopg.errors import QueryCanceled
-from tests.engine.kit import QUIET, Gate, gated, running, simple
+from tests.engine.kit import QUIET, Gate, at_rest, gated, leave_to_the_feeder, running, simple
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -322,7 +321,7 @@ async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(du
 
     monkeypatch.setattr(feeder, "read_queue", noted)
     monkeypatch.setattr(setup, "builtin_queues", frozenset)  # a queue less to wait for
-    monkeypatch.setattr(ClaimsAtOnce, "begin", lambda *_: None)
+    leave_to_the_feeder(monkeypatch)
 
     @da.job
     async def quick(args):
@@ -345,7 +344,8 @@ async def test_a_pick_that_waits_for_its_connection_claims_nothing_in_a_drain(du
     assert db.row(number, "status::text, attempt, updated_at = inserted_at") == ("runnable", 0, True)
 
 
-async def test_a_claim_is_not_forgotten_when_the_pool_is_down(durable_dsn, monkeypatch):
+@pytest.mark.parametrize("by", ["a pick", "the insert"])
+async def test_a_claim_is_not_forgotten_when_the_pool_is_down(durable_dsn, monkeypatch, by):
     """Neither buffered nor running, it would be renewed for ever and run by nobody."""
     real, failures = Pool.start_nowait, [PoolClosed("x")]
 
@@ -359,7 +359,10 @@ async def test_a_claim_is_not_forgotten_when_the_pool_is_down(durable_dsn, monke
         return "finished"
 
     monkeypatch.setattr(Pool, "start_nowait", start_nowait)
+    if by == "a pick":
+        leave_to_the_feeder(monkeypatch)
     async with running(durable_dsn, lease_ttl=3600, reap_interval=3600) as run:
+        await at_rest(run)
         row = await run.run(quick, args={})
     assert (row.result, row.attempt, row.crashes, failures) == ("finished", 0, 0, [])
 
@@ -428,6 +431,7 @@ async def test_claims_start_before_the_statistics_are_refreshed(durable_dsn, mon
             await refresh.wait()
         return await read(*args, **options)
 
+    leave_to_the_feeder(monkeypatch)
     monkeypatch.setattr(feeder, "pick_instances", picked)
     monkeypatch.setattr(feeder, "read_queue", held)
     async with running(durable_dsn) as run:

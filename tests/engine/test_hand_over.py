@@ -178,3 +178,20 @@ async def test_what_is_handed_to_a_queue_whose_feeder_has_ended_is_released():
     rig.dispatcher.dispatcher.close()
     rig.hand_over.done([claim(None, 1, queue="q")])
     assert (len(rig.dispatcher.claims), len(rig.dispatcher.commits.released)) == (0, 1)
+
+
+async def test_what_is_handed_over_while_no_step_task_can_start_is_the_feeders(autojump_clock: object):
+    """The step pool restarts. The flusher goes on with what follows the commit, and nobody waits for the hand-over."""
+    rig = Rig()
+    assert rig.room()
+    rig.dispatcher.pool.open = False
+    woken = rig.dispatcher.woken
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.hand_over.settled)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(1.0):
+            rig.hand_over.done([claim(None, 1, queue="q")])
+    assert rig.dispatcher.woken == woken + 1
+    rig.dispatcher.pool.open = True
+    rig.dispatcher.dispatcher.start(0.0)
+    assert rig.dispatcher.pool.tasks

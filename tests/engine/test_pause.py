@@ -242,26 +242,34 @@ async def test_a_resume_elsewhere_is_noticed_by_the_long_poll(durable_dsn):
 
 @pytest.mark.parametrize("how", ["resumed", "until"])
 async def test_the_end_of_a_machines_pause_is_noticed(durable_dsn, db: Db, how: str):
-    """Its rows are on the shelf, where the long poll sees none of them; the next poll is a minute away."""
-    slow = {"poll_interval": 60, "max_poll_interval": 60, "long_poll": 0.02}
+    """Its rows are on the shelf, where the long poll sees none of them; the next poll is an hour away."""
+    slow = {"poll_interval": 3600, "max_poll_interval": 3600, "long_poll": 0.02}
     machine = simple("paused")
     async with running(durable_dsn, **slow) as run, da.open_client(durable_dsn, name="another") as other:
-        until_ = None if how == "resumed" else timedelta(seconds=1)
-        await other.pause_queue("default", "paused", until_)
-        number = await run.insert(machine, state={"n": 1})
-        shelved = "select 1 from durable.gen_durable where hold = 2"
-        await until(lambda: db.execute(shelved))
         planner = run.engine._node.queues["default"]  # type: ignore[attr-defined]
-        await until(lambda: planner.paused_machines and planner.cursor.next_pick(trio.current_time()) is None)
+
+        def knows() -> bool:
+            return planner.paused_machines and planner.cursor.next_pick(trio.current_time()) is None
+
+        for seconds in (1, 5, 25):  # on a busy machine a second is over before its row is shelved
+            await other.pause_queue(
+                "default", "paused", None if how == "resumed" else timedelta(seconds=seconds)
+            )
+            number = await run.insert(machine, state={"n": 1})
+            await until(lambda row=number: db.row(row, "hold = 2 or status = 'done'") == (True,))
+            shelved = db.row(number, "hold") == (2,)
+            await until(lambda row=number: knows() or db.row(row, "status") == ("done",))
+            if shelved:
+                break
+        else:
+            pytest.fail("the row was never shelved")
         if how == "resumed":
             await other.resume_queue("default", "paused")
             told = await other.explain(number)
             assert (told.reason, "does not have" in told.summary) in {
                 (reason, False) for reason in ("ready", "executing", "done")
             }
-        began = trio.current_time()
-        assert await other.result(number, timeout=10) == 1
-        assert trio.current_time() - began < 5
+        assert await other.result(number, timeout=60) == 1
 
 
 async def test_a_paused_backlog_costs_what_an_empty_queue_costs(durable_dsn):

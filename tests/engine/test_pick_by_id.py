@@ -9,7 +9,6 @@ import psycopg
 import pytest
 import trio
 import trio.testing
-from durable_actors._engine.claiming.at_once import ClaimsAtOnce
 from durable_actors._engine.claiming.cursor import PickCursor
 from durable_actors._engine.claiming.planner import ClaimPlanner
 from durable_actors._engine.claims import ActiveClaims
@@ -18,7 +17,7 @@ from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import PickResult
 from durable_actors.telemetry import StepCommitted
-from tests.engine.kit import QUIET, Gate, Picks, Run, claim, running
+from tests.engine.kit import QUIET, Gate, Picks, Run, claim, leave_to_the_feeder, running
 from tests.kit import PATIENCE, until
 from tests.support.faults import open_proxy
 from trio_util import AsyncBool
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("registry")
 @pytest.fixture(autouse=True)
 def _nothing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of calls that claim nothing themselves: inserts and signals of a step, or on a caller's connection."""
-    monkeypatch.setattr(ClaimsAtOnce, "begin", lambda *_: None)
+    leave_to_the_feeder(monkeypatch)
 
 
 KNOWN = frozenset({"m/1"})

@@ -16,7 +16,7 @@ from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.running import dispatcher
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors.telemetry import Picked, StepCommitted, StepStarted
-from tests.engine.kit import QUIET, Gate, running
+from tests.engine.kit import QUIET, Gate, leave_to_the_feeder, running
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -101,6 +101,7 @@ async def test_a_step_that_computes_does_not_postpone_the_next_refresh(durable_d
     monkeypatch.setattr(StatsRefresh, "took", noted)
     monkeypatch.setattr(feeder.Feeder, "_refresh", noted_refresh)
     monkeypatch.setattr(setup, "builtin_queues", frozenset)
+    leave_to_the_feeder(monkeypatch)
     async with running(durable_dsn, **QUIET) as run:
         number = await run.insert(burn, args={})
         while not burns.is_set():  # the pick of a lone row may be followed by no refresh
@@ -124,12 +125,10 @@ async def test_no_connection_is_held_while_a_step_takes_its_first_turn(durable_d
         [lane] = [lane for lane in run.engine.connections().lanes if lane.name == "claim"]
         used.append(lane.in_use)
 
-    async with running(durable_dsn) as run, await da.TrioConnection.connect(durable_dsn) as conn:
+    leave_to_the_feeder(monkeypatch)
+    async with running(durable_dsn) as run:
         for _ in range(4):
-            # not through the engine, whose own insert would claim the row beside the feeder
-            number = await da.insert(first, args={}, conn=conn)
-            await conn.commit()
-            await run.events.final(number)
+            await run.run(first, args={})
     assert used == [0, 0, 0, 0]
     kinds = [type(event) for event in run.events.events if isinstance(event, StepStarted | Picked)]
     assert kinds.index(Picked) < kinds.index(StepStarted)

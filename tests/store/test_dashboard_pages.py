@@ -128,7 +128,7 @@ def test_limits_cost_their_caps(throttled: psycopg.Connection, caps: LimitCaps):
     found.assert_no_seq_scan("gen_durable")
     found.assert_uses("gen_durable_throttled", "gen_durable_slots")
     assert found.buffers < MOST_PAGES
-    few = [str(each).encode() for each in (caps.keys, 10, 100)]
+    few = [str(each).encode() for each in (caps.keys // 5, 10, 100)]
     least = measure(
         throttled, (statement("read_limits", SCHEMA, read_only=True), [*few, name, None]), CLIENT_SETTINGS
     )

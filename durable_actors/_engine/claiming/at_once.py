@@ -99,10 +99,7 @@ class ClaimsAtOnce:
         for claim in claims:
             queue, dispatcher = claim.queue, self._dispatchers[claim.queue]
             dispatcher.add([claim], now)
-            if dispatcher.closed:
-                dispatcher.close()  # its feeder has ended meanwhile
-            else:
-                dispatcher.start(now)
+            dispatcher.start_claimed(now)
             self._planners[queue].claimed_at_once()
             self._idle.of(queue).claimed()
             if self._node.telemetry.active:

@@ -131,10 +131,7 @@ class HandOver:
             dispatcher = self._dispatchers[queue]
             dispatcher.add(mine, now)
             self._hand_on(mine, leaving, now)
-            if dispatcher.closed:
-                dispatcher.close()  # its feeder has ended meanwhile
-            else:
-                dispatcher.start(now)
+            dispatcher.start_claimed(now)
             self._idle.of(queue).claimed()
             if self._node.telemetry.active:
                 keys = sum(active.claim.queue == queue for active in leaving.values())

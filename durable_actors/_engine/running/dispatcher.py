@@ -105,9 +105,8 @@ class Dispatcher(Slots):
         self._bare = attrs.evolve(limits, prefetch=0)
         self._without_limits = PLAIN_PICKS  # picks since the last one that brought rows with limits
         self._feeder_woken = False  # the feeder will ask for the demand: no need to wake it again
-        self._had_room = (
-            False  # when it asked last, there was demand: if it sleeps, it waits for rows, not for slots
-        )
+        # When it asked last, there was demand: if it sleeps, it waits for rows, not for slots.
+        self._had_room = False
         self.has_excess = False
         """Some claims of the buffer were prefetched, and have had no slot yet."""
         self.reserved = 0
@@ -215,6 +214,16 @@ class Dispatcher(Slots):
         """Start the most urgent claim, unless a running task is about to."""
         if not self._eager:
             self._start_next(now)
+
+    def start_claimed(self, now: float) -> None:
+        """Start what came with a commit or a call. While the pool is down, the feeder is to start or release it."""
+        if self.closed:
+            self.close()
+            return
+        try:
+            self.start(now)
+        except (PoolClosed, PoolFull):
+            self._wake()
 
     def without_key(self) -> list[ActiveClaim]:
         """Buffered claims that lack their partition key: just picked, or the key went with its session."""
@@ -408,11 +417,6 @@ class Dispatcher(Slots):
             self._move(active, COMMITTING)
             self._start_if_none_eager(now)
             self._wake()
-
-    @property
-    def may_recover(self) -> bool:
-        """Whether `handle` of a refused outcome may run beside the other steps: at most twice as many run in all."""
-        return self.running < 2 * self._limits.concurrency
 
     def recovering(self, active: ActiveClaim) -> None:
         """`handle` runs, for Postgres refused the outcome."""

@@ -47,6 +47,11 @@ class Slots:
             and running + counts[COMMITTING] < self._max_inflight + self.prefetch.rows
         )
 
+    @property
+    def may_recover(self) -> bool:
+        """Whether `handle` of a refused outcome may run beside the other steps: at most twice as many run in all."""
+        return self.running < 2 * self._limits.concurrency
+
     def _all_suspended(self, eager: int) -> bool:
         """Whether as many steps wait as may run; `eager` of the running ones have not waited yet."""
         return self.running - eager >= self._limits.concurrency
