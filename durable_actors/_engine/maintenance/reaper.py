@@ -43,6 +43,9 @@ SWEEP: Final = 1000
 SWEEP_REST: Final = 9.0
 """How many times as long as such a statement the sweep rests before the next one: picks use the same connection.
 Without a rest, a sweep of 10,000 keys kept them from it for a fifth of a second."""
+SWEEP_FIRST: Final = 1.0
+"""Seconds after the start until the first sweep, at most: a node that starts has other work, and what it reaps or
+releases offers the next row of its key without it."""
 FORGET_FIRST: Final = 60.0
 """Seconds after the start until old nodes are deleted: not while this one starts its work."""
 FORGET_EVERY: Final = 3600.0
@@ -67,13 +70,14 @@ class Reaper(Actor[object]):
         self._node = node
         self._outage = Outage(node, "reaper")
         self._suspects = SuspectLog()
-        self._sweep_at = 0.0
+        self._sweep_at = math.inf
         self._swept_to = ""  # the last key of the sweep under way; "" is before the first
         self._forget_at = math.inf
 
     async def run(self) -> None:
         """Look, reap, sleep until something may be due."""
-        self._forget_at = trio.current_time() + FORGET_FIRST
+        began, interval = trio.current_time(), self._node.config.reap_interval
+        self._forget_at, self._sweep_at = began + FORGET_FIRST, began + min(SWEEP_FIRST, interval)
         while True:
             try:
                 wait = await self._round()

@@ -92,9 +92,14 @@ class ClaimBuffer:
             return lacking.popleft()
         return startable.popleft()
 
-    def without_key(self) -> list[ActiveClaim]:
-        """Claims that lack their key."""
-        return [active for active in self if not self._may_start(active)]
+    def without_key(self, *, lost: bool) -> list[ActiveClaim]:
+        """Claims that lack their key; `lost`: some of those that had it may have lost it."""
+        if lost:
+            gone = [active for active in self.startable if not self._may_start(active)]
+            if gone:
+                self.remove(gone)
+                self._lacking = _appended(self._lacking, gone)
+        return [active for active in self._lacking if not self._owns(active.claim)]
 
     def remove(self, removed: Iterable[ActiveClaim]) -> None:
         """Remove these claims, which are here."""

@@ -99,7 +99,7 @@ class Dispatcher(Slots):
         self._buffer = ClaimBuffer(keys.owns)  # BUFFERED
         self._ready: deque[ActiveClaim] = deque()  # READY
         self._eager = 0  # tasks that have not waited yet: each starts the next claim when it waits or ends
-        self._may_have_keys = False  # some claims of the buffer may have a partition key
+        self._losses = 0  # of keys, when the buffer was searched for claims that lack theirs
         self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
         self.closed = False  # no feeder works for this queue
         self._pauses: Mapping[str, float] = {}  # paused machines, until when; "": all
@@ -200,7 +200,7 @@ class Dispatcher(Slots):
             self._move(active, BUFFERED)
             added.append(active)
             if claim.partition_key is not None:
-                keyed = self._may_have_keys = True
+                keyed = True
         self._buffer.add(added, keyed=keyed)
         self._inboxes_doubted, self.has_excess = False, self._excess() > 0
         if len(self._suspended) >= self._limits.concurrency:
@@ -219,10 +219,8 @@ class Dispatcher(Slots):
 
     def without_key(self) -> list[ActiveClaim]:
         """Buffered claims that lack their partition key: just picked, or the key went with its session."""
-        if not self._may_have_keys:
-            return []
-        self._may_have_keys = any(active.claim.partition_key is not None for active in self._buffer)
-        return self._buffer.without_key() if self._may_have_keys else []
+        lost, self._losses = self._keys.losses != self._losses, self._keys.losses
+        return self._buffer.without_key(lost=lost)
 
     def give_back_contended(self, contended: Iterable[ActiveClaim]) -> None:
         """The keys of these claims are busy elsewhere: release them, held behind their key."""
