@@ -23,11 +23,19 @@ from bench.contest import ROOT, TIMEOUT, Sample
 from bench.server import Server, open_server
 from bench.workload import BEST, GC
 
+
+def _keyed(keys: int) -> dict[str, str]:
+    """Columns of rows as `insert_many` leaves them: of each key all but the first are held."""
+    return {"partition_key": f"'key ' || n %% {keys}", "hold": f"(n > {keys})::int"}
+
+
 ORDERS: dict[str, dict[str, Any]] = {
     "job, best settings": {"count": 40_000, "queue": BEST, "gc": GC},
     "job, defaults": {"count": 20_000},
     "job with keep=0, best settings": {"machine": "bench:brief", "count": 40_000, "queue": BEST, "gc": GC},
     "job with keep=0, defaults": {"machine": "bench:brief", "count": 20_000},
+    "job, 10,000 keys, best settings": {"count": 40_000, "queue": BEST, "gc": GC, "columns": _keyed(10_000)},
+    "job, 100 keys, best settings": {"count": 20_000, "queue": BEST, "gc": GC, "columns": _keyed(100)},
     "five steps, best settings": {"machine": "bench:five", "count": 10_000, "queue": BEST, "gc": GC},
     "five steps, defaults": {"machine": "bench:five", "count": 5_000},
 }

@@ -19,8 +19,9 @@ _PLANS: Final = {
 
 _CLAIMS: Final = {"enable_bitmapscan": "off"}
 """For lanes that clients do not use: listings by tags need bitmaps. A pick asks of each key whether an earlier sibling
-waits. A bitmap scan does not mark the index entries of ended siblings as dead, so every pick would read all of them
-again until the next vacuum; an index scan marks them."""
+waits, and a commit offers the first held row of a key. A bitmap scan does not mark the index entries of ended siblings
+as dead, so every pick would read all of them again until the next vacuum; an index scan marks them. And it reads all
+held rows of a key to sort them, where an index scan stops at the first."""
 
 MAX_KEYED_CALLS: Final = 16
 """Calls of `execute_next` on one client that may run a step with a partition key at the same time. Each has a session
@@ -58,7 +59,7 @@ def lanes(pool_size: int, *, session_dsn: str | None, keepalive: float) -> dict[
     both = _PLANS | SHORT_LOCK_TIMEOUT | idle
     shared = Lane("shared", 1, settings=both, max_waiting=MAX_WAITING_CALLS, answer_within=patience)
     rest = pool_size - 2
-    commit = Lane("commit", 1, settings=both, answer_within=patience)
+    commit = Lane("commit", 1, settings=both | _CLAIMS, answer_within=patience)
     found["commit"] = commit if rest > 1 else shared
     # The picks of all queues share this lane: no statement there may wait for a lock either.
     found["claim"] = Lane("claim", 1, settings=both | _CLAIMS, answer_within=patience) if rest > 2 else shared

@@ -68,6 +68,7 @@ class FakeKeys:
 
     def __init__(self) -> None:
         self.up = True
+        self.losses = 0
         self.owners: dict[str, str] = {}
         self.taking: set[str] = set()
 

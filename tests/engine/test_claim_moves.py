@@ -113,6 +113,7 @@ class Model:
     def session_lost(self) -> None:
         self.rig.keys.up = False
         self.rig.keys.owners.clear()
+        self.rig.keys.losses += 1
 
     def session_opened(self) -> None:
         self.rig.keys.up = True

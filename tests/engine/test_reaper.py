@@ -263,6 +263,28 @@ async def test_the_sweep_goes_through_all_keys_in_bounded_statements(db: Db, mon
         await db.eventually("select count(*) = 25 from durable.gen_durable where hold = 0")
 
 
+async def test_between_two_statements_of_a_sweep_it_looks_for_dead_nodes(
+    db: Db, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither the looks nor the picks wait until all keys are swept."""
+    monkeypatch.setattr(reaper_module, "SWEEP", 1)
+    monkeypatch.setattr(reaper_module, "SWEEP_REST", 0.0)
+    looks, done = Looks(monkeypatch), list[str]()
+    sweep_some = reaper_module.sweep_some
+
+    async def sweep(*args: Any, **options: Any) -> tuple[int, str | None]:
+        done.append("sweep")
+        return await sweep_some(*args, **options)
+
+    monkeypatch.setattr(reaper_module, "sweep_some", sweep)
+    for n in range(3):
+        db.insert(partition_key=f"k{n}", hold=1)
+    async with make_node(db.dsn) as node, reap(node):
+        await db.eventually("select count(*) = 3 from durable.gen_durable where hold = 0")
+        await until(lambda: len(done) == 4)  # the fourth finds no more keys
+    assert looks.count >= 4
+
+
 async def test_an_idle_look_is_one_statement(db: Db, monkeypatch: pytest.MonkeyPatch):
     looks = Looks(monkeypatch)
     async with make_node(db.dsn) as node, reap(node) as reaper:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
 import pytest
 from durable_actors._engine.lanes import client_lanes, lanes
+from durable_actors._store.sql import statement
 from tests.store.kit import PLANS, address, insert
 
 WATCH = {
@@ -40,10 +42,23 @@ def test_a_pick_judges_keys_by_index_scans(db: psycopg.Connection[Any], *, bitma
     assert bitmaps == any("Index Scan using gen_durable_key on" not in text for text in plans)
 
 
+def test_a_commit_excludes_by_hashes(db: psycopg.Connection[Any]):
+    """What a group of a thousand compares one by one grows with its square."""
+    for name, value in PLANS.items():
+        db.execute("select set_config(%s, %s, false)", [name, value])
+    text = statement("hand_siblings", "durable").sql
+    plan = "\n".join(row[0] for row in db.execute(f"explain (generic_plan, verbose) {text}".encode()))
+    assert (
+        len(re.findall(r"hashed SubPlan \d+\)\.col1", plan)) >= 4
+    )  # known steps, the group's rows, taken keys
+    assert "<> ALL ((InitPlan" not in plan
+    assert "<> ALL ($2)" not in plan
+
+
 def test_the_lanes_that_claim_have_no_bitmap_scans():
     roles = lanes(6, session_dsn=None, keepalive=60.0)
     own = client_lanes(4, session_dsn=None, keepalive=60.0)
-    for lane in (roles["claim"], own["claim"]):
+    for lane in (roles["claim"], roles["commit"], own["claim"], own["commit"]):
         assert lane.settings["enable_bitmapscan"] == "off"
     for lane in (roles["client"], own["client"], lanes(3, session_dsn=None, keepalive=60.0)["claim"]):
         assert "enable_bitmapscan" not in lane.settings, "a listing by tags needs one"

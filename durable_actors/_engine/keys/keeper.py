@@ -177,6 +177,7 @@ class Keeper(Actor[object]):
     def _interrupt(self, why: str) -> None:
         """Cancel every running keyed step, and free the keys of claims whose step has not begun."""
         cancelled = 0
+        self._keys.losses += 1
         for active in self._node.claims.live():
             if active.claim.partition_key is None:
                 continue

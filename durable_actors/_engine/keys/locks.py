@@ -79,6 +79,8 @@ class Keys:
         """Keys whose rows are to be offered again. Only this object and the keeper use it."""
         self.up = False
         """The keeper has an open session."""
+        self.losses = 0
+        """How often claims may have lost keys that they owned."""
         self._silent = False  # an answer is overdue
         self._taking: set[str] = set()  # claims whose `take` is under way
 
@@ -235,6 +237,7 @@ class Keys:
     def lose(self) -> None:
         """The session is gone: answer every request with nothing. No key can be owned until there is a new one."""
         self.up = self._silent = False
+        self.losses += 1
         self.table.lost()
         for request in (*self._sent, *self._requests):
             request.answer(set())

@@ -24,6 +24,7 @@ from durable_actors._engine.claims import ActiveClaim, ActiveClaims, ClaimState
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.limits import QueueLimits, demand
+from durable_actors._engine.running.buffer import ClaimBuffer
 from durable_actors._engine.running.slots import Slots
 from durable_actors._engine.running.task_pool import TaskPool
 from durable_actors._store.holds import HELD, OFFERED
@@ -95,10 +96,10 @@ class Dispatcher(Slots):
         self.run_slice: RunSlice
         """The body of a task; set once, when the step tasks are made."""
         self._draining = draining  # then nothing starts any more, and no instance continues on its claim
-        self._buffer: deque[ActiveClaim] = deque()  # BUFFERED, most urgent first
+        self._buffer = ClaimBuffer(keys.owns)  # BUFFERED
         self._ready: deque[ActiveClaim] = deque()  # READY
         self._eager = 0  # tasks that have not waited yet: each starts the next claim when it waits or ends
-        self._may_have_keys = False  # some claims of the buffer may have a partition key
+        self._losses = 0  # of keys, when the buffer was searched for claims that lack theirs
         self._inboxes_doubted = False  # the buffer waits for slots, and its inbox flags were discarded
         self.closed = False  # no feeder works for this queue
         self._pauses: Mapping[str, float] = {}  # paused machines, until when; "": all
@@ -133,7 +134,7 @@ class Dispatcher(Slots):
         """The feeder ends: release every claim whose step has not begun, now and later; attempts unchanged."""
         self.closed = True
         while self._ready or self._buffer:
-            self._give_back((self._ready or self._buffer).popleft())
+            self._give_back(self._ready.popleft() if self._ready else self._buffer.pop_first())
 
     def demand(self, now: float) -> int:
         """How many rows to ask for now. The feeder, which calls this, waits for no partition key meanwhile."""
@@ -169,7 +170,7 @@ class Dispatcher(Slots):
         """How many rows may be handed over with keys, one of them the next after this claim; it frees no more slots."""
         if self.closed or self._draining.value:
             return 0
-        if self._buffer and self._buffer[0].claim.priority < claim.priority:
+        if self._buffer and self._buffer.priority < claim.priority:
             return 0
         limits = self._limits
         return max(
@@ -189,16 +190,17 @@ class Dispatcher(Slots):
 
     def add(self, claims: list[Claim], now: float) -> None:
         """Own these claims: they are renewed from now on. The most urgent goes first."""
-        waiting = len(self._buffer)
         self._note_if_all_ran(now)
         self.prefetch.picked(len(claims), now)
+        keyed, added = False, list[ActiveClaim]()
         for claim in claims:
             active = ActiveClaim(claim, now)
             self._claims.add(active)
             self._move(active, BUFFERED)
-            self._buffer.append(active)
+            added.append(active)
             if claim.partition_key is not None:
-                self._may_have_keys = True
+                keyed = True
+        self._buffer.add(added, keyed=keyed)
         self._inboxes_doubted, self.has_excess = False, self._excess() > 0
         if len(self._suspended) >= self._limits.concurrency:
             self._doubt_inboxes()
@@ -207,11 +209,10 @@ class Dispatcher(Slots):
             self._give_back_excess(self._limits.prefetch)  # what uses limits is not prefetched
         elif claims:
             self._without_limits += 1
-        if waiting and claims and self._buffer[waiting - 1].claim.priority > claims[0].priority:
-            self._buffer = deque(sorted(self._buffer, key=lambda active: active.claim.priority))
 
     def start(self, now: float) -> None:
-        """Start the most urgent claim, unless a running task is about to."""
+        """Start the most urgent claim, unless a running task is about to. Claims may have got their keys meanwhile."""
+        self._buffer.sort_out()
         if not self._eager:
             self._start_next(now)
 
@@ -227,23 +228,25 @@ class Dispatcher(Slots):
 
     def without_key(self) -> list[ActiveClaim]:
         """Buffered claims that lack their partition key: just picked, or the key went with its session."""
-        if not self._may_have_keys:
-            return []
-        keyed = [active for active in self._buffer if active.claim.partition_key is not None]
-        self._may_have_keys = bool(keyed)
-        return [active for active in keyed if not self._keys.owns(active.claim)]
+        lost, self._losses = self._keys.losses != self._losses, self._keys.losses
+        return self._buffer.without_key(lost=lost)
 
     def give_back_contended(self, contended: Iterable[ActiveClaim]) -> None:
         """The keys of these claims are busy elsewhere: release them, held behind their key."""
+        contended = list(contended)
+        if contended:
+            self._buffer.remove(contended)
         for active in contended:
-            self._buffer.remove(active)
             self._give_back(active, hold=HELD)
             self._on_contended(active.claim)
 
     def give_back_between_steps(self, active: ActiveClaim) -> None:
         """A command asks for it before its next step: release it. One whose key is being taken: after that."""
         if active.claim.partition_key is None or self._keys.owns(active.claim):
-            (self._buffer if active.state is BUFFERED else self._ready).remove(active)
+            if active.state is BUFFERED:
+                self._buffer.remove([active])
+            else:
+                self._ready.remove(active)
             self._give_back(active)
             self._wake()
 
@@ -268,7 +271,7 @@ class Dispatcher(Slots):
         count = self._excess() + prefetched
         if count > 0:
             self.prefetch.waited()
-            for active in [self._buffer.pop() for _ in range(count)][::-1]:
+            for active in [self._buffer.pop_last() for _ in range(count)][::-1]:
                 self._give_back(active)
         self.has_excess = False
 
@@ -285,7 +288,10 @@ class Dispatcher(Slots):
         except BaseException:
             active.steps -= 1  # the pool is down: a claim that is dropped here would be renewed for ever
             self._move(active, READY if active.steps else BUFFERED)
-            (self._ready if active.steps else self._buffer).appendleft(active)
+            if active.steps:
+                self._ready.appendleft(active)
+            else:
+                self._buffer.put_back(active)
             raise
         self._eager += 1
         return True
@@ -302,8 +308,8 @@ class Dispatcher(Slots):
             if self._ready:
                 active = self._ready.popleft()
                 held = self._keys.holds(active.claim)
-            elif self._buffer and self._has_free_slot():
-                found = self._pop_startable()
+            elif self._buffer.startable and self._has_free_slot():
+                found = self._buffer.pop_startable()
                 if found is None:
                     return None
                 active = found
@@ -323,19 +329,9 @@ class Dispatcher(Slots):
             self._wake()
         return None
 
-    def _pop_startable(self) -> ActiveClaim | None:
-        """Remove the first claim that has what it needs; one whose key is being taken waits."""
-        if self._buffer[0].claim.partition_key is None:
-            return self._buffer.popleft()
-        for index, active in enumerate(self._buffer):
-            if active.claim.partition_key is None or self._keys.owns(active.claim):
-                del self._buffer[index]
-                return active
-        return None
-
     def _start_if_none_eager(self, now: float) -> None:
         """A slot may be free. The feeder may be in a pick: claims need not wait for it."""
-        if not self._eager and (self._ready or self._buffer) and self._pool.free:
+        if not self._eager and (self._ready or self._buffer.startable) and self._pool.free:
             self._start_next(now)
 
     def _wake(self) -> None:
@@ -369,9 +365,14 @@ class Dispatcher(Slots):
             active = task_slice.active
             if active.state is RUNNING and active.claim.plain:  # else it commits children, or reads its inbox
                 self._suspended.add(active)
-                if self._buffer and len(self._suspended) >= self._limits.concurrency:
+                if self._buffer.startable and len(self._suspended) >= self._limits.concurrency:
                     self._doubt_inboxes()
-        if (self._ready or self._buffer) and self._pool.free and self._start_next(now) and self._pool.free:
+        if (
+            (self._ready or self._buffer.startable)
+            and self._pool.free
+            and self._start_next(now)
+            and self._pool.free
+        ):
             self._start_next(now)
         self._note_slot_is_kept(0)
 
@@ -396,7 +397,7 @@ class Dispatcher(Slots):
             return False
         if self._pauses and self._is_paused(active.claim, now):
             return False
-        return not self._buffer or self._buffer[0].claim.priority >= active.claim.priority
+        return not self._buffer or self._buffer.priority >= active.claim.priority
 
     def hand_over(self, task_slice: TaskSlice, *, keep_slot: bool) -> None:
         """The step's outcome goes to the flusher: its task is free for another claim."""
