@@ -191,6 +191,45 @@ async def test_two_slots_that_ended_at_once_are_filled_at_once(db: psycopg.Conne
         assert taken(await thaw(conn)) == ids[2:4]
 
 
+async def test_an_end_that_a_pick_did_not_see_is_found_by_its_node(db: psycopg.Connection, durable_dsn: str):
+    """The pick has the line of `limit_waits`, and its snapshot is older than the end: the trigger skips the line."""
+    ids = insert(db, 6, rate_limit="!gpu")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, gpu=Limit(slots=3))
+        first, *others = (await pick(conn)).claims
+        await commit(conn, outcome(first, "done", result=b"1"))
+        with psycopg.connect(durable_dsn) as picking:  # it has claimed, and its commit is under way
+            picking.execute("update durable.limit_waits set next_at = now() + interval '2 seconds'")
+            await commit(conn, *[outcome(claim, "done", result=b"1") for claim in others])
+        assert (await read_thawed(conn, SCHEMA, "default", limit=100)).ids == []
+        found = await read_thawed(conn, SCHEMA, "default", limit=100, ended=["gpu"])
+        assert found.ids == ids[3:], "as many as have a slot"
+        assert len((await pick(conn, begin=attrs.evolve(HEAD, extras=found.ids))).claims) == 3
+        insert(db, 2, rate_limit="!gpu")
+        assert (await pick(conn)).claims == []
+        assert (await read_thawed(conn, SCHEMA, "default", limit=100, ended=["gpu"])).ids == []
+
+
+async def test_a_pick_waits_for_no_line_that_an_end_is_writing(db: psycopg.Connection, durable_dsn: str):
+    """The commit has a line of `limit_waits`, and wants a row that the pick has locked: none of them may wait."""
+    [first] = insert(db, rate_limit="!gpu")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, gpu=Limit(slots=1))
+        await pick(conn)
+        [second] = insert(db, rate_limit="!gpu")
+        await pick(conn)
+        insert(db, rate_limit="!gpu")
+        with psycopg.connect(durable_dsn) as ending:
+            ending.execute("update durable.limit_waits set next_at = now()")
+            with trio.fail_after(5):
+                assert [row.what for row in (await pick(conn)).seen] == ["t"]
+                begin = attrs.evolve(HEAD, priorities=[], eligible_ats=[], ids=[], extras=[second])
+                assert (await pick(conn, begin=begin)).claims == []
+        [(due,)] = db.execute("select next_at <= now() from durable.limit_waits").fetchall()
+        assert due, "what the commit has written stays"
+        assert rows(db, "hold", f"id <> {first}") == [(3,), (3,)]
+
+
 async def test_a_holder_that_its_commit_deletes_frees_its_slot(db: psycopg.Connection, durable_dsn: str):
     """`keep=0`: what waits is looked at at once, not two seconds later."""
     ids = insert(db, 2, rate_limit="!gpu")

@@ -342,11 +342,18 @@ begin
            blocked = case when s.blocked > s.at then excluded.at + (s.blocked - greatest(s.at, excluded.at)) end;
     -- What is throttled now or was before is looked at when the next token comes. Nobody else can throttle under these keys before this
     -- transaction ends: so a queue in which nothing is throttled any more can be forgotten.
+    -- A line that somebody has locked is being set to now, because a slot is free: it stays so.
+    update durable.limit_waits w set next_at = present + make_interval(secs => c.next_in)
+      from unnest(keys, got, waits, next_in) c(key, ok, waits, next_in)
+     where c.ok and c.waits and c.key = any (under) and w.queue = in_queue and w.key = c.key
+       and w.key in (select x.key from durable.limit_waits x where x.queue = in_queue and x.key = any (under) for update skip locked);
     insert into durable.limit_waits as w (key, queue, next_at)
     select c.key, in_queue, present + make_interval(secs => c.next_in)
-      from unnest(keys, got, next_in) c(key, ok, next_in) where c.ok and (c.key = any (under))
+      from unnest(keys, got, waits, next_in) c(key, ok, waits, next_in) where c.ok and not c.waits and c.key = any (under)
         on conflict (key, queue) do update set next_at = excluded.next_at;
     for k in select i.i from generate_subscripts(keys, 1) i(i) where got[i.i] and waits[i.i] and keys[i.i] <> all (under) loop
+        perform 1 from durable.limit_waits w where w.key = keys[k] and w.queue = in_queue for update skip locked;
+        continue when not found;
         if exists (select 1 from durable.gen_durable y
                     where y.status = 'runnable' and y.hold = 3 and y.queue = in_queue and y.limited_by = keys[k]
                       and y.id <> all (claim) and y.id <> all (throttle)) then
@@ -365,7 +372,9 @@ comment on function durable.judge_limits is 'durable_actors: which rows of a pic
 -- Throttled rows of a queue to pick again: of each use whose time has come as many as it may let go, in the order of the pick. The pick
 -- decides (judge_limits): what is returned here is locked by nobody. `soon`, in a row of its own: seconds until the next use has its time.
 -- A use under which nothing is throttled any more (cancelled, paused, deleted) is forgotten, under the lock of its key.
-create or replace function durable.thaw(space text, in_queue text, most int) returns table (id bigint, soon float8)
+-- `ended`: slots of steps that have ended meanwhile. Their lines may not be due: the trigger skips a line that a pick has locked, and that pick
+-- did not see the end. So they are looked at anyway, and let go what has a slot.
+create or replace function durable.thaw(space text, in_queue text, most int, ended text[] default '{}') returns table (id bigint, soon float8)
 language plpgsql volatile as $$
 declare
     present timestamptz := durable.now();
@@ -374,11 +383,13 @@ declare
     room int := most;
 begin
     for r in
-        select w.key, l.name is null as strange, l.interval, l.burst, l.slots, coalesce(durable.spent(s.tat, s.at, present), 0) as used
+        select w.key, l.name is null as strange, l.interval, l.burst, l.slots, coalesce(durable.spent(s.tat, s.at, present), 0) as used,
+               w.next_at <= present as due
           from durable.limit_waits w
           left join durable.limits l on l.name = split_part(w.key, ':', 1)
           left join durable.limit_keys s on s.key = w.key
-         where w.queue = in_queue and w.next_at <= present
+         where w.queue = in_queue
+           and (w.next_at <= present or w.key = any (ended) and l.slots is not null and coalesce(durable.spent(s.blocked, s.at, present), 0) <= 0)
          order by w.next_at limit most
     loop
         exit when room <= 0;
@@ -392,17 +403,19 @@ begin
              order by y.priority, y.eligible_at, y.id
              limit greatest(least(room, case when r.strange then 1 else least(
                  floor(case when r.interval > 0 then (r.burst * r.interval - r.used) / r.interval + 1e-6 else room end),
-                 r.slots - (select count(*) from (select 1 from durable.holders(r.key) limit r.slots) c)) end), 1))
+                 r.slots - (select count(*) from (select 1 from durable.holders(r.key) limit r.slots) c)) end), r.due::int))
         loop
             found_some := true;
             room := room - 1;
             return next;
         end loop;
-        if not found_some and pg_try_advisory_xact_lock(hashtextextended(space || chr(1) || r.key, 2)) then
+        if r.due and not found_some and pg_try_advisory_xact_lock(hashtextextended(space || chr(1) || r.key, 2)) then
             -- A new statement: what was throttled under the lock before is seen.
-            delete from durable.limit_waits w where w.key = r.key and w.queue = in_queue and not exists (
-                select 1 from durable.gen_durable y
-                 where y.status = 'runnable' and y.hold = 3 and y.queue = in_queue and y.limited_by = r.key);
+            delete from durable.limit_waits w
+             where w.queue = in_queue
+               and w.key in (select x.key from durable.limit_waits x where x.key = r.key and x.queue = in_queue for update skip locked)
+               and not exists (select 1 from durable.gen_durable y
+                                where y.status = 'runnable' and y.hold = 3 and y.queue = in_queue and y.limited_by = r.key);
         end if;
     end loop;
     id := null;
@@ -423,8 +436,8 @@ comment on function durable.expect_slot is 'durable_actors: a slot may be free';
 
 -- A step that has a slot ends, in whatever way: commit, park, reap, release, crash, cancel, a runner, SQL by hand; a commit may delete its row
 -- (`keep=0`). So does what an instance keeps, when it ends. The queues in which rows wait for that slot look at once. Triggers, because none of these can forget them; rows without limits fire
--- none. Never waits: if somebody else writes a line of limit_waits right now, it decides with a snapshot that does not have this end; then its next
--- look, two seconds later, finds it.
+-- none. Never waits: if somebody else writes a line of limit_waits right now, it decides with a snapshot that does not have this end. The node that
+-- commits this end looks at that slot next, whatever its line says (thaw); for other queues the next look, two seconds later, finds it.
 create or replace function durable.free_slot() returns trigger language plpgsql as $$
 declare
     slot text := durable.slot_of(old.rate_limit);
