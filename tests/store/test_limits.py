@@ -278,6 +278,51 @@ async def test_a_key_that_somebody_decides_about_is_left(db: psycopg.Connection,
         assert {row.id: row.what for row in picked.seen} == dict.fromkeys(ids, "l")
 
 
+async def test_a_pick_that_can_claim_nothing_else_tries_for_a_busy_key_again(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """For 20 ms. Beside other work it does not: that would begin later."""
+    [limited] = insert(db, rate_limit="api")
+    took: list[float] = []
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60))
+        with psycopg.connect(durable_dsn) as elsewhere:
+            elsewhere.execute(
+                "select pg_advisory_xact_lock(hashtextextended('durable' || chr(1) || 'api', 2))"
+            )
+            began = trio.current_time()
+            assert [row.what for row in (await pick(conn)).seen] == ["l"]
+            assert trio.current_time() - began >= 0.02
+            for _ in range(30):
+                [free] = insert(db)
+                began = trio.current_time()
+                picked = await pick(conn)
+                took.append(trio.current_time() - began)
+                assert (taken(picked), [row.id for row in picked.seen]) == ([free], [limited])
+    assert min(took) < 0.02
+
+
+async def test_who_decides_later_and_began_earlier_makes_no_tokens(db: psycopg.Connection, durable_dsn: str):
+    """The level was written by a transaction that began 0.5 s after this one: it does not fall by as much."""
+    [one, two] = (insert(db, rate_limit=text)[0] for text in ("api", "api\x1f!gpu"))
+    level = (
+        "select extract(epoch from tat - at)::float8, at > now() from durable.limit_keys where key = 'api'"
+    )
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=1, burst=10), gpu=Limit(slots=1))
+        await charge_limits(conn, SCHEMA, [("api", 5)])
+        later = "update durable.limit_keys set at = now() + interval '0.5 s', tat = now() + interval '5.5 s'"
+        for act, spent in ((one, 6), (two, 6), (None, 6)):
+            db.execute(later)
+            if act is None:
+                await charge_limits(conn, SCHEMA, [("api", 1)])
+            else:
+                begin = attrs.evolve(HEAD, priorities=[], eligible_ats=[], ids=[], extras=[act])
+                assert taken(await pick(conn, begin=begin)) == [act]
+            [(now, ahead)] = db.execute(level).fetchall()
+            assert (round(now, 3), ahead) == (spent, True)
+
+
 async def test_a_throttled_row_keeps_its_place_in_its_key(db: psycopg.Connection, durable_dsn: str):
     [first] = insert(db, rate_limit="api", partition_key="k")
     [second] = insert(db, partition_key="k")
