@@ -233,6 +233,11 @@ def uses_of(text: str, weight: int = 1) -> Uses:
     return Uses(tuple(rates), slot)
 
 
+def slot_of(text: str) -> str | None:
+    """The slot in the column `rate_limit`, as `durable.slot_of` reads it."""
+    return uses_of(text).slot if "!" in text else None
+
+
 def limits_of(limits: object) -> dict[str, Limit]:
     """Check `Config(limits=...)`. Raises `ConfigError`."""
     if not isinstance(limits, Mapping):

@@ -58,8 +58,8 @@ class QueueHints(Protocol):
         """An instance was parked with a deadline."""
         ...
 
-    def expect_token(self) -> None:
-        """A throttled instance may have its token, or its slot."""
+    def expect_token(self, slot: str | None = None) -> None:
+        """A throttled instance may have its token, or this slot."""
         ...
 
     def pauses_changed(self) -> None:
@@ -240,11 +240,11 @@ class Node:
         if hints is not None:
             hints.expect_deadline()
 
-    def expect_token(self, queue: str) -> None:
-        """A step that used limits has ended or was released: the feeder must look for what waits for its slot."""
+    def expect_token(self, queue: str, slot: str | None) -> None:
+        """A step with this slot has ended, or one was released: the feeder must look for what waits for it."""
         hints = self.queues.get(queue)
         if hints is not None:
-            hints.expect_token()
+            hints.expect_token(slot)
 
     def pauses_changed(self, queue: str) -> None:
         """This process has paused or resumed a queue, or a machine in it: the feeder must look at once."""

@@ -29,9 +29,14 @@ class Thawed:
     """Seconds until others are due; None: no others are throttled."""
 
 
-async def read_thawed(conn: PgConn, schema: str, queue: str, *, limit: int) -> Thawed:
-    """Throttled rows of a queue whose token has come. They are locked by nobody: the pick decides."""
-    params = [schema.encode(), queue.encode(), encode.number(limit)]
+async def read_thawed(
+    conn: PgConn, schema: str, queue: str, *, limit: int, ended: Iterable[str] = ()
+) -> Thawed:
+    """Throttled rows of a queue whose token has come. They are locked by nobody: the pick decides.
+
+    `ended`: slots (name and key) of steps that have ended, which are looked at in any case.
+    """
+    params = [schema.encode(), queue.encode(), encode.number(limit), encode.text_array(list(ended))]
     rows = (await conn.run(statement("read_thawed", schema), params)).rows
     return Thawed(
         [int(row[0]) for row in rows if row[0] is not None],

@@ -191,6 +191,45 @@ async def test_two_slots_that_ended_at_once_are_filled_at_once(db: psycopg.Conne
         assert taken(await thaw(conn)) == ids[2:4]
 
 
+async def test_an_end_that_a_pick_did_not_see_is_found_by_its_node(db: psycopg.Connection, durable_dsn: str):
+    """The pick has the line of `limit_waits`, and its snapshot is older than the end: the trigger skips the line."""
+    ids = insert(db, 6, rate_limit="!gpu")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, gpu=Limit(slots=3))
+        first, *others = (await pick(conn)).claims
+        await commit(conn, outcome(first, "done", result=b"1"))
+        with psycopg.connect(durable_dsn) as picking:  # it has claimed, and its commit is under way
+            picking.execute("update durable.limit_waits set next_at = now() + interval '2 seconds'")
+            await commit(conn, *[outcome(claim, "done", result=b"1") for claim in others])
+        assert (await read_thawed(conn, SCHEMA, "default", limit=100)).ids == []
+        found = await read_thawed(conn, SCHEMA, "default", limit=100, ended=["gpu"])
+        assert found.ids == ids[3:], "as many as have a slot"
+        assert len((await pick(conn, begin=attrs.evolve(HEAD, extras=found.ids))).claims) == 3
+        insert(db, 2, rate_limit="!gpu")
+        assert (await pick(conn)).claims == []
+        assert (await read_thawed(conn, SCHEMA, "default", limit=100, ended=["gpu"])).ids == []
+
+
+async def test_a_pick_waits_for_no_line_that_an_end_is_writing(db: psycopg.Connection, durable_dsn: str):
+    """The commit has a line of `limit_waits`, and wants a row that the pick has locked: none of them may wait."""
+    [first] = insert(db, rate_limit="!gpu")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, gpu=Limit(slots=1))
+        await pick(conn)
+        [second] = insert(db, rate_limit="!gpu")
+        await pick(conn)
+        insert(db, rate_limit="!gpu")
+        with psycopg.connect(durable_dsn) as ending:
+            ending.execute("update durable.limit_waits set next_at = now()")
+            with trio.fail_after(5):
+                assert [row.what for row in (await pick(conn)).seen] == ["t"]
+                begin = attrs.evolve(HEAD, priorities=[], eligible_ats=[], ids=[], extras=[second])
+                assert (await pick(conn, begin=begin)).claims == []
+        [(due,)] = db.execute("select next_at <= now() from durable.limit_waits").fetchall()
+        assert due, "what the commit has written stays"
+        assert rows(db, "hold", f"id <> {first}") == [(3,), (3,)]
+
+
 async def test_a_holder_that_its_commit_deletes_frees_its_slot(db: psycopg.Connection, durable_dsn: str):
     """`keep=0`: what waits is looked at at once, not two seconds later."""
     ids = insert(db, 2, rate_limit="!gpu")
@@ -237,6 +276,51 @@ async def test_a_key_that_somebody_decides_about_is_left(db: psycopg.Connection,
             picked = await pick(conn)
         assert [claim.recorded.rate_limit for claim in picked.claims] == ["other"]
         assert {row.id: row.what for row in picked.seen} == dict.fromkeys(ids, "l")
+
+
+async def test_a_pick_that_can_claim_nothing_else_tries_for_a_busy_key_again(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """For 20 ms. Beside other work it does not: that would begin later."""
+    [limited] = insert(db, rate_limit="api")
+    took: list[float] = []
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60))
+        with psycopg.connect(durable_dsn) as elsewhere:
+            elsewhere.execute(
+                "select pg_advisory_xact_lock(hashtextextended('durable' || chr(1) || 'api', 2))"
+            )
+            began = trio.current_time()
+            assert [row.what for row in (await pick(conn)).seen] == ["l"]
+            assert trio.current_time() - began >= 0.02
+            for _ in range(30):
+                [free] = insert(db)
+                began = trio.current_time()
+                picked = await pick(conn)
+                took.append(trio.current_time() - began)
+                assert (taken(picked), [row.id for row in picked.seen]) == ([free], [limited])
+    assert min(took) < 0.02
+
+
+async def test_who_decides_later_and_began_earlier_makes_no_tokens(db: psycopg.Connection, durable_dsn: str):
+    """The level was written by a transaction that began 0.5 s after this one: it does not fall by as much."""
+    [one, two] = (insert(db, rate_limit=text)[0] for text in ("api", "api\x1f!gpu"))
+    level = (
+        "select extract(epoch from tat - at)::float8, at > now() from durable.limit_keys where key = 'api'"
+    )
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=1, burst=10), gpu=Limit(slots=1))
+        await charge_limits(conn, SCHEMA, [("api", 5)])
+        later = "update durable.limit_keys set at = now() + interval '0.5 s', tat = now() + interval '5.5 s'"
+        for act, spent in ((one, 6), (two, 6), (None, 6)):
+            db.execute(later)
+            if act is None:
+                await charge_limits(conn, SCHEMA, [("api", 1)])
+            else:
+                begin = attrs.evolve(HEAD, priorities=[], eligible_ats=[], ids=[], extras=[act])
+                assert taken(await pick(conn, begin=begin)) == [act]
+            [(now, ahead)] = db.execute(level).fetchall()
+            assert (round(now, 3), ahead) == (spent, True)
 
 
 async def test_a_throttled_row_keeps_its_place_in_its_key(db: psycopg.Connection, durable_dsn: str):

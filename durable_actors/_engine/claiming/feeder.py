@@ -286,8 +286,10 @@ class Feeder(Actor[object]):
 
     async def _thaw(self, conn: PgConn, limit: int) -> None:
         """Read which throttled rows may run."""
-        found = await read_thawed(conn, self._node.owner.schema, self._queue, limit=limit)
-        self._planner.throttled.found(found.ids, found.next_in, trio.current_time())
+        throttled = self._planner.throttled
+        ended = throttled.look()
+        found = await read_thawed(conn, self._node.owner.schema, self._queue, limit=limit, ended=ended)
+        throttled.found(found.ids, found.next_in, trio.current_time())
 
     async def _expire(self, conn: PgConn) -> None:
         """Wake instances whose deadline has passed."""

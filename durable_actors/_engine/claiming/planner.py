@@ -178,9 +178,9 @@ class ClaimPlanner:
         self._look = self._look or self.paused
         self._wake_feeder()
 
-    def expect_token(self) -> None:
-        """A throttled row of the queue may have its token, or its slot."""
-        self.throttled.expect()
+    def expect_token(self, slot: str | None = None) -> None:
+        """A throttled row of the queue may have its token, or this slot."""
+        self.throttled.expect(slot)
         if not self.paused:
             self._wake_feeder()
 
@@ -346,6 +346,7 @@ class ClaimPlanner:
         self._may_have_orphans = self._may_have_orphans or unknown_fate
         self.queue_empty = False  # unknown after an error
         self.cursor.failed()
+        self.throttled.failed()
 
     # -- results
 

@@ -16,6 +16,7 @@ from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.committing.transition import failure
 from durable_actors._engine.committing.verdicts import Overruled, Refused, Verdict
 from durable_actors._engine.node import Node, logger
+from durable_actors._limits import slot_of
 from durable_actors._store.children import Spawn
 from durable_actors._store.read import Ending
 from durable_actors._store.rows import Claim, Committed, Raised
@@ -80,8 +81,8 @@ class Completion:
         except Exception:  # noqa: BLE001 - a user's log handler, or a bug of ours
             with contextlib.suppress(Exception):
                 logger.exception("instance %d: the follow-up of its outcome failed", active.claim.id)
-        if active.claim.recorded.rate_limit is not None:
-            self._node.expect_token(active.claim.queue)
+        if (limits := active.claim.recorded.rate_limit) is not None and (slot := slot_of(limits)) is not None:
+            self._node.expect_token(active.claim.queue, slot)
         if isinstance(verdict, Committed) and verdict.state is not None and verdict.status == "executing":
             # The next step sees what is stored: jsonb returns other bytes than it was given.
             active.claim.enter(pending.transition.step, verdict.visit, verdict.state, inbox=verdict.inbox)

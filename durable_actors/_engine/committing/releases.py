@@ -9,6 +9,7 @@ import psycopg
 
 from durable_actors._engine.committing.queue import Release
 from durable_actors._engine.node import Node, logger
+from durable_actors._limits import slot_of
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.claim import ClaimRow, Released, release_claims
 from durable_actors._store.lease import crash_claims
@@ -52,8 +53,9 @@ def tell_released(node: Node, how: Release, claims: list[Claim], released: Relea
     """Hint at rows that run again, and tell who waits for those that were cancelled."""
     if not how.hold:
         node.offer([Promoted(each.id, each.queue) for each in claims if each.id in released.runnable])
-    for queue in {each.queue for each in claims if each.recorded.rate_limit is not None}:
-        node.expect_token(queue)
+    for each in claims:
+        if each.recorded.rate_limit is not None:
+            node.expect_token(each.queue, slot_of(each.recorded.rate_limit))
     for claim in claims:
         if claim.id in released.cancelled:
             logger.info("instance %d was cancelled: %s, step %s", claim.id, claim.fsm, claim.step)

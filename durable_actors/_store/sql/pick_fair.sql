@@ -1,4 +1,4 @@
--- pick_fair: claim up to $2 due instances of one fair queue: of each key as many as the caller has decided. Never waits.
+-- pick_fair: claim up to $2 due instances of one fair queue: of each key as many as the caller has decided. Waits for no lock.
 -- params   $1 queue text · $2 limit int · $3 owner text · $4 lease seconds float8 · $5 known steps text[], as in pick_instances
 --          entries, most urgent priority first and in the order in which they are served: $6 priority smallint[] · $7 fair key text[], '' for
 --          rows without one · $8 rows int[] · $9 rows without a fair key bigint[], whichever are still on offer · $10 schema text
@@ -6,7 +6,7 @@
 --          from the shelf int. $6 with $7, $9 and $11 repeat nothing: else a row would be in the window twice
 -- returns  as pick_instances, and at the end the fair key
 -- moves    claimed · unfit · held · shelved · throttled · dropped · offered
--- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its partition keys
+-- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its partition keys, and as pick_instances on the keys of its limits
 -- index    gen_durable_fair, gen_durable_pkey, gen_durable_shelf, gen_durable_key, pauses_pkey
 -- keeps    as pick_instances: only which rows are in the window differs. Within a fair key they are taken in order, but for rows that
 --          another session has locked and those of $13
@@ -52,7 +52,7 @@ with stopped as materialized (
     select l.* from (
         select array_agg(id order by priority, eligible_at, id) ids from win
          where limited and known and (k is null or id = any ((select j.claim from judged j)::bigint[])) having count(*) > 0) a
-     cross join lateral durable.judge_limits($10::text, $1::text, a.ids) l
+     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, (select bool_and(w.limited) from win w where w.known)) l
 ), shelved as (
     update durable.gen_durable g
        set hold = case when octet_length(g.queue || g.fsm || g.step) > 2600 then 0 else 2 end,

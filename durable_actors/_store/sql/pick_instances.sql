@@ -1,4 +1,4 @@
--- pick_instances: claim up to $2 due instances of one queue, the most urgent first. Never waits.
+-- pick_instances: claim up to $2 due instances of one queue, the most urgent first. Waits for no lock.
 -- params   $1 queue text · $2 limit int · $3 owner text · $4 lease seconds float8 · $5 known steps text[]: fsm, version and step,
 --          separated by chr(31), which no name of a machine or step contains; so no two rows look alike, whatever a hand wrote
 --          $6 priorities smallint[] · $7 $8 cursor per priority timestamptz[], bigint[] ('-infinity', -2^63: from the head)
@@ -9,7 +9,8 @@
 -- returns  per row of the window, in no order: id, priority, eligible_at, what (c claimed · h held · s shelved · t throttled ·
 --          l left for a later look), and for claimed ones the claim; its limits follow the journal's columns, after chr(29)
 -- moves    claimed · unfit · held · shelved · throttled · dropped · offered
--- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its keys and on the keys of its limits
+-- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its keys and on the keys of its limits, whose lines in limit_waits it takes
+--          with SKIP LOCKED. A window of nothing but limited rows, whose keys are all busy, is tried again every millisecond, for 20 ms
 -- index    gen_durable_pick, gen_durable_shelf, gen_durable_key, gen_durable_pkey, pauses_pkey; with limits
 --          gen_durable_throttled, gen_durable_slots, limits_pkey, limit_keys_pkey, limit_waits_pkey
 -- keeps    I2 one live claim per instance · I9 one running step per key, in order. A paused queue: no claim that this statement makes is
@@ -90,7 +91,7 @@ with extra as materialized (
     select l.* from (
         select array_agg(id order by priority, eligible_at, id) ids from win
          where limited and known and (k is null or id = any ((select j.claim from judged j)::bigint[])) having count(*) > 0) a
-     cross join lateral durable.judge_limits($10::text, $1::text, a.ids) l
+     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, (select bool_and(w.limited) from win w where w.known)) l
 ), shelved as (
     update durable.gen_durable g
        set hold = case when octet_length(g.queue || g.fsm || g.step) > 2600 then 0 else 2 end,

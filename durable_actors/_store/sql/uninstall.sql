@@ -78,6 +78,7 @@ drop function if exists durable.is_dropped;
 drop function if exists durable.block_limits;
 drop function if exists durable.uses_of;
 drop function if exists durable.spent;
+drop function if exists durable.moment;
 drop function if exists durable.slot_of;
 drop function if exists durable.shown_manual;
 drop function if exists durable.judge_keys;
