@@ -200,6 +200,8 @@ class Dispatcher(Slots):
             self._buffer.append(active)
             if claim.partition_key is not None:
                 self._may_have_keys = True
+        if waiting and claims and self._buffer[waiting - 1].claim.priority > claims[0].priority:
+            self._buffer = deque(sorted(self._buffer, key=lambda active: active.claim.priority))
         self._inboxes_doubted, self.has_excess = False, self._excess() > 0
         if len(self._suspended) >= self._limits.concurrency:
             self._doubt_inboxes()
@@ -208,8 +210,6 @@ class Dispatcher(Slots):
             self._give_back_excess(self._limits.prefetch)  # what uses limits is not prefetched
         elif claims:
             self._without_limits += 1
-        if waiting and claims and self._buffer[waiting - 1].claim.priority > claims[0].priority:
-            self._buffer = deque(sorted(self._buffer, key=lambda active: active.claim.priority))
 
     def start(self, now: float) -> None:
         """Start the most urgent claim, unless a running task is about to."""
