@@ -19,8 +19,8 @@ from durable_actors._store.moves import move_of
 from durable_actors._store.rows import Committed
 from durable_actors.machine import Context
 from tests.invariants.journal import journal_problems
-from tests.simulation.ending import asked_to_cancel
 from tests.simulation.book_flow import FlowChecks
+from tests.simulation.ending import asked_to_cancel
 from tests.simulation.process import Process, Violation, World, current_process
 from tests.simulation.server import Server
 from tests.simulation.statements import SECOND

@@ -55,7 +55,9 @@ class FlowChecks:
             return
         if old is None:
             self.counts["slot fired"] += 1
-            self._slots.append((about["name"], SlotInstance(id=new.id, slot=_seconds(about["slot"]), kind=about["kind"])))
+            self._slots.append(
+                (about["name"], SlotInstance(id=new.id, slot=_seconds(about["slot"]), kind=about["kind"]))
+            )
         if new.status == "failed":
             self.fail("result", f"instance {new.id} of slot {about['slot']} failed: {new.last_error}")
 
@@ -79,10 +81,8 @@ class FlowChecks:
             # Of the statement, not of its commit: a reply may be late, and a transaction began before it.
             spent = self._spent(use.key, limit.interval)
             if spent + min(use.weight, limit.burst) > limit.burst + HAIR:
-                self.fail(
-                    "rate",
-                    f"instance {row.id} was claimed with weight {use.weight:g} of {use.key}, of which {spent:.3f} are spent",
-                )
+                text = f"instance {row.id} was claimed with weight {use.weight:g} of {use.key}"
+                self.fail("rate", f"{text}, of which {spent:.3f} are spent")
             self._buckets[use.key] = (spent + use.weight, self.server.now() / SECOND)
             self._paid.setdefault(row.claim_id, {})[use.key] = use.weight
             self._unused[use.key] += use.weight
@@ -91,7 +91,9 @@ class FlowChecks:
         """A level is changed by a call: what was charged for steps that never began is given back, once."""
         self.counts["refunded" if weight < 0 else "spent"] += 1
         if weight < 0 and -weight > self._unused[key] + HAIR:
-            self.fail("refund", f"{-weight:g} of {key} are given back, and {self._unused[key]:g} were not used")
+            self.fail(
+                "refund", f"{-weight:g} of {key} are given back, and {self._unused[key]:g} were not used"
+            )
         self._unused[key] += min(weight, 0.0)
         limit: LimitRow = self.server.tables.small["limits", key.partition(":")[0]]
         if limit.interval is not None:
@@ -111,7 +113,9 @@ class FlowChecks:
             self.counts["slot taken"] += 1
             holders = [each.id for each in tx.all() if each.status == "executing" and _uses(each, use.key)]
             if len(holders) > limit.slots:
-                self.fail("slots", f"instances {holders} have a slot of {use.key}, and there are {limit.slots}")
+                self.fail(
+                    "slots", f"instances {holders} have a slot of {use.key}, and there are {limit.slots}"
+                )
 
     # -- schedules
 
@@ -167,4 +171,4 @@ def _only_ends(row: Row) -> bool:
 
 
 def _seconds(slot: str) -> float:
-    return datetime.fromisoformat(slot.replace("Z", "+00:00")).timestamp()
+    return datetime.fromisoformat(slot).timestamp()

@@ -466,16 +466,6 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
         assert results[0][0] == results[1][0], self.said[-5:]
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]
 
-    async def hold(self) -> None:
-        """A row is throttled or waits for others, or no longer is. No statement does that yet."""
-        rows = [row for row in self.server.tables.rows.values() if row.status == "runnable"]
-        by_hand = {holds.OFFERED, holds.THROTTLED, holds.WAITING}
-        free = [row for row in rows if row.hold in by_hand and row.links is None]
-        for row in self.random.sample(free, min(2, len(free))):
-            self.touched.add(row.id)
-            row.hold = self.random.choice([*by_hand])
-            self.db.execute("update durable.gen_durable set hold = %s where id = %s", [row.hold, row.id])
-
     async def stop(self) -> None:
         """A node stops in good order; what it has claimed is left behind."""
         for conn in (self.real, self.model):

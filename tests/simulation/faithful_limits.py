@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 from durable_actors._limits import Limit
-from durable_actors._store import claim as claims, limits
+from durable_actors._store import claim as claims, holds, limits
 from durable_actors._store.claim import Owner, PickFrom
 from tests.simulation.limits import SECOND, spent
 from tests.simulation.small_tables import Level, LimitRow
@@ -16,7 +16,11 @@ from tests.store.kit import known_steps
 SLOW = 6000.0
 """Seconds for one token: none comes while a walk goes on."""
 DECLARED = {"slow": Limit(1, per=SLOW, burst=2), "two": Limit(slots=2)}
-OTHERS = ({"slow": Limit(1, per=SLOW, burst=1)}, {"slow": Limit(1, per=SLOW, burst=3)}, {"two": Limit(slots=1)})
+OTHERS = (
+    {"slow": Limit(1, per=SLOW, burst=1)},
+    {"slow": Limit(1, per=SLOW, burst=3)},
+    {"two": Limit(slots=1)},
+)
 USES = (
     None, "slow", "!two", "free", "slow:a", "slow:b\x1e2\x1f!two", "slow\x1fslow:a", "!two", "slow:a\x1e5", "odd", None,
 )  # fmt: skip
@@ -36,6 +40,7 @@ class LimitWalks:
     db: Any
     said: list[str]
     kinds: set[str]
+    touched: set[int]
 
     async def declare(self) -> None:
         """One lets everything go, without a rate and without slots; a declaration has one of them."""
@@ -50,7 +55,9 @@ class LimitWalks:
 
     async def thaw(self) -> None:
         """What may go is looked for, and picked."""
-        ours, theirs = await self.both(limits.read_thawed, "durable", "default", limit=self.random.choice((1, 3, 9)))
+        ours, theirs = await self.both(
+            limits.read_thawed, "durable", "default", limit=self.random.choice((1, 3, 9))
+        )
         assert sorted(ours.ids) == sorted(theirs.ids), self.said[-5:]
         assert (ours.next_in is None) == (theirs.next_in is None), self.said[-5:]
         ids = sorted(set(ours.ids))
@@ -73,7 +80,9 @@ class LimitWalks:
         """A step has spent more than its weight, or one never began."""
         keys = self.random.sample(["slow", "slow:a", "slow:b", "two", "odd"], 2)
         await self.same(
-            limits.charge_limits, "durable", [(key, self.random.choice((-1.0, -1.0, 1.0, 2.0))) for key in keys]
+            limits.charge_limits,
+            "durable",
+            [(key, self.random.choice((-1.0, -1.0, 1.0, 2.0))) for key in keys],
         )
 
     async def block(self) -> None:
@@ -104,12 +113,23 @@ class LimitWalks:
                 "update durable.limit_keys set tat = now(), at = now(), blocked = null where key = %s", [key]
             )
 
+    async def hold(self) -> None:
+        """A row is throttled or waits for others, or no longer is: by hand."""
+        rows = [row for row in self.server.tables.rows.values() if row.status == "runnable"]
+        by_hand = {holds.OFFERED, holds.THROTTLED, holds.WAITING}
+        free = [row for row in rows if row.hold in by_hand and row.links is None]
+        for row in self.random.sample(free, min(2, len(free))):
+            self.touched.add(row.id)
+            row.hold = self.random.choice([*by_hand])
+            self.db.execute("update durable.gen_durable set hold = %s where id = %s", [row.hold, row.id])
+
     # -- comparing
 
     def compare_limits(self) -> None:
-        """Definitions; levels, in tokens; who waits, and whether it is time. What is not due stays so until a hand moves it."""
+        """Definitions; levels; who waits, and whether it is time. What is not due stays so until a hand moves it."""
         self.db.execute(
-            "update durable.limit_waits set next_at = next_at + interval '1 h' where next_at > now() and next_at < now() + interval '1 h'"
+            "update durable.limit_waits set next_at = next_at + interval '1 h'"
+            " where next_at > now() and next_at < now() + interval '1 h'"
         )
         now, small = self.server.now(), self.server.tables.small
         found = {

@@ -79,7 +79,9 @@ class ScheduleWalks:
             revisions=[*row.revisions],
         )  # fmt: skip
         turn = attrs.evolve(self._turn(fires=fires, skips=skips), buffered=buffered)
-        sql, params = schedules.turn_call("durable", stored, turn, paused=draw.choice((None, None, {"by": "me"})))
+        sql, params = schedules.turn_call(
+            "durable", stored, turn, paused=draw.choice((None, None, {"by": "me"}))
+        )
         params = [params[0], str(self._rev(name)).encode(), *params[2:]]
         await self.same(_run, sql, params)
 
@@ -119,9 +121,16 @@ class ScheduleWalks:
         found = self.db.execute(
             f"select {', '.join(plain)}, disabled_at is null, overridden is null from durable.schedules order by name"
         ).fetchall()
-        rows = [row for _, row in sorted((key, row) for (table, key), row in small.items() if table == "schedules")]
+        rows = [
+            row
+            for _, row in sorted((key, row) for (table, key), row in small.items() if table == "schedules")
+        ]
         ours = [
-            (*(_listed(getattr(row, name)) for name in plain), row.disabled_at is None, row.overridden is None)
+            (
+                *(_listed(getattr(row, name)) for name in plain),
+                row.disabled_at is None,
+                row.overridden is None,
+            )
             for row in rows
         ]
         assert ours == found, self.said[-5:]

@@ -110,9 +110,7 @@ class Key:
         wait = self.blocked
         if self.limit.interval is not None:
             deep = self.limit.burst * self.limit.interval
-            wait = max(
-                wait, self.used + min(use.weight, self.limit.burst) * self.limit.interval - deep
-            )
+            wait = max(wait, self.used + min(use.weight, self.limit.burst) * self.limit.interval - deep)
         return -1.0 if wait <= HAIR else wait
 
 

@@ -10,7 +10,16 @@ from durable_actors._journal_level import LEVELS, JournalLevel
 from tests.simulation.driver import Rates
 
 Kind = Literal[
-    "chain", "collector", "packer", "courier", "family", "chore", "sleeper", "stuck", "graph", "brief",
+    "chain",
+    "collector",
+    "packer",
+    "courier",
+    "family",
+    "chore",
+    "sleeper",
+    "stuck",
+    "graph",
+    "brief",
     "meter",
 ]
 CommandName = Literal["cancel", "retry", "pause", "pause_queue", "pause_machine"]

@@ -1,6 +1,6 @@
 """Tables of a few rows each: limits, levels of their keys, what waits for them; schedules, and their records.
 
-A transaction writes beside what is committed (`SmallTables`, a part of `tables.Tx`); their locks have names, not numbers.
+A transaction writes beside what is committed (`SmallTables`, a part of `tables.Tx`); their locks have names.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from tests.simulation.small_tables import Level, LimitRow
 from tests.simulation.statements import SECOND, Rows, Scene, meaning, shown
 from tests.simulation.tables import Tx
 
+
 @meaning
 def read_thawed(scene: Scene, tx: Tx, params: Params) -> Rows:
     queue, most = (params[1] or b"").decode(), int(params[2] or 0)

@@ -1,4 +1,4 @@
-"""What the statements of schedules mean; see `statements`. Commands on schedules, and their receipts, are not modelled."""
+"""What the statements of schedules mean; see `statements`. Commands on schedules are not modelled."""
 
 from __future__ import annotations
 
@@ -216,7 +216,18 @@ def _skip(tx: Tx, name: str, params: Params) -> None:
     for first, last, count, reason in given:
         what = "buffered" if reason == "buffered" else "skipped"
         why = None if reason == "buffered" else reason
-        _log(tx, LogRow(name=name, slot=first, last_slot=last, slots=count, outcome=what, reason=why, at=time_of(tx.now)))
+        _log(
+            tx,
+            LogRow(
+                name=name,
+                slot=first,
+                last_slot=last,
+                slots=count,
+                outcome=what,
+                reason=why,
+                at=time_of(tx.now),
+            ),
+        )
 
 
 def _log(tx: Tx, row: LogRow) -> None:
@@ -231,7 +242,9 @@ def adopt_schedule(scene: Scene, tx: Tx, params: Params) -> Rows:
     if row is None or row.rev != _number(params[1]):
         return []
     tx.lock(("schedules", name))
-    overridden = row.overridden or {"at": row.changed_at.isoformat()} if row.origin == "api" else row.overridden
+    overridden = (
+        row.overridden or {"at": row.changed_at.isoformat()} if row.origin == "api" else row.overridden
+    )
     new = attrs.evolve(
         row,
         overridden=overridden,
@@ -266,7 +279,11 @@ def turn_schedule(scene: Scene, tx: Tx, params: Params) -> Rows:
         return []
     tx.lock(("schedules", name))
     instants = dict(
-        zip(("next_slot", "fire_at", "last_slot", "buffered"), map(_instant, (*params[2:5], params[6])), strict=True)
+        zip(
+            ("next_slot", "fire_at", "last_slot", "buffered"),
+            map(_instant, (*params[2:5], params[6])),
+            strict=True,
+        )
     )
     row = attrs.evolve(
         row, **instants, remaining=_number(params[5]), paused=_json(params[7]), rev=row.rev + 1
@@ -296,7 +313,9 @@ def turn_schedule(scene: Scene, tx: Tx, params: Params) -> Rows:
             tx.put("schedule_log", number, None)
     if not decided:
         return [shown(None, None, False, row.queue, row.priority)]
-    return [shown(_slot(slot), number, closed, row.queue, row.priority) for slot, _, closed, number in decided]
+    return [
+        shown(_slot(slot), number, closed, row.queue, row.priority) for slot, _, closed, number in decided
+    ]
 
 
 def _slot(slot: datetime) -> str:
@@ -320,5 +339,3 @@ def _start(tx: Tx, row: ScheduleRow, slot: datetime, kind: str, key: str) -> int
     tx.insert(new)
     note_started(tx, new)
     return new.id
-
-

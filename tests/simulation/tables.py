@@ -31,7 +31,8 @@ class Row:
         "children_pending", "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fair_key",
         "fingerprint",
         "finished_at", "fsm", "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error",
-        "lease", "limited_by", "links", "locked_by", "manual", "max_attempts", "meta", "parent_id", "partition_key", "priority",
+        "lease", "limited_by", "links", "locked_by", "manual", "max_attempts", "meta", "parent_id", "partition_key",
+        "priority",
         "queue", "rate_limit", "request", "rerun_of", "result", "rev", "round", "scope", "shelved_step", "state",
         "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
