@@ -107,7 +107,7 @@ async def pick_instances(
     if begin.by_id:
         rows = [row[:-1] for row in rows]  # without what the journal's record returned
     picked = read_pick(rows, queue=queue, trusted_until=trusted_until(now, owner.lease_ttl))
-    if begin.by_id:
+    if begin.by_id or not begin.priorities:
         picked.positions.clear()  # the rows before these were not read
     return picked
 

@@ -15,12 +15,14 @@ from durable_actors._engine.claims import ClaimState
 from durable_actors._engine.limits import QueueLimits
 from durable_actors._step_log import current_step
 from durable_actors._store.commands import Request
+from durable_actors._store.rows import UNRECORDED
 from durable_actors.telemetry import StepCommitted
 from tests.engine.dispatcher_kit import DispatcherRig, pending_of
 from tests.engine.kit import (
     QUICK,
     Gate,
     active_claims,
+    claim,
     dispatcher_of,
     in_flight,
     refuse_bad,
@@ -95,6 +97,20 @@ def test_prefetch_is_beyond_the_slots():
     assert rig.demand() == 5
     rig.commit(8)
     assert rig.demand() == 3, "none of them could start"
+
+
+def test_a_limited_claim_finds_a_full_buffer():
+    """All that has no slot is given back, also what was there before it; the most urgent claim keeps its place."""
+    rig = DispatcherRig(attrs.evolve(LIMITS, concurrency=2, prefetch=3))
+    rig.add(1)
+    [task] = rig.start()
+    rig.suspend(task)
+    rig.add(3, priority=1)
+    limited = attrs.evolve(UNRECORDED, rate_limit="api")
+    rig.dispatcher.add([claim(None, 5, awaits=None, inbox=False, recorded=limited)], rig.now)
+    assert rig.dispatcher.buffered == 1
+    assert len(rig.commits.released) == 3
+    assert "None/5" not in rig.commits.released
 
 
 def test_few_places_that_commits_leave_are_not_worth_a_pick_either():

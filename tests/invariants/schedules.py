@@ -16,7 +16,7 @@ SLOT_KINDS: Final = frozenset({None, "slot", "caught_up"})
 """Of records and instances that stand for a slot; the others are `run_now` and `backfill`."""
 MAX_SLOTS: Final = 100_000
 DECIDING: Final = 5.0
-"""Seconds that may pass from the instant after which the first slot comes to the write of its schedule."""
+"""Seconds that may pass from the instant after which the first slot comes to the write of its schedule: by default."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,6 +52,8 @@ class ScheduleEvidence:
     """The last slot that is decided; None: none is."""
     records: Sequence[SlotRecord] = ()
     instances: Sequence[SlotInstance] = ()
+    deciding: float = DECIDING
+    """Seconds from the instant after which its first slot comes to `created`, at most."""
 
 
 def i16_every_slot_is_accounted_for(history: History) -> list[Violation]:
@@ -71,9 +73,8 @@ def _uncounted(found: ScheduleEvidence) -> Iterator[tuple[str, tuple[int, ...]]]
     if found.last_slot is None or found.changed != found.created:
         return  # another definition may have had other slots
     first = (math.floor(found.created / found.every) + 1) * found.every
-    before = first - found.every
-    if before > found.created - DECIDING and any(record.slot == before for record in found.records):
-        first = before
+    known = [record.slot for record in found.records if record.kind in SLOT_KINDS]
+    first = min([first, *(slot for slot in known if slot > found.created - found.deciding)])
     slots = [first + n * found.every for n in range(round((found.last_slot - first) / found.every) + 1)]
     if len(slots) > MAX_SLOTS:
         return

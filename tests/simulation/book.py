@@ -19,6 +19,7 @@ from durable_actors._store.moves import move_of
 from durable_actors._store.rows import Committed
 from durable_actors.machine import Context
 from tests.invariants.journal import journal_problems
+from tests.simulation.book_flow import FlowChecks
 from tests.simulation.ending import asked_to_cancel
 from tests.simulation.process import Process, Violation, World, current_process
 from tests.simulation.server import Server
@@ -50,10 +51,11 @@ class Looks:
     """The end of the owner's last lease at the first look."""
 
 
-class Book:
+class Book(FlowChecks):
     """All checks of one world."""
 
     def __init__(self, world: World, server: Server, *, dead_after: float) -> None:
+        super().__init__()
         self.world = world
         self.server = server
         self.dead_after = dead_after
@@ -81,6 +83,7 @@ class Book:
         server.tables.changed = self.changed
         server.tables.consumed = self.consumed
         server.tables.deleted = self.deleted
+        server.tables.charged = self.charged
 
     def fail(self, rule: str, text: str) -> None:
         """Note the first violation; the world stops at it."""
@@ -142,6 +145,7 @@ class Book:
         counts = (f"v{new.visit}", f"a{new.attempt}")
         self.world.log("row", new.id, *why[:2], new.status, new.step, *counts, new.claim_id, new.locked_by)
         self._constraints(tx, new)
+        self.flows(tx, old, new, what)
         if old is None:
             return
         if old.terminal and what != "retry":
@@ -339,6 +343,7 @@ class Book:
             if same and awake and other.process.resumed_at < self.world.now:
                 self.fail("I9", f"key {other.key}: {other.claim} and {claim} run at once")
         self._handed[claim] = handed
+        self.began(claim)
         self.running[claim] = Run(process, claim, row.partition_key, handed)
         self._in_trust(process, claim)
 

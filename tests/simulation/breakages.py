@@ -15,13 +15,13 @@ from unittest.mock import patch
 import attrs
 import trio
 from durable_actors._engine import claims
-from durable_actors._engine.claiming import planner, stats_refresh
+from durable_actors._engine.claiming import planner, stats_refresh, throttled
 from durable_actors._engine.committing import transition
 from durable_actors._engine.committing.queue import Commits, PendingCommit
-from durable_actors._engine.maintenance import control, failure_detector as dead_nodes, reaper
+from durable_actors._engine.maintenance import control, failure_detector as dead_nodes, reaper, schedules
 from durable_actors._store.rows import Committed, Transition
 from tests.simulation.driver import Rates
-from tests.simulation.plan import Item, Order, Plan, Strike, make_plan
+from tests.simulation.plan import Clockwork, Item, Order, Plan, Strike, make_plan
 
 STORE: dict[str, str] = {
     "fence": "a commit compares neither claim nor visit",
@@ -54,6 +54,11 @@ STORE: dict[str, str] = {
     "told again": "what is repeated after an unknown fate is told twice, and counted twice",
     "untold": "the end of an instance is not told to those that come after it",
     "forgets failures": "what comes after a failure runs",
+    "slots": "a pick does not count who has the slots of a limit",
+    "charge": "a pick charges nothing for what it claims",
+    "thaw": "throttled rows whose token has come are not found again",
+    "turned twice": "who turns a schedule does not compare its revision",
+    "unrecorded slot": "a slot that fires leaves no record",
     "unsaid": "the record of an outcome that was accepted after its lease does not say so",
 }
 
@@ -121,6 +126,10 @@ async def _no_look(self: control.Control) -> None:
     await trio.lowlevel.checkpoint()
 
 
+async def _no_turn(self: schedules.Schedules, conn: Any, found: Any) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 def _dead_at_once(*args: Any, **options: Any) -> dead_nodes.Judgement:
     return dead_nodes.judge_owners(*args, **{**options, "dead_after": -1.0})
 
@@ -150,6 +159,19 @@ def _park_all(original: Callable[..., Transition], *args: Any, **options: Any) -
 
 
 ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
+    "refunds": (
+        "tokens of steps that have begun are given back, too",
+        _patch(
+            Commits,
+            "release",
+            lambda self, claim, original=Commits.release, **how: original(self, claim, **{**how, "began": False}),
+        ),
+    ),
+    "no thaw": (
+        "no feeder looks for throttled rows",
+        _patch(throttled.ThrottledRows, "due", lambda self, now: False),
+    ),
+    "no turn": ("no node fires the slots of a schedule", _patch(schedules.Schedules, "_turn", _no_turn)),
     "proceed": (
         "an instance goes on before its outcome is committed",
         _proceed,
@@ -185,6 +207,24 @@ ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
         _patch(transition, "_park", partial(_park_all, transition._park)),
     ),
 }  # fmt: skip
+
+
+def limited(plan: Plan) -> Plan:
+    """Instances that share a rate and a slot; nodes that die, and whose claims have more than they can start."""
+    items = tuple(
+        Item(f"meter-{n}", "meter", 0.05 * n, 5, 0.3, journal="full" if n % 2 else "off", tenant="a")
+        for n in range(7)
+    )
+    strikes = tuple(Strike(0.8 + 0.6 * n, ("crash", "drain")[n % 2], n % 2, 0.5) for n in range(4))
+    return attrs.evolve(plan, nodes=2, concurrency=2, items=items, strikes=strikes, rates=Rates(), lasts=4.0)
+
+
+def clocked(plan: Plan) -> Plan:
+    """A schedule, and three nodes whose messages are slow, so that they decide about the same slots."""
+    work = Clockwork(1.0, 6, "allow", "all", 0.1)
+    items = (Item("chain-0", "chain", 0.1, 2, 0.1),)
+    rates = Rates(lag=0.3, lost_reply=0.05)
+    return attrs.evolve(plan, nodes=3, items=items, strikes=(), rates=rates, clockwork=work, lasts=4.0)
 
 
 def _long_steps(plan: Plan) -> Plan:
@@ -310,6 +350,8 @@ FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "overrule": _commanded, "release asked": _commanded, "reap asked": _commanded, "uncounted cancel": _commanded,
     "counts requests": _commanded, "receipt": _commanded, "no control": _asked,
     "pauses": _paused, "paused ahead": _paused, "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
+    "slots": limited, "charge": limited, "thaw": limited, "refunds": limited, "no thaw": limited,
+    "turned twice": clocked, "unrecorded slot": clocked, "no turn": clocked,
     "early": graphs, "told again": graphs, "untold": graphs, "forgets failures": graphs,
 }  # fmt: skip
 """Rules that few schedules lean on: plans that do."""
@@ -330,7 +372,7 @@ class Breakage:
     def plan(self, seed: int) -> Plan:
         """A schedule in which it can show."""
         plan = make_plan(seed)
-        return FOCUS[self.name](attrs.evolve(plan, orders=())) if self.name in FOCUS else plan
+        return FOCUS[self.name](attrs.evolve(plan, orders=(), clockwork=None)) if self.name in FOCUS else plan
 
     @contextmanager
     def applied(self, plan: Plan) -> Iterator[frozenset[str]]:

@@ -18,7 +18,7 @@ COLUMNS = (
     "last_error, state::text, result::text, interruptions, tags, meta::text, error_type, traceback, "
     "status <> 'runnable' or eligible_at <= now(), claim_id::text, request - 'at', "
     "journal, shelved_step, finished_at is not null, claim_token_hash::text, manual #- '{decision,at}', "
-    "cancellation - 'at', cancel_rest, child_key, links, max_attempts, fair_key, rate_limit"
+    "cancellation - 'at', cancel_rest, child_key, links, max_attempts, fair_key, rate_limit, limited_by"
 )
 
 
@@ -168,5 +168,5 @@ def stored(row: Row, claim_ids: dict[str, str], now: int) -> tuple[Any, ...]:
         None if row.request is None else _without_its_time(row.request),
         row.journal, row.shelved_step, row.finished_at is not None, row.token, _undated(row.manual),
         None if row.cancellation is None else _without_its_time(row.cancellation), row.cancel_rest,
-        row.child_key, row.links, row.max_attempts, row.fair_key, row.rate_limit,
+        row.child_key, row.links, row.max_attempts, row.fair_key, row.rate_limit, row.limited_by,
     )  # fmt: skip

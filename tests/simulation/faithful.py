@@ -52,7 +52,9 @@ from tests.simulation.compare import (
 from tests.simulation.faithful_claims import ClaimWalks
 from tests.simulation.faithful_fair import FairWalks
 from tests.simulation.faithful_laws import Laws
+from tests.simulation.faithful_limits import USES, LimitWalks
 from tests.simulation.faithful_pauses import PauseWalks
+from tests.simulation.faithful_schedules import ScheduleWalks
 from tests.simulation.local import LocalConn
 from tests.simulation.process import World
 from tests.simulation.server import Server
@@ -97,7 +99,7 @@ Make = Callable[[list[int]], Outcome]
 """Makes an outcome that consumes these signals."""
 
 
-class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalks):
+class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalks, LimitWalks, ScheduleWalks):
     """Both stores, and the claims that were given out, side by side."""
 
     def __init__(self, real: Any, db: psycopg.Connection[Any], seed: int) -> None:
@@ -127,6 +129,8 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
         self.said: list[str] = []
         self.kinds: set[str] = set()
         """Of records."""
+        self.uses: tuple[str | None, ...] = (None, "free")
+        """Of limits, by what is inserted."""
         self.eager = False
         self.known = KNOWN
         """Most outcomes end a child."""
@@ -137,7 +141,7 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
 
     async def same(self, function: Any, *args: Any, **options: Any) -> Any:
         ours, theirs = await self.both(function, *args, **options)
-        assert plain(theirs) == plain(ours), self.said[-5:]
+        assert plain(theirs) == plain(ours), (plain(ours), plain(theirs), self.said[-5:])
         return ours
 
     def compare(self) -> None:
@@ -154,6 +158,8 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
         self.compare_journals()
         self.compare_cascades()
         self.compare_graphs()
+        self.compare_limits()
+        self.compare_schedules()
         self.no_wake_up_is_lost()
         self.barriers_wait_for_living_children()
         self.what_has_ended_stays_as_it_is()
@@ -185,7 +191,7 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
                 journal=self.random.randint(0, 4),
                 fair_key=(None, "x", "y")[len(self.server.tables.rows) % 3],
                 max_attempts=(None, 5)[(len(self.server.tables.rows) + index) % 2],
-                limits=(None, "free")[(len(self.server.tables.rows) // 2 + index) % 2],
+                limits=self.uses[(len(self.server.tables.rows) // 2 + index) % len(self.uses)],
                 labels=self.random.choice((None, None, LABELS)),
                 **self._unique(),
             )
@@ -222,6 +228,7 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
 
         seen = [[(each.id, each.what) for each in side.seen] for side in (ours, theirs)]
         assert seen[0] == seen[1], self.said[-5:]
+        self.kinds |= {f"seen {each.what}" for each in ours.seen}
         self._claimed(ours.claims, theirs.claims, owner.name)
 
     def _claimed(self, ours: Sequence[Claim], theirs: Sequence[Claim], node: str) -> None:
@@ -459,16 +466,6 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
         assert results[0][0] == results[1][0], self.said[-5:]
         assert unordered(results[0][1]) == unordered(results[1][1]), self.said[-5:]
 
-    async def hold(self) -> None:
-        """A row is throttled or waits for others, or no longer is. No statement does that yet."""
-        rows = [row for row in self.server.tables.rows.values() if row.status == "runnable"]
-        by_hand = {holds.OFFERED, holds.THROTTLED, holds.WAITING}
-        free = [row for row in rows if row.hold in by_hand and row.links is None]
-        for row in self.random.sample(free, min(2, len(free))):
-            self.touched.add(row.id)
-            row.hold = self.random.choice([*by_hand])
-            self.db.execute("update durable.gen_durable set hold = %s where id = %s", [row.hold, row.id])
-
     async def stop(self) -> None:
         """A node stops in good order; what it has claimed is left behind."""
         for conn in (self.real, self.model):
@@ -575,14 +572,17 @@ class Pair(Laws, PauseWalks, Commands, Cancels, GraphWalks, FairWalks, ClaimWalk
 NEED_CLAIMS = {"begin", "commit", "spawn", "renew", "release", "crash"}
 
 
-async def walk(dsn: str, seed: int | str, walks: dict[str, int], *, eager: bool = False) -> set[str]:
+async def walk(
+    dsn: str, seed: int | str, walks: dict[str, int], *, eager: bool = False, limited: bool = False
+) -> set[str]:
     """Walk; the kinds of records that were written."""
     first = seed if isinstance(seed, int) else int.from_bytes(os.urandom(4))
     print(f"seed {first}")
     with psycopg.connect(dsn, autocommit=True) as db:
         async with connect(dsn) as conn:
-            db.execute("insert into durable.limits (name) values ('free')")  # it lets everything go
             pair = Pair(conn, db, first)
+            await pair.declare()
+            pair.uses = USES if limited else pair.uses
             pair.eager = eager
             await pair.insert()
             for _ in range(200):

@@ -10,7 +10,17 @@ from durable_actors._journal_level import LEVELS, JournalLevel
 from tests.simulation.driver import Rates
 
 Kind = Literal[
-    "chain", "collector", "packer", "courier", "family", "chore", "sleeper", "stuck", "graph", "brief"
+    "chain",
+    "collector",
+    "packer",
+    "courier",
+    "family",
+    "chore",
+    "sleeper",
+    "stuck",
+    "graph",
+    "brief",
+    "meter",
 ]
 CommandName = Literal["cancel", "retry", "pause", "pause_queue", "pause_machine"]
 Fault = Literal["crash", "host", "pause", "cut", "restart", "terminate", "lock", "drain", "bug"]
@@ -40,6 +50,8 @@ class Item:
     """Of those, what the client sends; the rest is a courier's."""
     journal: JournalLevel = "full"
     """How much of it is recorded."""
+    tenant: str = ""
+    """Whose rate and slots it uses."""
 
 
 @attrs.frozen
@@ -70,6 +82,18 @@ class Order:
 
 
 @attrs.frozen
+class Clockwork:
+    """A schedule of the engines: so many slots fire, one every so many seconds."""
+
+    every: float
+    slots: int
+    overlap: Literal["skip", "allow", "buffer_one", "cancel_running"]
+    missed: Literal["last", "skip", "all"]
+    nap: float
+    """Seconds that its instances work at most."""
+
+
+@attrs.frozen
 class Plan:
     """A whole schedule."""
 
@@ -85,6 +109,7 @@ class Plan:
     items: tuple[Item, ...]
     strikes: tuple[Strike, ...]
     orders: tuple[Order, ...] = ()
+    clockwork: Clockwork | None = None
 
     @property
     def fair(self) -> bool:
@@ -111,11 +136,12 @@ class Plan:
             strikes=tuple(each for number, each in enumerate(self.strikes) if first + number not in dropped),
             rates=attrs.evolve(self.rates, **quiet),
             orders=orders,
+            clockwork=None if self.elements - 1 in dropped else self.clockwork,
         )
 
     @property
     def elements(self) -> int:
-        return len(self.items) + len(self.strikes) + 5 + len(self.orders)
+        return len(self.items) + len(self.strikes) + 5 + len(self.orders) + (self.clockwork is not None)
 
 
 def with_levels(plan: Plan) -> Plan:
@@ -164,6 +190,35 @@ def with_pauses(plan: Plan, chance: float) -> Plan:
     return attrs.evolve(plan, orders=tuple(sorted(orders, key=lambda order: order.at)))
 
 
+def with_limits(plan: Plan, chance: float) -> Plan:
+    """In some schedules items share a rate and slots, by tenant."""
+    draw = Random(f"limits {plan.seed}")  # of its own, see `with_levels`
+    if draw.random() >= chance:
+        return plan
+    longest = draw.choice((0.05, 0.5, plan.options["lease_ttl"]))
+    items = tuple(
+        Item(
+            f"meter-{number}", "meter", draw.random() * plan.lasts / 2, draw.randint(1, 4),
+            draw.random() * longest, draw.choice((0, 0, 1)), draw.choice((None, None, None, "red")),
+            journal=draw.choice(LEVELS), tenant=draw.choice("ab"),
+        )
+        for number in range(draw.randint(2, 5))
+    )  # fmt: skip
+    return attrs.evolve(plan, items=(*plan.items, *items))
+
+
+def with_clockwork(plan: Plan, chance: float) -> Plan:
+    """In some schedules the engines have a schedule, a few slots of which fire."""
+    draw = Random(f"clockwork {plan.seed}")  # of its own, see `with_levels`
+    if draw.random() >= chance:
+        return plan
+    overlap = draw.choice(("skip", "allow", "buffer_one", "cancel_running"))
+    missed = draw.choice(("last", "skip", "all"))
+    nap = draw.choice((0.1, 0.5, 3.0))
+    found = Clockwork(draw.choice((1.0, 1.0, 2.0)), draw.randint(1, 6), overlap, missed, nap)
+    return attrs.evolve(plan, clockwork=found)
+
+
 def make_plan(seed: int) -> Plan:
     """Draw a plan. Each seed has its own mixture: few kinds of fault often show more than all at once."""
     draw = Random(f"plan {seed}")
@@ -205,7 +260,8 @@ def make_plan(seed: int) -> Plan:
         seed=seed, nodes=nodes, lasts=lasts, options=options, concurrency=draw.choice((1, 2, 4)),
         prefetch=draw.choice((0, 0, 2)), rates=rates, items=_items(draw, lasts, lease), strikes=strikes,
     )  # fmt: skip
-    return with_pauses(with_orders(with_levels(plan), 0.4), 0.4)
+    plan = with_pauses(with_orders(with_levels(plan), 0.4), 0.4)
+    return with_clockwork(with_limits(plan, 0.35), 0.25)
 
 
 def _items(draw: Random, lasts: float, lease: float) -> tuple[Item, ...]:

@@ -153,7 +153,7 @@ class Schedule:
             dsn="host=simulated", migrate=False, name=name, node=name, machines=workload.MACHINES,
             drain_on_cancel=False,
             queues={"default": Queue(plan.concurrency, prefetch=plan.prefetch, fair=plan.fair)},
-            retention=SHORT, **plan.options,
+            retention=SHORT, limits=workload.LIMITS, schedules=workload.clockwork(plan), **plan.options,
         )  # fmt: skip
 
         async def main(process: Any) -> None:
@@ -299,7 +299,9 @@ class Schedule:
             return True
         if self.world.now < self.plan.lasts or not self.client.ended:
             return False
-        return all(row.terminal for row in self.server.tables.rows.values())
+        return self.book.schedules_ended(self.plan) and all(
+            row.terminal for row in self.server.tables.rows.values()
+        )
 
     def _stop(self) -> None:
         """Drain every node: that must end, too, and leave nothing."""
@@ -327,6 +329,7 @@ class Schedule:
                 self.book.fail("storm", f"{process.name} asked for work {looks} times")
         workload.check_results(self.plan.items, self.server.tables.rows, self.book)
         self.book.check_journal()
+        self.book.check_schedules()
 
 
 def simulate(plan: Plan, broken: frozenset[str] = frozenset(), *, patience: float = PATIENCE) -> Report:

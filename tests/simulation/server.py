@@ -16,10 +16,12 @@ from tests.simulation import (  # noqa: F401 - their meanings register themselve
     statements_inbox,
     statements_keys,
     statements_lease,
+    statements_limits,
     statements_pauses,
     statements_retention,
     statements_schedules,
 )
+from tests.simulation.limits import expect_slot, slot_of
 from tests.simulation.process import Violation, World
 from tests.simulation.statements import MEANINGS, SECOND, Scene
 from tests.simulation.tables import Blocked, NotYet, Tables, Tx
@@ -95,6 +97,7 @@ class Server:
         self._waiting: list[tuple[Session, Request]] = []
         self._trying = False
         self.tables.unlocked = self._retry_soon
+        self.tables.slot_freed = lambda tx, row: expect_slot(tx, str(slot_of(row)))
 
     def now(self) -> int:
         return round((self.world.now + self.ahead) * SECOND)

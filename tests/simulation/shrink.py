@@ -47,6 +47,8 @@ def told(
         f"{plan.rates}",
         *(f"  {item}" for item in plan.items),
         *(f"  {strike}" for strike in plan.strikes),
+        *(f"  {order}" for order in plan.orders),
+        *([f"  {plan.clockwork}"] if plan.clockwork is not None else []),
         f"the last {min(last, len(report.history))} of {len(report.history)} events:",
         *(f"  {event[0]:9.4f}  {' '.join(map(str, event[1:]))}" for event in report.history[-last:]),
     ]

@@ -14,6 +14,7 @@ from typing import Any
 from durable_actors._postgres.driver.statement import Params
 from tests.simulation import literals as lit
 from tests.simulation.ending import asked_to_cancel, end_claim
+from tests.simulation.limits import judge_limits, throttle
 from tests.simulation.literals import jsonb
 from tests.simulation.statements_journal import OUTCOMES, fenced, iso, journal_outcomes, note, note_claimed
 from tests.simulation.tables import Row, Tx
@@ -76,7 +77,7 @@ def pick_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
         offered += [row for row in tx.all() if row.status == "executing" and row.queue == queue]
     for row in offered:
         on_shelf = row.hold == 2 and row.address in shelved and row.fsm not in stopped
-        if (row.hold == 0 and row.id in extras) or on_shelf:
+        if (row.hold in {0, 3} and row.id in extras) or on_shelf:
             window[row.id] = row
     for priority, at, number in begins:
         start = (lit.micros(at or "-infinity"), number)
@@ -95,13 +96,21 @@ def take_window(scene: Scene, tx: Tx, params: Params, chosen: Sequence[Row], sto
     mine = {row.id for row in chosen if row.address in known and row.fsm not in stopped}
     verdicts, heal = _judge(tx, [row for row in chosen if row.id in mine], known)
     promote(tx, [*(row.partition_key for row in chosen if row.id not in mine), *heal])
+    limited = [
+        row for row in chosen if row.rate_limit is not None and row.id in mine and verdicts[row.id] == "c"
+    ]
+    judged = judge_limits(scene, tx, (params[0] or b"").decode(), limited) if limited else None
+    if judged is not None:
+        verdicts |= {row.id: judged.verdict(row.id) for row in limited}
     out: Rows = []
     for row in chosen:
         what = verdicts[row.id] if row.id in mine else "s"
         if what == "c":
             out.append(claim(scene, tx, row, params, params[11]))
             continue
-        if what != "l":
+        if what == "t":
+            throttle(tx, row, judged.throttle[row.id])
+        elif what != "l":
             new = tx.write(row, "hold")
             new.hold = 1 if what == "h" else 2
             new.shelved_step = row.step if what == "s" else row.shelved_step

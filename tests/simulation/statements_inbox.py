@@ -242,6 +242,9 @@ def read_inboxes(scene: Scene, tx: Tx, params: Params) -> Rows:
         row = tx.get(number)
         if row is not None and "decision" in (row.manual or {}):
             found.append(shown(number, None, None, json.dumps(row.manual["decision"]), None, None))
+        slot = None if row is None or row.meta is None else json.loads(row.meta).get("durable:schedule")
+        if slot is not None:
+            found.append(shown(number, None, "schedule", json.dumps(slot), None, None))
     return found
 
 
@@ -366,6 +369,9 @@ def read_queue(scene: Scene, tx: Tx, params: Params) -> Rows:
     if parked:
         soonest = min(row.await_deadline for row in parked)
         out.append(shown(None, None, None, (soonest - tx.now) / SECOND, None, None))
+    tokens = [at for (_, of), at in tx.read_all("limit_waits").items() if of == queue and "" not in stopped]
+    if tokens:
+        out.append(shown(None, (min(tokens) - tx.now) / SECOND, None, None, None, None))
     out += [shown(None, None, None, None, fsm, _left(tx, queue, fsm)) for fsm in sorted(stopped)]
     return out
 
@@ -392,10 +398,13 @@ def wait_for_work(scene: Scene, tx: Tx, params: Params) -> Rows:
         raise NotYet(left)
     due = [r for r in tx.all() if r.status == "runnable" and r.hold == 0 and r.eligible_at <= tx.clock]
     looked = [queue for queue in queues if "" not in tx.stopped(str(queue))]
+    waits = tx.read_all("limit_waits").items()
+    thawed = {queue for (_, queue), at in waits if at <= tx.clock and queue in looked}
     found = {queue: [r.priority for r in due if r.queue == queue] for queue in looked}
-    if not any(found.values()) and (left := patience - waited) > MICRO:
+    if not thawed and not any(found.values()) and (left := patience - waited) > MICRO:
         raise NotYet(min(every, left))
-    out = [shown(queue, min(priorities), None) for queue, priorities in found.items() if priorities]
+    out = [shown(queue, None, None) for queue in looked if queue in thawed]
+    out += [shown(queue, min(priorities), None) for queue, priorities in found.items() if priorities]
     if tx.tables.untold or any(each.next_at <= tx.clock for each in tx.cascades()):
         out.append(shown(None, None, None))
     paused = ((queue, fsm) for queue in queues for fsm in sorted(tx.stopped(str(queue))) if fsm)
@@ -438,11 +447,6 @@ def read_instances(scene: Scene, tx: Tx, params: Params) -> Rows:
 @meaning
 def forget_nodes(scene: Scene, tx: Tx, params: Params) -> Rows:
     return []  # nobody here is gone for a day
-
-
-@meaning
-def register_node(scene: Scene, tx: Tx, params: Params) -> Rows:
-    return []
 
 
 @meaning

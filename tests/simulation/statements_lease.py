@@ -337,6 +337,7 @@ def rerun_instance(scene: Scene, tx: Tx, params: Params) -> Rows:
         priority=row.priority, partition_key=partition, tags=row.tags, meta=row.meta, journal=row.journal,
         fingerprint=row.fingerprint, rerun_of=row.id, eligible_at=tx.now,
         max_attempts=row.max_attempts, fair_key=row.fair_key, rate_limit=limits,
+        inbox=row.meta is not None and "durable:schedule" in json.loads(row.meta),
     )  # fmt: skip
     tx.insert(new)
     command = present(type="rerun", key=key, reason=reason) | {"metadata": json.loads(given or "{}")}

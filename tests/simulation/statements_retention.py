@@ -198,9 +198,3 @@ def truncate_journal(scene: Scene, tx: Tx, params: Params) -> Rows:
             gone = sorted((rev for rev in records if rev < far), reverse=True)[:most]
     tx.cut(number, gone)
     return [shown(len(gone))]
-
-
-@meaning
-def forget_limit_keys(scene: Scene, tx: Tx, params: Params) -> Rows:
-    """Levels of limits are not modelled."""
-    return [shown(0)]

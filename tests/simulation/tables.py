@@ -15,6 +15,7 @@ import psycopg
 from durable_actors._store.holds import HOLDS, PAUSED
 from durable_actors.machine import ENDED, step_address
 from durable_actors.retention import Retention
+from tests.simulation.small_tables import Name, SmallTables
 
 SHORT = Retention(done=1, cancelled=1, failed=1, interval=1)
 """How long simulated engines keep ended rows, as far as no unique key holds them: children, mostly."""
@@ -30,7 +31,8 @@ class Row:
         "children_pending", "children_total", "claim_id", "crashes", "eligible_at", "error_type", "fair_key",
         "fingerprint",
         "finished_at", "fsm", "hold", "id", "inbox", "inserted_at", "interruptions", "journal", "last_error",
-        "lease", "links", "locked_by", "manual", "max_attempts", "meta", "parent_id", "partition_key", "priority",
+        "lease", "limited_by", "links", "locked_by", "manual", "max_attempts", "meta", "parent_id", "partition_key",
+        "priority",
         "queue", "rate_limit", "request", "rerun_of", "result", "rev", "round", "scope", "shelved_step", "state",
         "status", "step", "tags", "token", "traceback", "unique_key", "version", "visit", "wake_on_failure",
     )  # fmt: skip
@@ -217,8 +219,11 @@ class Tables:
         """Group commits that deleted rows, by token: what they did not delete."""
         self.finished: dict[int, list[str]] = {}
         """Instances that their commit deleted, with the claims that did."""
+        self.small: dict[Name, Any] = {}
+        """Rows of limits and schedules, by table and key."""
         self.serial = 0
         self.letter_serial = 0
+        self.log_serial = 0
         self.written: Callable[[Tx, Row], None] = lambda tx, row: None
         """Told of every row that a statement writes, before it does; its transaction may still be rolled back."""
         self.changed: Callable[[Tx, Row | None, Row], None] = lambda tx, old, new: None
@@ -226,13 +231,18 @@ class Tables:
         self.deleted: Callable[[Tx, Row], None] = lambda tx, row: None
         """Told of every row that a statement deletes, before it does; its transaction may still be rolled back."""
         self.consumed: Callable[[Tx, Letter], None] = lambda tx, letter: None
+        self.charged: Callable[[str, float], None] = lambda key, weight: None
+        """Told of every change of a level that no pick makes, by key and weight."""
+        self.slot_freed: Callable[[Tx, Row], None] = lambda tx, row: None
+        """What the trigger on the end of a step with a slot does."""
         self.unlocked: Callable[[], None] = lambda: None
 
 
-class Tx:
+class Tx(SmallTables):
     """One transaction of one session."""
 
     def __init__(self, tables: Tables, now: int) -> None:
+        super().__init__()
         self.tables = tables
         self.now = now
         """Of the transaction's beginning, as `now()` is."""
@@ -298,6 +308,15 @@ class Tx:
             ended = row.finished_at is not None and (before is None or before.finished_at is None)
             if ended and (row.links or 0) > 1 and number not in self._told:
                 self.tables.untold.append(number)
+
+    def free_slots(self) -> None:
+        """The triggers: a step that had a slot has ended, so those that wait for it look at once."""
+        for number in {*self._rows, *self._gone}:
+            before, after = self.tables.rows.get(number), self._rows.get(number)
+            if before is None or before.status != "executing" or "!" not in (before.rate_limit or ""):
+                continue
+            if number in self._gone or (after is not None and after.status != "executing"):
+                self.tables.slot_freed(self, before)
 
     def take_untold(self, most: int) -> list[int]:
         """Those that are committed, and nobody else takes; the lock of one has the number of its graph, negative."""
@@ -480,6 +499,7 @@ class Tx:
             list(self._told),
             list(self._taken),
             dict(self._flushes),
+            dict(self._small),
         )
 
     def back_to(self, mark: tuple[Any, ...]) -> None:
@@ -489,11 +509,14 @@ class Tx:
         )
         self._gone, self._receipts, self._snapshots, self._cut, self._cascades = mark[7:12]
         self._graph, self._told, self._taken, self._flushes = mark[12:16]
+        self._small = mark[16]
 
     def commit(self) -> None:
         tables = self.tables
         tables.untold = [each for each in tables.untold if each not in self._taken]
         self.owe()
+        self.free_slots()
+        self.commit_small()
         for number, row in self._rows.items():
             tables.changed(self, tables.rows.get(number), row)
         for number in sorted(self._consumed):
@@ -536,7 +559,7 @@ class Tx:
         """Also the end of a commit: nothing is left."""
         self._rows, self._letters, self._records, self._gone, self._receipts = {}, {}, {}, set(), {}
         self._snapshots, self._cut, self._cascades = {}, set(), {}
-        self._graph, self._told, self._taken, self._flushes = {}, [], [], {}
+        self._graph, self._told, self._taken, self._flushes, self._small = {}, [], [], {}, {}
         self._unlock(self._locked)
 
     def _unlock(self, numbers: set[int]) -> None:

@@ -23,6 +23,15 @@ GRAPHS = {
     "insert": 2, "pick": 9, "commit": 8, "spawn": 4, "cancel": 1, "retry": 3, "pause": 1, "untold": 2, "reap": 1,
     "crash": 1, "time": 2, "release": 1, "maintain": 1, "delete": 1,
 }  # fmt: skip
+LIMITS = {
+    "insert": 4, "pick": 12, "pick_fair": 2, "commit": 4, "spawn": 1, "signal": 1, "release": 2, "crash": 1, "reap": 1,
+    "cancel": 1, "retry": 1, "pause": 1, "time": 1, "maintain": 1, "rerun": 1,
+    "thaw": 8, "charge": 1, "block": 1, "redeclare": 1, "rest": 1, "soon": 3, "forget_keys": 1,
+}  # fmt: skip
+SCHEDULES = {
+    "put": 2, "turn": 8, "adopt": 1, "enable": 2, "due": 3, "pick": 4, "commit": 4, "cancel": 1, "rerun": 1, "begin": 2,
+    "stop_queue": 1, "delete": 1, "maintain": 1,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 1200457576, *NEW])
@@ -37,3 +46,18 @@ async def test_the_model_does_what_the_sql_does_with_graphs(durable_dsn: str, se
     """Among children that come after each other."""
     kinds = await walk(durable_dsn, seed, GRAPHS, eager=True)
     assert seed not in {12, 14} or kinds >= {"unblocked", "doomed"}
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3, 4, *NEW])
+@pytest.mark.slow
+async def test_the_model_does_what_the_sql_does_with_limits(durable_dsn: str, seed: int | str):
+    """Rates, slots, several at once, unknown ones; keys that are blocked, charged, given back to."""
+    kinds = await walk(durable_dsn, seed, LIMITS, limited=True)
+    assert seed not in {0, 2, 3, 4} or kinds >= {"seen t", "thawed"}
+
+
+@pytest.mark.parametrize("seed", [0, 1, *NEW])
+@pytest.mark.slow
+async def test_the_model_does_what_the_sql_does_with_schedules(durable_dsn: str, seed: int | str):
+    """Slots that fire, overlap, find their queue paused, are skipped or wait; definitions of nodes and operators."""
+    await walk(durable_dsn, seed, SCHEDULES)

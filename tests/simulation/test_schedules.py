@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from tests.simulation.breakages import graphs
+from tests.simulation.breakages import clocked, graphs, limited
 from tests.simulation.plan import make_plan
 from tests.simulation.process import Violation
 from tests.simulation.run import simulate
@@ -50,6 +50,24 @@ def test_graphs_keep_every_invariant(seed: int | str):
     number = seed if isinstance(seed, int) else int.from_bytes(os.urandom(4))
     report = simulate(graphs(attrs.evolve(make_plan(number), orders=())), patience=150.0)
     assert report.violation is None, told(report, frozenset())
+
+
+@pytest.mark.parametrize("seed", [*range(3), "new"])
+def test_limits_keep_every_invariant(seed: int | str):
+    """No more tokens than there are, no more slots, and whatever was throttled runs in the end; nodes die and drain."""
+    number = seed if isinstance(seed, int) else int.from_bytes(os.urandom(4))
+    report = simulate(limited(attrs.evolve(make_plan(number), orders=(), clockwork=None)), patience=150.0)
+    assert report.violation is None, told(report, frozenset())
+    assert report.counts["throttle"]
+
+
+@pytest.mark.parametrize("seed", [*range(3), "new"])
+def test_schedules_keep_every_invariant(seed: int | str):
+    """Every slot is accounted for once, although three nodes decide about each of them."""
+    number = seed if isinstance(seed, int) else int.from_bytes(os.urandom(4))
+    report = simulate(clocked(attrs.evolve(make_plan(number), orders=())), patience=150.0)
+    assert report.violation is None, told(report, frozenset())
+    assert report.counts["slot fired"]
 
 
 def test_a_seed_repeats_itself_in_the_same_process_and_in_another():

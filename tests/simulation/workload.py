@@ -53,6 +53,7 @@ class Walk:
     left: int
     nap: float
     gone: int = 0
+    tenant: str = ""
 
 
 @attrs.frozen
@@ -238,6 +239,44 @@ with isolated_registry():
                 while True:
                     await nap(3600.0)
 
+    class Meter(da.Machine[Walk], name="meter"):
+        """Steps that use a rate, a slot or both, in turn: as many as there are to go."""
+
+        @da.step(initial=True)
+        async def call(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                if chance(0.05):
+                    raise da.RateLimited(retry_after=0.2)
+                return self.go_on(ctx)
+
+        @da.step
+        async def use(self, ctx: da.Context[Walk]) -> da.Outcome:
+            with book().step(ctx):
+                await nap(ctx.state.nap)
+                if chance(0.1):
+                    return da.Retry(delay=0.1)
+                return self.go_on(ctx)
+
+        def go_on(self, ctx: da.Context[Walk]) -> da.Outcome:
+            if ctx.state.left == 0:
+                return da.Done(ctx.state.gone)
+            walked = attrs.evolve(ctx.state, left=ctx.state.left - 1, gone=ctx.state.gone + 1)
+            tenant, uses = ctx.state.tenant, ctx.state.gone % 3
+            if uses == 0:
+                return da.Next(self.use, walked, slot=("desks", tenant))
+            weight = 1 + (ctx.state.gone % 2)
+            slot = ("desks", tenant) if uses == 1 else None
+            return da.Next(self.call, walked, rate_limit=("calls", tenant), weight=weight, slot=slot)
+
+    @da.job(name="tick", max_attempts=1000, backoff=lambda attempt: 0.1)
+    async def tick(args: Chore, ctx: da.Context[Chore]) -> int:
+        """What a schedule starts."""
+        with book().step(ctx):
+            book().ticked(ctx)
+            await nap(args.nap)
+            return 1
+
     @da.job(name="chore", max_attempts=1000, backoff=lambda attempt: 0.1)
     async def chore(args: Chore, ctx: da.Context[Chore]) -> int:
         with book().step(ctx):
@@ -256,7 +295,22 @@ with isolated_registry():
 
 SCOPE = ("runnable", "executing", "awaiting_signal", "awaiting_children", "done", "failed", "cancelled")
 """For ever: an insert that is repeated finds the first one, also when that has ended."""
-MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper, Stuck, brief, Plot, task)
+MACHINES = (Chain, Collector, Packer, Courier, Family, chore, Sleeper, Stuck, brief, Plot, task, Meter, tick)
+LIMITS = {"calls": da.Limit(2, burst=2), "desks": da.Limit(slots=1)}
+"""Of each tenant: so slow that somebody waits, and fast enough to end."""
+CLOCK = "clock"
+
+
+def clockwork(plan: Plan) -> list[da.Schedule]:
+    """The schedule that the engines of a plan have, if it has one."""
+    if (found := plan.clockwork) is None:
+        return []
+    args = Chore(1, found.nap)
+    return [
+        da.Schedule(
+            CLOCK, tick, every=found.every, remaining=found.slots, overlap=found.overlap, missed=found.missed, args=args
+        )
+    ]  # fmt: skip
 
 
 def current_kind(kind: str) -> Any:
@@ -269,7 +323,7 @@ def expected(item: Item) -> object:
     match item.kind:
         case "graph":
             return 0 if item.size % 2 else item.size
-        case "chain" | "courier" | "chore" | "family" | "sleeper":
+        case "chain" | "courier" | "chore" | "family" | "sleeper" | "meter":
             return item.size
         case _:
             return sorted(item.parcels)
@@ -320,6 +374,7 @@ async def submit(client: Client, item: Item) -> None:
         "sleeper": lambda: Walk(item.size, item.nap),
         "stuck": lambda: Walk(item.size, item.nap),
         "graph": lambda: Walk(item.size, item.nap),
+        "meter": lambda: Walk(item.size, item.nap, tenant=item.tenant),
     }
     world = book().world
     while item.target and item.target not in book().names:
@@ -331,6 +386,8 @@ async def submit(client: Client, item: Item) -> None:
     }
     if item.key is not None:
         options["partition_key"] = item.key
+    if item.kind == "meter":
+        options["rate_limit"] = ("calls", item.tenant)
     if len(item.name) % 3:  # two of three have one; it means something in fair queues only
         options["fair_key"] = item.name[:1]
 

@@ -67,7 +67,9 @@ async def test_throttled_rows_are_claimed_when_their_token_comes(db: psycopg.Con
         none = await read_thawed(conn, SCHEMA, "default", limit=100)
         assert (none.ids, 55 < (none.next_in or 0) <= 60) == ([], True)
         age(db, 60)
-        assert taken(await thaw(conn)) == [ids[2]]
+        picked = await thaw(conn)
+        assert taken(picked) == [ids[2]]
+        assert picked.positions == {}, "it has read nothing before that row: no cursor may move"
         age(db, 600)
         assert taken(await thaw(conn)) == ids[3:], "as many as the bucket holds"
         assert db.execute("select count(*) from durable.limit_waits").fetchone() == (0,)
