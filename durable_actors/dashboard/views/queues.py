@@ -56,7 +56,7 @@ async def queue(desk: Desk, request: Request, name: str) -> View:
         "pauses": pauses,
         "fair": None if fair is None else fair[:SHARES],
         "fair_left_out": max(len(fair or ()) - SHARES, 0),
-        "receipts": receipts,
+        "receipts": [desk.redactor.receipt(each) for each in receipts],
     }
     shares = {each.key: bar(each.share, label=f"{each.share:.0%} of what runs") for each in fair or ()}
     extra = {"bars": _bars((found,)), "shares": shares, "most_keys": FAIR_KEYS}
