@@ -30,7 +30,7 @@ class Gauges:
             return
         try:
             event = self.measure()
-        except Exception:
+        except Exception:  # noqa: BLE001 - of the scheduler's own callbacks, an error would end the program
             logger.exception("could not measure the engine")
         else:
             self._node.telemetry.emit(event)

@@ -98,6 +98,7 @@ document.addEventListener("refreshed", localTimes);
 
 // -- selection of rows, and what is selected
 
+let picked = 0;
 function selected() { return [...document.querySelectorAll("input[data-pick]")]; }
 function showSelection() {
   const boxes = selected();
@@ -105,6 +106,8 @@ function showSelection() {
   const all = document.querySelector("input[data-pick-all]");
   if (all) { all.checked = count > 0 && count === boxes.length; all.indeterminate = count > 0 && count < boxes.length; }
   for (const each of document.querySelectorAll("[data-picked]")) each.textContent = String(count);
+  if (count > 0 && picked === 0) for (const each of document.querySelectorAll("[data-bulk]")) each.open = true;
+  picked = count;
 }
 document.addEventListener("change", (event) => {
   if (event.target.matches("input[data-pick-all]")) for (const each of selected()) each.checked = event.target.checked;

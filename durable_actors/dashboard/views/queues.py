@@ -26,7 +26,12 @@ async def queues(desk: Desk, request: Request) -> View:
     sample = desk.sampler.latest
     part = request.query.get("q", "").strip()
     found = () if sample is None else tuple(each for each in sample.queues if part in each.queue)
-    data = {"at": None if sample is None else sample.at, "queues": found, "q": part}
+    data = {
+        "at": None if sample is None else sample.at,
+        "queues": found,
+        "partly": () if sample is None else sample.partly,
+        "q": part,
+    }
     return View(template="queues.html", title="Queues", data=data, extra={"bars": _bars(found)})
 
 
@@ -52,6 +57,7 @@ async def queue(desk: Desk, request: Request, name: str) -> View:
     data = {
         "at": None if sample is None else sample.at,
         "queue": found,
+        "partly": () if sample is None else sample.partly,
         "nodes": serving,
         "pauses": pauses,
         "fair": None if fair is None else fair[:SHARES],
