@@ -47,9 +47,7 @@ async def test_attention_leads_to_the_queue_and_the_queue_to_its_instances(
         page = (await browser.get("/queues/mail%2Feu")).text
         assert "/instances?q=queue%3A%22mail%2Feu%22" in page
         assert f'href="/instances/{number}"' in (await browser.get('/instances?q=queue:"mail/eu"')).text
-        assert "No live node serves queue" in (await browser.get(f"/instances/{number}")).text.replace(
-            "no l", "No l"
-        )
+        assert "no live node serves queue" in (await browser.get(f"/instances/{number}")).text
 
 
 def test_what_is_counted_in_all_queues_together_says_so():
@@ -68,6 +66,6 @@ def test_what_is_counted_in_all_queues_together_says_so():
 
 def test_sentences_show_code_and_errors_show_their_class_once():
     assert str(coded("say `a <b>` & go")) == "say <code>a &lt;b&gt;</code> &amp; go"
-    assert str(coded("an odd ` stays text")).count("<code>") == 1
+    assert str(coded("an odd ` stays text")) == "an odd ` stays text"
     assert without_class("m.E: no", "m.E") == "no"
     assert without_class("no", None) == "no"

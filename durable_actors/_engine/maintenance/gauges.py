@@ -26,7 +26,7 @@ class Gauges:
 
     def emit(self) -> None:
         """Tell the observers, if there are any. Called in the loop, by the scheduler: it must not raise."""
-        if not self._node.telemetry.active or self._node.state.value == "starting":
+        if not self._node.telemetry.active:
             return
         try:
             event = self.measure()

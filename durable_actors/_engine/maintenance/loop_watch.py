@@ -55,7 +55,8 @@ class LoopWatch:
 
     def look(self, now: float) -> None:
         """Check what the loop runs. Called in the watching thread."""
-        if self._node.telemetry.active and now >= self._measure_at:
+        node = self._node
+        if node.telemetry.active and now >= self._measure_at and node.state.value != "starting":
             self._measure_at = now + MEASURE_EVERY
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._measure_now, idempotent=True)
