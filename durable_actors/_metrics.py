@@ -31,6 +31,9 @@ OUTCOME: Final = "durable.outcome"
 STATUS: Final = "durable.status"
 REASON: Final = "durable.reason"
 LIMIT: Final = "durable.limit.name"
+ACTOR: Final = "durable.actor"
+POOL: Final = "db.client.connection.pool.name"
+STATE: Final = "db.client.connection.state"
 
 SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600)
 """The upper bounds of the histograms: from a step of a millisecond to an hour in a queue."""
@@ -161,6 +164,40 @@ LAG: Final = _metric("durable.schedule.lag", "histogram", "s", "From a slot to t
 DELETED: Final = _metric(
     "durable.janitor.deleted", "counter", "{instance}", "Ended instances that retention deleted.", STATUS
 )
+JANITOR_LAG: Final = _metric(
+    "durable.janitor.lag",
+    "gauge",
+    "s",
+    "Since when all that retention deletes was deleted; it should not exceed the interval.",
+    combined="max",
+)
+MAILBOX: Final = _metric(
+    "durable.actor.mailbox.size",
+    "gauge",
+    "{message}",
+    "Messages that wait in the mailbox of an actor of the engine.",
+    ACTOR,
+    combined="max",
+)
+RESTARTS: Final = _metric(
+    "durable.actor.restarts",
+    "counter",
+    "{restart}",
+    "Actors of the engine that ended and were started again.",
+    ACTOR,
+)
+CONNECTIONS: Final = _metric(
+    "db.client.connection.count", "gauge", "{connection}", "Open connections to Postgres.", POOL, STATE
+)
+CONNECTION_LIMIT: Final = _metric(
+    "db.client.connection.max", "gauge", "{connection}", "How many connections there may be.", POOL
+)
+PENDING: Final = _metric(
+    "db.client.connection.pending_requests", "gauge", "{request}", "Tasks that wait for a connection.", POOL
+)
+POOL_TIMEOUTS: Final = _metric(
+    "db.client.connection.timeouts", "counter", "{timeout}", "Tasks that waited for one in vain.", POOL
+)
 NOTIFIER: Final = _metric(
     "durable.notifier.failures", "counter", "{call}", "Calls of the notifier that failed."
 )
@@ -206,6 +243,8 @@ class Measures:
         self._sink = sink
         self._seen: dict[str, set[str]] = {}
         self._queues: dict[str, int] = {}
+        self._mailboxes: set[str] = set()
+        self._lanes: set[str] = set()
         self._worst = 0.0
 
     def __call__(self, event: telemetry.Event) -> None:
@@ -335,6 +374,23 @@ class Measures:
         self._worst = max(self._worst, event.seconds)
         self._set(WORST, self._worst)
 
+    def _restarted(self, event: telemetry.ActorRestarted) -> None:
+        self._add(RESTARTS, event.actor)
+
+    def _measured(self, event: telemetry.EngineMeasured) -> None:
+        for actor, size in event.mailboxes.items():
+            self._set(MAILBOX, size, actor)
+        for each in event.lanes:
+            self._set(CONNECTIONS, each.in_use, each.lane, "used")
+            self._set(CONNECTIONS, each.idle, each.lane, "idle")
+            self._set(CONNECTION_LIMIT, each.size, each.lane)
+            self._set(PENDING, each.waiting, each.lane)
+            self._add(POOL_TIMEOUTS, each.lane, count=each.timeouts)
+        if event.janitor_lag is not None:
+            self._set(JANITOR_LAG, event.janitor_lag)
+        self._mailboxes.update(event.mailboxes)
+        self._lanes.update(each.lane for each in event.lanes)
+
     def _down(self, _: telemetry.StoreDown) -> None:
         self._add(OUTAGES)
         self._set(STORE_UP, 0)
@@ -353,6 +409,12 @@ class Measures:
         for queue in self._queues:
             for metric in (RUNNING, BUFFERED, CONCURRENCY, PREFETCH):
                 self._set(metric, 0, queue)
+        for actor in self._mailboxes:
+            self._set(MAILBOX, 0, actor)
+        for lane in self._lanes:
+            self._set(PENDING, 0, lane)
+            for state in ("used", "idle"):
+                self._set(CONNECTIONS, 0, lane, state)
         self._set(DRAINING, 0)
 
 
@@ -395,6 +457,8 @@ _COUNTS: Final[Mapping[type[Any], Callable[[Measures, Any], None]]] = {
     telemetry.NotifierFailed: Measures._notifier_failed,  # noqa: SLF001
     telemetry.WakeupsDropped: Measures._dropped,  # noqa: SLF001
     telemetry.LoopBlocked: Measures._blocked,  # noqa: SLF001
+    telemetry.ActorRestarted: Measures._restarted,  # noqa: SLF001
+    telemetry.EngineMeasured: Measures._measured,  # noqa: SLF001
     telemetry.StoreDown: Measures._down,  # noqa: SLF001
     telemetry.StoreUp: Measures._up,  # noqa: SLF001
     telemetry.NodeStarted: Measures._node_started,  # noqa: SLF001

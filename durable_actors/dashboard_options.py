@@ -218,7 +218,7 @@ class Dashboard:
         default="",
         converter=_root_path,
         metadata=about(
-            "The prefix of all links, behind a proxy that removes it.",
+            "The prefix of all links, behind a proxy, whether it removes it from the path or not.",
             default="none",
             values="a path, such as `/ops`",
         ),

@@ -21,6 +21,7 @@ from durable_actors._client import Client
 from durable_actors._engine.executor import Executor
 from durable_actors._engine.lanes import call_sessions, lanes
 from durable_actors._engine.limits import QueueLimits
+from durable_actors._engine.maintenance.gauges import Gauges, tree_observer
 from durable_actors._engine.maintenance.loop_watch import watch_loop
 from durable_actors._engine.node import Node, engine_state, logger
 from durable_actors._engine.running.context_port import EnginePort
@@ -356,8 +357,13 @@ async def _run_tree(
 
     failed = False
     try:
-        with watch_loop(node):
-            await run_tree(parts.root, drain_on_cancel=node.config.drain_on_cancel, task_status=Started())
+        with watch_loop(node, Gauges(node, engine.snapshot).emit):
+            await run_tree(
+                parts.root,
+                drain_on_cancel=node.config.drain_on_cancel,
+                observe=tree_observer(node),
+                task_status=Started(),
+            )
     except BaseException as exc:
         failed = not _is_cancelled(exc)
         if not isinstance(exc, StartFailed):

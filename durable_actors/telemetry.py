@@ -45,6 +45,8 @@ event                  when
 `NotifierFailed`       the notifier raised, took too long, or is not an async function
 `WakeupsDropped`       wake-ups are not told: too many wait for the notifier, or the engine has stopped
 `LoopBlocked`          code has blocked the event loop for half a second or more
+`ActorRestarted`       a supervisor starts a part of the engine again
+`EngineMeasured`       every ten seconds: how full mailboxes and lanes of connections are, how late retention is
 `StoreDown`            Postgres is unavailable
 `StoreUp`              Postgres is available again
 =====================  ==================================================================================
@@ -65,19 +67,23 @@ from typing import Final
 
 import attrs
 
+from durable_actors._engine_events import ActorRestarted, EngineMeasured, LaneMeasured
 from durable_actors._step_log import StepLogFilter
 from durable_actors._tracing import TraceContext
 
 __all__ = [
+    "ActorRestarted",
     "AwaitTimedOut",
     "ClaimLost",
     "ClaimsReaped",
     "DrainStarted",
+    "EngineMeasured",
     "Event",
     "GroupCommitted",
     "InstancesDeleted",
     "InstancesInserted",
     "JournalsTruncated",
+    "LaneMeasured",
     "LimitBlocked",
     "LoopBlocked",
     "NodeStarted",
@@ -450,7 +456,7 @@ Event = (
     | StepCommitted | GroupCommitted | OutcomeStale | OutcomeLate | ClaimLost | PartitionContended
     | RequestReceived | ClaimsReaped | InstancesDeleted | JournalsTruncated | ScheduleFired
     | ScheduleSkipped | AwaitTimedOut | NotifierFailed | WakeupsDropped | LoopBlocked | StoreDown
-    | StoreUp
+    | StoreUp | ActorRestarted | EngineMeasured
 )  # fmt: skip
 """Every event."""
 

@@ -191,6 +191,8 @@ class Node:
     """The threads of `def` steps."""
     leaks_logged: set[tuple[str, int, str]] = attrs.field(factory=set[tuple[str, int, str]])
     """Steps (machine, version, step) for which a leak was logged: they left something open in their task."""
+    swept_at: float | None = None
+    """When the janitor last began a round that deleted all that was due, on Trio's clock; None: it deletes nothing."""
     on_fatal: Callable[[BaseException], None] = attrs.field(default=lambda _: None)
     """A step raised KeyboardInterrupt: the node must stop."""
     hand_over: TakesOver = NO_HAND_OVER

@@ -113,6 +113,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         """The sum of one of the counts over all queues."""
         return sum(getattr(each, kind) for each in self.queues)
 
+    @property
+    def partly(self) -> tuple[str, ...]:
+        """What is counted in all queues together, and of which there is more: each queue may have more of it."""
+        return tuple(kind for kind in ("held", "executing", "asks") if self.total(kind) >= CAP)
+
 
 async def take_sample(conn: PgConn, schema: str, *, interval: float) -> Sample | None:
     """Take the sample of this interval and write it; None if somebody else does.

@@ -59,7 +59,10 @@ def require_extra() -> Callable[..., Any]:
     "--sensitive", multiple=True, metavar="NAME", help="A field whose values are not shown. Can be repeated."
 )
 @click.option(
-    "--root-path", default="", metavar="PATH", help="The prefix of all links, behind a proxy that removes it."
+    "--root-path",
+    default="",
+    metavar="PATH",
+    help="The prefix of all links, behind a proxy, whether it removes it from the path or not.",
 )
 @click.option(
     "--interval", type=duration, default=5.0, metavar="DURATION", help="Between two samples. Default: 5."

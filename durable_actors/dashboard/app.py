@@ -269,8 +269,8 @@ def _request(scope: Scope, receive: Receive) -> Request:
     root = str(scope.get("root_path", "")).rstrip("/")
     raw = scope.get("raw_path")  # a name in a path may contain a slash, which only the quoted path shows
     path = quote(str(scope["path"])) if raw is None else raw.partition(b"?")[0].decode("latin-1")
-    if root and path.startswith(root + "/"):  # a server that mounts the app leaves its prefix in the path
-        path = path[len(root) :]
+    if root and (path == root or path.startswith(root + "/")):
+        path = path[len(root) :] or "/"  # some servers and proxies leave the prefix in the path
     api = path == API or path.startswith(API + "/")
     if api:
         path = path[len(API) :] or "/"

@@ -76,26 +76,26 @@ def _live(nodes: tuple[NodeSample, ...]) -> list[LiveNode]:
 
 
 def _queue(queue: QueueSample) -> Iterator[Attention]:
-    to, name = "/queues", queue.queue
+    to, name = f"/queues/{segment(queue.queue)}", queue.queue
     pause = queue.paused_whole
     waiting = _many(queue.due, capped=queue.capped)
     if pause is not None and queue.due:
         by = f" by {pause.by}" if pause.by else ""
         text = f"Queue {name} is paused{by}, and {waiting} wait"
-        yield Attention(level="warn", text=text, to=to, query={"q": name})
+        yield Attention(level="warn", text=text, to=to)
     elif (queue.due or queue.throttled) and not queue.nodes:
         text = f"No live node serves queue {name}: {waiting if queue.due else _many(queue.throttled)} wait"
-        yield Attention(level="bad", text=text, to=to, query={"q": name})
+        yield Attention(level="bad", text=text, to=to)
     elif queue.oldest_due is not None and queue.oldest_due > LATE:
         text = f"Queue {name}: the oldest due instance has waited for {seconds(queue.oldest_due)}"
-        yield Attention(level="warn", text=text, to=to, query={"q": name})
+        yield Attention(level="warn", text=text, to=to)
     for each in queue.pauses:
         if each.machine is not None:
             text = f"Machine {each.machine} is paused in queue {name}"
-            yield Attention(level="info", text=text, to=to, query={"q": name})
+            yield Attention(level="info", text=text, to=to)
     if queue.shelved and not queue.pauses:  # the rows of a paused machine are shelved, too
         text = f"Queue {name}: {_many(queue.shelved)} wait for a node that has their machine, version or step"
-        yield Attention(level="warn", text=text, to=to, query={"q": name})
+        yield Attention(level="warn", text=text, to=to)
 
 
 def _limits(sample: Sample) -> Iterator[Attention]:

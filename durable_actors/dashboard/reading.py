@@ -11,7 +11,7 @@ import msgspec
 from durable_actors._postgres.driver.connection import PgConn
 from durable_actors._store.commands import Receipt
 from durable_actors._store.dialogues import listing_receipts, observing, run_dialogue
-from durable_actors._store.explanation import Explanation
+from durable_actors._store.explanation import Blocker, Explanation
 from durable_actors._store.observe import NEWEST, InstanceDetails
 from durable_actors._store.read import Instance
 from durable_actors._store.signal import read_signals
@@ -66,33 +66,52 @@ async def read_one(desk: Desk, number: int) -> InstanceRead:
 
 
 def _redacted(desk: Desk, found: InstanceRead) -> InstanceRead:
-    machine = found.instance.machine
-    shown = desk.redactor.shown
-    boundary = found.instance.boundary
-    error = found.instance.last_error
-    told = shown(machine, "error", error)
-    instance = attrs.evolve(
-        found.instance,
-        state=shown(machine, "state", found.instance.state),
-        result=shown(machine, "result", found.instance.result),
-        last_error=told,
-        traceback=shown(machine, "error", found.instance.traceback),
-        meta=shown(machine, "meta", found.instance.meta),
-        boundary=None
-        if boundary is None
-        else attrs.evolve(boundary, data=shown(machine, "boundary", boundary.data)),
+    machine, redactor = found.instance.machine, desk.redactor
+    details = found.details
+    return attrs.evolve(
+        found,
+        instance=redactor.instance(found.instance),
+        details=attrs.evolve(
+            details,
+            receipts=tuple(redactor.shown(machine, "receipt", dict(each)) for each in details.receipts),
+        ),
+        why=_why(desk, machine, found.why),
+        inbox=[
+            attrs.evolve(each, payload=redactor.shown(machine, "signal", each.payload))
+            for each in found.inbox
+        ],
+        receipts=[redactor.receipt(each, machine) for each in found.receipts],
     )
-    inbox = [attrs.evolve(each, payload=shown(machine, "signal", each.payload)) for each in found.inbox]
-    evidence = shown(machine, "evidence", {**found.why.evidence, "last_error": told})
-    why = attrs.evolve(found.why, evidence=evidence)
-    if error is not None and told != error:  # sentences repeat it
-        why = attrs.evolve(why, summary=_without(why.summary, error))
-    return attrs.evolve(found, instance=instance, inbox=inbox, why=why)
 
 
-def _without(sentence: str, error: str) -> str:
+def _why(desk: Desk, machine: str, why: Explanation) -> Explanation:
+    """An explanation as it may be shown, with those of the children and dependencies that it names."""
+    shown = desk.redactor.shown
+    error = why.evidence.get("last_error")
+    told = shown(machine, "error", error)
+    facts: dict[str, Any] = {**why.evidence, "last_error": told}
+    for name in ("boundary", "decision"):
+        if facts.get(name) is not None:
+            facts[name] = {**facts[name], "data": shown(machine, name, facts[name]["data"])}
+    evidence = shown(machine, "evidence", facts)
+    hidden = error if error != told else None
+    blockers: list[Blocker] = []
+    for each in why.blockers:
+        because, text = each.because, _without(each.text, hidden)
+        if because is not None:
+            inner = str(because.evidence["machine"]).rpartition("/")[0]
+            cause = because.evidence.get("last_error")
+            if cause != shown(inner, "error", cause):
+                text = _without(text, cause)
+            because = _why(desk, inner, because)
+        blockers.append(attrs.evolve(each, text=text, because=because))
+    summary = _without(why.summary, hidden)
+    return attrs.evolve(why, summary=summary, blockers=tuple(blockers), evidence=evidence)
+
+
+def _without(sentence: str, error: str | None) -> str:
     """A sentence without the error that it ends with, whole or cut."""
-    begin = " ".join(error.split())[:12]
+    begin = " ".join((error or "").split())[:12]
     at = sentence.find(begin) if begin else -1
     return sentence if at < 0 else f"{sentence[:at]}{REDACTED}"
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+import attrs
+
+from durable_actors._store.commands import Receipt
+from durable_actors._store.read import Instance
 from durable_actors.dashboard_options import Dashboard
 from durable_actors.journal.redaction import REDACTED, redact
 
@@ -29,6 +33,36 @@ class Redactor:
             except Exception:  # noqa: BLE001 - user code; whatever it meant to hide stays hidden
                 return REDACTED
         return self._without(value)
+
+    def instance(self, row: Instance) -> Instance:
+        """An instance as it may be shown, with all that a step, a caller or a person has put into it."""
+
+        def shown(what: str, value: Any) -> Any:
+            return self.shown(row.machine, what, value)
+
+        boundary, decision = row.boundary, row.decision
+        return attrs.evolve(
+            row,
+            state=shown("state", row.state),
+            result=shown("result", row.result),
+            last_error=shown("error", row.last_error),
+            traceback=shown("error", row.traceback),
+            meta=shown("meta", row.meta),
+            boundary=None
+            if boundary is None
+            else attrs.evolve(boundary, data=shown("boundary", boundary.data)),
+            decision=None
+            if decision is None
+            else attrs.evolve(decision, data=shown("decision", decision.data)),
+        )
+
+    def receipt(self, receipt: Receipt, machine: str = "") -> Receipt:
+        """A receipt as it may be shown. Its reason is a sentence for others, and stays."""
+        return attrs.evolve(
+            receipt,
+            data=self.shown(machine, "receipt", receipt.data),
+            result=self.shown(machine, "receipt", receipt.result),
+        )
 
     def _without(self, value: Any) -> Any:
         try:

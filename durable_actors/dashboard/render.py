@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import attrs
 import jinja2
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from durable_actors._version import __version__
 from durable_actors._wording import counted, seconds
@@ -44,6 +44,7 @@ def environment() -> jinja2.Environment:
         "duration": seconds,
         "ago": ago,
         "instant": instant,
+        "lasting": lasting,
         "soon": soon,
         "tokens": tokens,
         "pretty": pretty,
@@ -56,6 +57,8 @@ def environment() -> jinja2.Environment:
         "capped": capped,
         "words": status_words,
         "sentence": sentence,
+        "coded": coded,
+        "without_class": without_class,
         "segment": segment,
         "query": urlencode,
     }
@@ -170,6 +173,13 @@ def ago(value: datetime | None) -> Markup | str:
     return _time(value, words)
 
 
+def lasting(value: datetime | None) -> Markup | str:
+    """For how long something has been so that began at an instant."""
+    if value is None:
+        return ""
+    return _time(value, seconds(max((datetime.now(UTC) - value).total_seconds(), 0.0)))
+
+
 def soon(value: datetime | None) -> Markup | str:
     """When something is due: "now" if its instant has passed."""
     if value is None:
@@ -217,6 +227,22 @@ _WORDS: Final = {
 def sentence(text: str) -> str:
     """A text that begins with a capital letter."""
     return text[:1].upper() + text[1:]
+
+
+def coded(text: str) -> Markup:
+    """A sentence in which what stands between backticks is shown as code."""
+    if text.count("`") % 2:
+        return escape(text)
+    parts = [
+        Markup("<code>{}</code>").format(each) if at % 2 else escape(each)
+        for at, each in enumerate(text.split("`"))
+    ]
+    return Markup("").join(parts)
+
+
+def without_class(text: str, error_type: str | None) -> str:
+    """The text of an error without the class in front of it, which is shown beside it."""
+    return text.removeprefix(f"{error_type}: ") if error_type else text
 
 
 def status_words(status: str) -> str:

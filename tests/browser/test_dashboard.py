@@ -189,6 +189,38 @@ def test_one_is_cancelled_signalled_and_rerun(page: Any, shop: str):
     page.get_by_text("This is the new instance.").wait_for()
 
 
+def test_the_commands_of_an_instance_follow_it(page: Any, shop: str):
+    """Somebody else has cancelled it: the page offers what can be done now, and keeps what is being typed."""
+    number = newest(shop, "status:awaiting_signal+machine:shop.Checkout+waiting:signal")
+    page.goto(f"{shop}/instances/{number}")
+    page.locator("#do-rerun summary").click()
+    typed = page.locator("#do-rerun textarea")
+    typed.fill('{"n": 1}')
+    typed.focus()
+    answer = httpx.post(f"{shop}/api/v1/instances/{number}/cancel", data={"confirm": "yes"}, timeout=20)
+    assert answer.status_code == 200
+    page.locator("#do-cancel").wait_for(state="detached")  # nobody has reloaded the page
+    page.locator("#do-retry").wait_for()
+    assert page.locator("#do-pause, #do-signal").count() == 0
+    assert typed.input_value() == '{"n": 1}'
+    assert typed.is_visible()
+    assert page.evaluate("document.activeElement.name") == "state"
+
+
+def test_what_is_selected_opens_the_commands_to_many(page: Any, shop: str):
+    page.goto(f"{shop}/instances")
+    bulk = page.locator("[data-bulk]")
+    assert bulk.get_attribute("open") is None
+    page.locator("input[data-pick]").nth(1).check()
+    page.locator("select[name=command]").wait_for()
+    assert "1 selected" in bulk.locator("summary").inner_text()
+    box = bulk.bounding_box()
+    assert box["y"] + box["height"] <= 900, "it is on the screen, however long the list is"
+    bulk.locator("summary").click()
+    page.locator("input[data-pick]").nth(2).check()
+    assert not page.locator("select[name=command]").is_visible()  # closed by hand, it stays closed
+
+
 def test_keys(page: Any, shop: str):
     page.goto(shop)
     page.keyboard.press("i")

@@ -25,6 +25,7 @@ from pathlib import Path
 import trio
 from durable_actors.testing.database import DatabaseServer, open_server
 from tests.chaos.nemeses import Nemesis, nemeses
+from tests.chaos.onlooker import missed
 from tests.chaos.run import SETTLE, Report, run_once
 from tests.chaos.zygote import open_zygote
 
@@ -116,6 +117,14 @@ def table(reports: list[Report]) -> str:
     return "\n".join(lines)
 
 
+def views_table(reports: list[Report]) -> str:
+    """How often each view of the dashboard was served, and which one never was."""
+    views = sum((each.views for each in reports), Counter[str]())
+    lines = [f"  {count:6} {view}" for view, count in sorted(views.items())]
+    lines += [f"   never {view}" for view in missed(views)]
+    return "\n".join([f"dashboard: {sum(each.pages for each in reports)} answers", *lines])
+
+
 def as_json(report: Report) -> dict[str, object]:
     """For machines."""
     return {
@@ -182,10 +191,13 @@ def main() -> int:
     finally:
         print()
         print(table(reports))
+        if options.dashboard:
+            print(views_table(reports))
         print(f"{time.monotonic() - began:.0f} s in all")
         if options.json is not None:
             options.json.write_text(json.dumps([as_json(each) for each in reports], indent=1) + "\n")
-    return int(any(not each.ok for each in reports))
+    unseen = missed(sum((each.views for each in reports), Counter[str]())) if options.dashboard else []
+    return int(bool(unseen) or any(not each.ok for each in reports))
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ class Report:
     faults: Counter[str] = attrs.field(factory=Counter)
     pages: int = 0
     """Answers of the dashboard."""
+    views: Counter[str] = attrs.field(factory=Counter)
+    """How often each of its views was served, with its JSON twin."""
     tally: Mapping[str, int] = attrs.field(factory=dict)
     """How much was checked: commits, reaps, runs of steps, ..."""
     failures: list[str] = attrs.field(factory=list)
@@ -210,7 +212,7 @@ async def _live(
                     await worker.process.wait()
                 await zygote.bury()
         report.failures += world.failures + onlooker.failures
-        report.pages = sum(onlooker.answers.values())
+        report.pages, report.views = sum(onlooker.answers.values()), onlooker.views
         if extent.dashboard and not onlooker.answers[200]:
             report.failures.append(f"the dashboard served no page: {onlooker.answers}")
 

@@ -200,6 +200,18 @@ async def test_a_prefix_is_part_of_every_link(open_browser: OpenBrowser):
         assert 'href="/ops/instances"' in page
         assert 'href="/instances"' not in page
         assert (await browser.post("/ops" + PAUSE)).headers["location"].startswith("/ops/queues/mail")
+        for path in ("/ops", "/ops/", "/", "/ops/api/v1", "/api/v1/"):  # with the prefix, or without it
+            assert (await browser.get(path)).status == 200, path
+
+
+async def test_a_prefix_is_not_taken_from_a_header(open_browser: OpenBrowser):
+    """Anybody could send it; `root_path` is for that."""
+    async with open_browser() as browser:
+        page = (
+            await browser.get("/queues", x_forwarded_prefix="/evil", x_forwarded_host="evil.example")
+        ).text
+        assert 'href="/instances"' in page
+        assert "evil" not in page
 
 
 def test_config_takes_only_a_dashboard():

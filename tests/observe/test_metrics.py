@@ -54,6 +54,12 @@ EVENTS: list[telemetry.Event] = [
     telemetry.LoopBlocked(id=None, machine=None, step=None, task="t", where="x", seconds=0.7),
     telemetry.StoreDown(actor="a", error=OSError()),
     telemetry.StoreUp(actor="a", seconds=1.0),
+    telemetry.ActorRestarted(actor="feeder", path="engine a/work/feeder q", delay=0.1),
+    telemetry.EngineMeasured(
+        mailboxes={"feeder": 1},
+        lanes=(telemetry.LaneMeasured(lane="client", size=4, in_use=3, idle=1, waiting=2, timeouts=5),),
+        janitor_lag=70.0,
+    ),
     telemetry.DrainStarted(node="n", running=0, buffered=0),
 ]
 
@@ -125,9 +131,18 @@ def test_prometheus_counts():
     assert found["durable_fair_keys messaging_destination_name=q"] == 3
     assert found["durable_cancel_latency_seconds_count"] == 1
     assert found["durable_schedule_skipped_total durable_reason=overlap"] == 1000  # "more than"
+    lane = "db_client_connection_pool_name=client"
+    assert found[f"db_client_connection_count {lane} db_client_connection_state=used"] == 3
+    assert found[f"db_client_connection_max {lane}"] == 4
+    assert found[f"db_client_connection_pending_requests {lane}"] == 2
+    assert found[f"db_client_connection_timeouts_total {lane}"] == 5
+    assert found["durable_actor_mailbox_size durable_actor=feeder"] == 1
+    assert found["durable_actor_restarts_total durable_actor=feeder"] == 1
+    assert found["durable_janitor_lag_seconds"] == 70
     assert (found["durable_store_up"], found["durable_node_draining"]) == (1, 1)
     stopped = prometheus_of([*EVENTS, telemetry.NodeStopped(node="n")])
     assert stopped["durable_queue_slots_used messaging_destination_name=q"] == 0
+    assert stopped[f"db_client_connection_count {lane} db_client_connection_state=used"] == 0
 
 
 def test_labels_are_bounded():
@@ -194,7 +209,7 @@ def test_the_dashboard_for_grafana_uses_these_names():
     used: set[str] = set()
     for panel in panels:
         for target in panel["targets"]:
-            names = set(re.findall(r"\b(?:durable|messaging)_\w+", target["expr"]))
+            names = set(re.findall(r"\b(?:durable|messaging|db_client)_\w+", target["expr"]))
             here = {name for name in names if name not in labels}
             assert here, panel["title"]
             assert here <= known, panel["title"]

@@ -116,6 +116,8 @@ class Janitor(Actor[object]):
         interval = 60.0 if self._retention is None else self._retention.interval
         # Nodes that start together should not walk together; and not while this one starts its work.
         wait = interval * self._node.random()
+        if self._retention is not None and self._node.swept_at is None:
+            self._node.swept_at = trio.current_time()
         while True:
             try:
                 await self._tell()
@@ -126,12 +128,14 @@ class Janitor(Actor[object]):
             if self._retention is None:
                 wait = interval
                 continue
+            began = trio.current_time()
             try:
                 await self._round(self._retention)
             except TRANSIENT_ERRORS as exc:
                 wait = max(self._outage.failed(exc), min(interval, 1.0))
             else:
                 self._outage.ok()
+                self._node.swept_at = began
                 wait = interval
             self._report()
 

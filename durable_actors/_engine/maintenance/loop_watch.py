@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import attrs
@@ -23,6 +23,8 @@ from durable_actors.telemetry import LoopBlocked
 
 INTERVAL: Final = 0.5
 """Seconds between two checks."""
+MEASURE_EVERY: Final = 10.0
+"""Seconds between two events that tell how full mailboxes and lanes are."""
 
 
 @attrs.define
@@ -42,14 +44,22 @@ class Seen:
 class LoopWatch:
     """Watches one loop, for one engine."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, measure: Callable[[], object] = lambda: None) -> None:
         self._node = node
+        self._measure = measure
+        self._measure_at = 0.0
         self._loop = threading.get_ident()
         self._token = trio.lowlevel.current_trio_token()
         self._seen: Seen | None = None
+        self.ended = threading.Event()
 
     def look(self, now: float) -> None:
         """Check what the loop runs. Called in the watching thread."""
+        node = self._node
+        if node.telemetry.active and now >= self._measure_at and node.state.value != "starting":
+            self._measure_at = now + MEASURE_EVERY
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._measure_now, idempotent=True)
         what = what_runs(self._loop)
         if what is None:
             self._seen = None
@@ -71,6 +81,11 @@ class LoopWatch:
                 self._token.run_sync_soon(self._over, seen, what.where)
             except trio.RunFinishedError:
                 self._seen = None
+
+    def _measure_now(self) -> None:
+        """Called in the loop; by then the engine may have ended."""
+        if not self.ended.is_set():
+            self._measure()
 
     def _over(self, seen: Seen, where: str) -> None:
         """The loop runs again. Called in the loop."""
@@ -98,19 +113,22 @@ def _name(seen: Seen) -> str:
 
 
 @contextmanager
-def watch_loop(node: Node) -> Generator[None]:
-    """Watch the loop of the current task while this is open. Does nothing if the clock is simulated."""
+def watch_loop(node: Node, measure: Callable[[], object] = lambda: None) -> Generator[None]:
+    """Watch the loop of the current task while this is open. Does nothing if the clock is simulated.
+
+    While there are observers, `measure` is called in the loop every ten seconds.
+    """
     if not runs_in_real_time():
         yield
         return
-    watch, ended = LoopWatch(node), threading.Event()
+    watch = LoopWatch(node, measure)
 
     def run() -> None:
-        while not ended.wait(INTERVAL):
+        while not watch.ended.wait(INTERVAL):
             watch.look(time.monotonic())
 
     threading.Thread(target=run, name="durable_actors loop watch", daemon=True).start()
     try:
         yield
     finally:
-        ended.set()
+        watch.ended.set()

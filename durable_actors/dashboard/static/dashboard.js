@@ -43,7 +43,7 @@ function morph(old, fresh) {
     let here = old.childNodes[index];
     if (next.id && (!here || here.id !== next.id)) {
       const known = [...old.children].find((each) => each.id === next.id);
-      if (known) { old.insertBefore(known, here ?? null); here = known; }
+      if (known) { bringHere(old, known, index); here = known; }
     }
     if (!here) old.appendChild(document.importNode(next, true));
     else if (here.nodeType !== next.nodeType || here.nodeName !== next.nodeName) old.replaceChild(document.importNode(next, true), here);
@@ -51,6 +51,12 @@ function morph(old, fresh) {
     else if (here.nodeType === Node.ELEMENT_NODE && !isBeingEdited(here)) morph(here, next);
   });
   while (old.childNodes.length > wanted.length) old.lastChild.remove();
+}
+
+// Moving an element takes the focus from what is in it: then the others move.
+function bringHere(parent, known, index) {
+  if (!known.contains(document.activeElement)) parent.insertBefore(known, parent.childNodes[index] ?? null);
+  else while (parent.childNodes[index] !== known) parent.appendChild(parent.childNodes[index]);
 }
 
 function isBeingEdited(element) {
@@ -98,6 +104,7 @@ document.addEventListener("refreshed", localTimes);
 
 // -- selection of rows, and what is selected
 
+let picked = 0;
 function selected() { return [...document.querySelectorAll("input[data-pick]")]; }
 function showSelection() {
   const boxes = selected();
@@ -105,6 +112,8 @@ function showSelection() {
   const all = document.querySelector("input[data-pick-all]");
   if (all) { all.checked = count > 0 && count === boxes.length; all.indeterminate = count > 0 && count < boxes.length; }
   for (const each of document.querySelectorAll("[data-picked]")) each.textContent = String(count);
+  if (count > 0 && picked === 0) for (const each of document.querySelectorAll("[data-bulk]")) each.open = true;
+  picked = count;
 }
 document.addEventListener("change", (event) => {
   if (event.target.matches("input[data-pick-all]")) for (const each of selected()) each.checked = event.target.checked;

@@ -55,12 +55,7 @@ async def audit(desk: Desk, request: Request) -> View:
 
 
 def _shown(desk: Desk, receipt: Receipt) -> dict[str, Any]:
-    found = attrs.asdict(receipt, recurse=False)
-    return {
-        **found,
-        "data": desk.redactor.shown("", "receipt", receipt.data),
-        "result": desk.redactor.shown("", "receipt", receipt.result),
-    }
+    return attrs.asdict(desk.redactor.receipt(receipt), recurse=False)
 
 
 def result_words(target: str, result: object) -> str:

@@ -59,7 +59,10 @@ def metrics_of(sample: Sample | None, now: float) -> Iterator[str]:
         yield from _head(f"durable_queue_{kind}", meaning)
         for each in sample.queues:
             yield f'durable_queue_{kind}{{queue="{_label(each.queue)}"}} {getattr(each, kind)}'
-    yield from _head("durable_instances", "Instances by queue and state, counted up to 10001")
+    yield from _head(
+        "durable_instances",
+        "Instances by queue and state, counted up to 10001; held, executing and asks in all queues together",
+    )
     for kind in _STATES:
         for each in sample.queues:
             labels = f'queue="{_label(each.queue)}",state="{kind}"'

@@ -28,7 +28,7 @@ async def instances(desk: Desk, request: Request) -> View:
         )
 
     listing = await desk.read(read)
-    found = [each for each in listing.instances if query.id in {None, each.id}]
+    found = [desk.redactor.instance(each) for each in listing.instances if query.id in {None, each.id}]
     data = {
         "q": query.text,
         "wrong": query.wrong,

@@ -81,7 +81,7 @@ async def limit(desk: Desk, request: Request, name: str) -> View:
         "limit": _shown(info),
         "holders": [_holder(key, rows[each]) for key in info.keys for each in key.holders if each in rows],
         "q": part,
-        "receipts": receipts,
+        "receipts": [desk.redactor.receipt(each) for each in receipts],
     }
     extra = {
         "levels": _levels(info),

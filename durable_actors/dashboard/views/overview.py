@@ -19,7 +19,7 @@ def counters(sample: Sample | None) -> list[dict[str, Any]]:
     known = sample.statuses
     waiting = known.get("awaiting_signal", 0) + known.get("awaiting_children", 0) if known else None
     counted = (
-        ("running", sample.total("executing"), False, "status:executing"),
+        ("running", sample.total("executing"), "executing" in sample.partly, "status:executing"),
         ("ready", sample.total("due"), more, "status:runnable"),
         ("scheduled", sample.total("scheduled"), more, "status:runnable"),
         ("failed", sample.failed, sample.failed >= CAP, "status:failed"),
@@ -58,8 +58,10 @@ async def overview(desk: Desk, request: Request) -> View:
         "starts_peak": max((each[1] for each in rates), default=None),
         "updates_peak": max((each[2] for each in rates), default=None),
         "queues": queues,
+        "partly": () if sample is None else sample.partly,
         "nodes": () if sample is None else sample.nodes,
         "interval": sampler.interval,
+        "rates_seconds": (rates[-1][0] - rates[0][0]).total_seconds() if len(rates) > 1 else None,
     }
     extra = {
         "starts": sparkline(

@@ -26,7 +26,12 @@ async def queues(desk: Desk, request: Request) -> View:
     sample = desk.sampler.latest
     part = request.query.get("q", "").strip()
     found = () if sample is None else tuple(each for each in sample.queues if part in each.queue)
-    data = {"at": None if sample is None else sample.at, "queues": found, "q": part}
+    data = {
+        "at": None if sample is None else sample.at,
+        "queues": found,
+        "partly": () if sample is None else sample.partly,
+        "q": part,
+    }
     return View(template="queues.html", title="Queues", data=data, extra={"bars": _bars(found)})
 
 
@@ -52,11 +57,12 @@ async def queue(desk: Desk, request: Request, name: str) -> View:
     data = {
         "at": None if sample is None else sample.at,
         "queue": found,
+        "partly": () if sample is None else sample.partly,
         "nodes": serving,
         "pauses": pauses,
         "fair": None if fair is None else fair[:SHARES],
         "fair_left_out": max(len(fair or ()) - SHARES, 0),
-        "receipts": receipts,
+        "receipts": [desk.redactor.receipt(each) for each in receipts],
     }
     shares = {each.key: bar(each.share, label=f"{each.share:.0%} of what runs") for each in fair or ()}
     extra = {"bars": _bars((found,)), "shares": shares, "most_keys": FAIR_KEYS}

@@ -65,7 +65,8 @@ async def schedule(desk: Desk, request: Request, name: str) -> View:
     found, instances, receipts = await desk.read(read)
     if not found:
         raise NoTarget(f"there is no schedule {name[:200]!r}")
-    data = {"schedule": _shown(found[0], instances), "receipts": receipts}
+    told = [desk.redactor.receipt(each) for each in receipts]
+    data = {"schedule": _shown(found[0], instances), "receipts": told}
     extra = {"once": _once, "done": DONE.get(request.query.get("done", "")), "records": RECORDS}
     return View(template="schedule.html", title=f"Schedule {name}", data=data, extra=extra)
 

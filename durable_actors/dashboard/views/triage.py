@@ -43,7 +43,7 @@ async def triage(desk: Desk, request: Request) -> View:
         "looked": found.looked,
         "capped": found.capped,
         "left_out": found.left_out,
-        "bulks": [_bulk(each) for each in bulks],
+        "bulks": [_bulk(desk.redactor.receipt(each)) for each in bulks],
     }
     extra = {
         "window": WINDOW,
@@ -63,7 +63,8 @@ def _shown(desk: Desk, group: FailureGroup) -> dict[str, Any]:
 
 def _bulk(receipt: Receipt) -> dict[str, Any]:
     """What became of a command to many, from its receipt."""
-    where: Any = receipt.data.get("where")
+    given: Any = receipt.data
+    where: Any = given.get("where") if isinstance(given, dict) else None
     result = receipt.result
     told = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
     state = "finished" if told.get("finished") else "aborted" if told.get("aborted") else "running"
