@@ -58,6 +58,7 @@ from durable_actors.machine import (
     Defined,
     InsertOptions,
     InsertPlan,
+    InsertRows,
     JournalLevel,
     MachineRef,
     OnDuplicate,
@@ -154,7 +155,7 @@ class Client(DecisionCalls):
         return ids[0]
 
     async def insert_many(
-        self, machine: MachineRef, rows: Iterable[InsertOptions], *, conn: TrioConn | None = None
+        self, machine: MachineRef, rows: InsertRows, *, conn: TrioConn | None = None
     ) -> list[int | None]:
         """Insert many instances in one statement; see `durable_actors.insert_many`."""
         with sending() as span:

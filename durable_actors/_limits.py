@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import attrs
 
-from durable_actors._option_checks import shown
+from durable_actors._option_checks import refuse_unknown_options, shown
 from durable_actors.errors import ConfigError, DurableError
 
 MAX_KEY: Final = 255
@@ -28,6 +28,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _PART, _WEIGHT = "\x1f", "\x1e"
 
 
+@refuse_unknown_options
 @attrs.frozen
 class Limit:
     """A limit that steps share over all nodes: a rate, a number of slots, or both.

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import attrs
 
 from durable_actors.errors import ConfigError
 
@@ -17,6 +21,8 @@ Duration = float | timedelta
 """Seconds, or a timedelta."""
 
 _SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SECRET: Final = re.compile("dsn|token|pass|user|viewer|secret")
+"""Names of options whose values may contain a password."""
 _MAX_DURATION: Final = 10.0 * 365 * 86400
 """Seconds: ten years."""
 _MIN_INTERVAL: Final = 0.001
@@ -203,3 +209,35 @@ def choice(option: str, value: Any, *choices: str) -> str:
         words = " or ".join(map(repr, choices))
         raise ConfigError(f"{option}={shown(value)} must be {words}", option=option, value=value)
     return str(value)
+
+
+# -- names
+
+_Class = TypeVar("_Class", bound=type[attrs.AttrsInstance])
+
+
+def refuse_unknown_options(cls: _Class) -> _Class:
+    """Decorate a class of options, above `attrs.frozen`: an option that does not exist raises `ConfigError`.
+
+    attrs alone raises TypeError and does not name the option that was probably meant.
+    """
+    known = [field.alias or field.name for field in attrs.fields(cls) if field.init]
+    build = vars(cls)["__init__"]
+
+    @wraps(build)
+    def checked_init(self: object, *args: Any, **options: Any) -> None:
+        check_names(options, known)
+        build(self, *args, **options)
+
+    type.__setattr__(cls, "__init__", checked_init)
+    return cls
+
+
+def check_names(options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise `ConfigError` for the first option that is not known. Values that may contain a password are not shown."""
+    for name, value in options.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
+            text = "..." if any(map(_SECRET.search, [name, *near])) else shown(value)
+            raise ConfigError(f"{name}={text}: there is no such option; {hint}", option=name, value=value)

@@ -12,7 +12,6 @@ The instance exists once your transaction commits. Workers find it at their next
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Literal, Unpack, cast, overload
 
@@ -57,6 +56,7 @@ from durable_actors.machine import (
     KEEP,
     Defined,
     InsertOptions,
+    InsertRows,
     MachineRef,
     OnDuplicate,
     RowOptions,
@@ -129,7 +129,7 @@ async def insert(
 async def insert_many(
     conn: AioConnection,
     machine: MachineRef,
-    rows: Iterable[InsertOptions],
+    rows: InsertRows,
     *,
     schema: str = "durable",
 ) -> list[int | None]:

@@ -33,7 +33,15 @@ from durable_actors.config import Config, Notifier
 from durable_actors.diagrams import Diagram
 from durable_actors.errors import ConfigError, DurableError
 from durable_actors.journal import Problem, Record, VerifyReport
-from durable_actors.machine import Defined, InsertOptions, MachineRef, OnDuplicate, RowOptions, add_builtin
+from durable_actors.machine import (
+    Defined,
+    InsertOptions,
+    InsertRows,
+    MachineRef,
+    OnDuplicate,
+    RowOptions,
+    add_builtin,
+)
 
 T = TypeVar("T")
 
@@ -178,14 +186,15 @@ async def insert(
 
 async def insert_many(
     machine: MachineRef,
-    rows: Iterable[InsertOptions],
+    rows: InsertRows,
     *,
     engine: object = None,
     conn: TrioConn | None = None,
 ) -> list[int | None]:
     """Insert many instances in one statement. Returns their ids in input order, None where a unique key is occupied.
 
-    `rows` has one dict of options per instance: `insert_many(send_email, [{"args": a}, {"args": b, "priority": 5}])`.
+    `rows` has one dict of options per instance: `insert_many(send_email, [dict(args=a), dict(args=b, priority=5)])`. A
+    misspelt option is a `ConfigError`; type checkers find it in rows that are declared as `InsertOptions`.
     For a row with `on_duplicate="return"` the existing id is returned; with `"raise"`, `Duplicate` is raised after all
     other rows are inserted.
     """

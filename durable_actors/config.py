@@ -53,6 +53,7 @@ _ENGINES: Final = "the engine's"
 _NO_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({})
 
 
+@check.refuse_unknown_options
 @attrs.frozen
 class Queue:
     """Options of one queue: `Queue(20, prefetch=10)`. None means the option of the engine."""
@@ -201,6 +202,7 @@ def _schedules(value: Iterable[Schedule]) -> tuple[Schedule, ...]:
     return check_schedules(value)
 
 
+@check.refuse_unknown_options
 @attrs.frozen(kw_only=True)
 class Config:
     """Settings of an engine or client. Durations are seconds or `timedelta`."""

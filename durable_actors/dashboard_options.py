@@ -125,6 +125,7 @@ def _hidden(value: object) -> str:
     return "None" if not value else "'…'"
 
 
+@check.refuse_unknown_options
 @attrs.frozen(kw_only=True)
 class Dashboard:
     """Settings of a dashboard: `Config(dashboard=da.Dashboard(port=8765))`. Needs the extra `dashboard`.

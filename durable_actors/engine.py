@@ -8,11 +8,9 @@ import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, cast
 
-import attrs
 import psycopg
 import trio
 
@@ -34,7 +32,6 @@ from durable_actors._engine.setup import (
 )
 from durable_actors._engine.tree import Parts, build_tree
 from durable_actors._engine.wakeups import Wakeups
-from durable_actors._option_checks import shown
 from durable_actors._postgres.embedded.server import keep_up
 from durable_actors._postgres.pool.pool import ConnectionPool, ConnectionStatistics, open_pool
 from durable_actors._postgres.starting import when_ready
@@ -224,7 +221,6 @@ def _is_cancelled(error: BaseException) -> bool:
 
 def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
     if config is None:
-        _refuse_unknown(options)
         return Config(**options)
     if options:
         raise ConfigError(
@@ -235,17 +231,6 @@ def _make_config(config: Config | None, options: Mapping[str, Any]) -> Config:
             f"config must be a durable_actors.Config, not {config!r}", option="config", value=config
         )
     return config
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    known = [field.name for field in attrs.fields(Config)]
-    for name, value in options.items():
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}"
-            raise ConfigError(
-                f"{name}={shown(value)}: there is no such option; {hint}", option=name, value=value
-            )
 
 
 # -- start-up, run and shutdown

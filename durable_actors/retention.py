@@ -6,6 +6,7 @@ from typing import Final
 
 import attrs
 
+from durable_actors._option_checks import refuse_unknown_options
 from durable_actors._option_fields import AGE, about, optional, optional_seconds, seconds, whole
 from durable_actors._wording import seconds as in_words
 
@@ -17,6 +18,7 @@ LEAST_HISTORY: Final = 1000
 _FOR_EVER: Final = "; None: for ever"
 
 
+@refuse_unknown_options
 @attrs.frozen(kw_only=True)
 class Retention:
     """How long ended instances are kept: `Retention(done=86_400, failed=None)`. Durations are seconds or `timedelta`.

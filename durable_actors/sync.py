@@ -19,7 +19,7 @@ Inside a `def` step, pass the step's context instead of a connection: `insert`, 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar, Unpack, cast, overload
@@ -69,6 +69,7 @@ from durable_actors.machine import (
     Defined,
     InsertOptions,
     InsertPlan,
+    InsertRows,
     MachineRef,
     OnDuplicate,
     RowOptions,
@@ -147,7 +148,7 @@ def insert(
 def insert_many(
     conn: SyncConnection,
     machine: MachineRef,
-    rows: Iterable[InsertOptions],
+    rows: InsertRows,
     *,
     schema: str = "durable",
 ) -> list[int | None]:

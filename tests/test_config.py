@@ -106,8 +106,44 @@ def test_only_concurrency_goes_by_position():
         da.Queue(7, 8)  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         da.Config("dbname=x")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'leas_ttl'"):
-        da.Config(leas_ttl=5)  # type: ignore[call-arg]
+
+
+OWN = {"Limit": {"rate": 1}, "Schedule": {"name": "x", "machine": "x", "every": 60}}
+"""What these need in any case."""
+
+
+@pytest.mark.parametrize(
+    ("cls", "option", "hint"),
+    [
+        (da.Config, "leas_ttl", "did you mean lease_ttl?"),
+        (da.Config, "nope", "did you mean node?"),
+        (da.Config, "colour", "the options are dsn, session_dsn, schema, "),
+        (da.Queue, "min_deman", "did you mean min_demand?"),
+        (da.Retention, "don", "did you mean done?"),
+        (da.Dashboard, "prt", "did you mean port?"),
+        (da.Limit, "bust", "did you mean burst?"),
+        (da.Schedule, "chron", "did you mean cron?"),
+    ],
+)
+def test_an_unknown_option_is_named(cls, option, hint):
+    with pytest.raises(da.ConfigError) as caught:
+        cls(**OWN.get(cls.__name__, {}), **{option: 5})
+    assert str(caught.value).startswith(f"{option}=5: there is no such option; {hint}")
+    assert (caught.value.option, caught.value.value) == (option, 5)
+
+
+@pytest.mark.parametrize(
+    ("cls", "option"), [(da.Config, "sesion_dsn"), (da.Config, "password"), (da.Dashboard, "tokn")]
+)
+def test_a_misspelt_option_does_not_show_a_password(cls, option):
+    with pytest.raises(da.ConfigError, match=f"{option}=[.]{{3}}: there is no such option") as caught:
+        cls(**{option: "postgresql://me:secret@h/db"})
+    assert "me:secret" not in str(caught.value)
+
+
+def test_a_copy_refuses_unknown_options():
+    with pytest.raises(da.ConfigError, match="did you mean pool_size"):
+        attrs.evolve(da.Config(**DSN), pol_size=9)  # type: ignore[call-arg]
 
 
 def test_it_is_frozen():

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from durable_actors import _option_checks as check
-from durable_actors._option_checks import Duration
+from durable_actors._option_checks import Duration, refuse_unknown_options
 from durable_actors._scheduling.slots import Rule, check_rule
 from durable_actors.errors import ConfigError
 
@@ -56,6 +56,7 @@ def definition_of(stored: object) -> Definition:
     return msgspec.convert(stored, Definition)
 
 
+@refuse_unknown_options
 @attrs.frozen
 class Schedule:
     """Starts an instance of a machine or job at given times: `Schedule("nightly", report, cron="0 3 * * *")`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 from durable_actors import _tracing
 from durable_actors._option_checks import shown
@@ -19,6 +20,7 @@ from durable_actors.machine import (
     OUTCOMES,
     InsertOptions,
     InsertPlan,
+    InsertRows,
     JournalLevel,
     Labels,
     MachineRef,
@@ -41,7 +43,7 @@ MAX_BYTES = 256_000_000
 
 def plan_rows(
     machine: MachineRef,
-    rows: Iterable[InsertOptions],
+    rows: InsertRows,
     *,
     on_duplicate: OnDuplicate = "skip",
     journal: JournalLevel = "auto",
@@ -58,7 +60,10 @@ def plan_rows(
             option="rows",
             value=rows,
         )
-    plans = [plan_insert(spec, options, on_duplicate=on_duplicate, journal=journal) for options in rows]
+    plans = [
+        plan_insert(spec, cast("InsertOptions", options), on_duplicate=on_duplicate, journal=journal)
+        for options in rows
+    ]
     if len(plans) > MAX_ROWS:
         raise ConfigError(
             f"insert_many takes at most {MAX_ROWS} rows at a time, not {len(plans)}", option="rows"

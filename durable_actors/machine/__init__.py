@@ -59,7 +59,14 @@ from durable_actors.machine._flow_diagram import (
     draw_workflow,
     machine_graph,
 )
-from durable_actors.machine._insert_options import ENDED, InsertOptions, OnDuplicate, RowOptions, Status
+from durable_actors.machine._insert_options import (
+    ENDED,
+    InsertOptions,
+    InsertRows,
+    OnDuplicate,
+    RowOptions,
+    Status,
+)
 from durable_actors.machine._insert_plan import InsertPlan, check_step, plan_insert
 from durable_actors.machine._job import Job, job
 from durable_actors.machine._labels import Labels
@@ -148,6 +155,7 @@ __all__ = [
     "HandleSpec",
     "InsertOptions",
     "InsertPlan",
+    "InsertRows",
     "Job",
     "JournalLevel",
     "Keep",

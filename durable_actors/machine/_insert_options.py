@@ -78,6 +78,11 @@ class InsertOptions(RowOptions, total=False):
     id, or "skip" the insert and return None (the default of `insert_many` and of children)."""
 
 
+InsertRows = Iterable[Mapping[str, Any]]
+"""The rows of `insert_many`: `InsertOptions`, or plain dicts such as `dict(args=...)`.
+
+Type checkers check the names of options only where a row is declared as `InsertOptions`."""
+
 OPTION_NAMES = tuple(InsertOptions.__annotations__)
 
 

@@ -262,6 +262,18 @@ async def insert(
     reveal_type(await durable_actors.insert(send, on_duplicate="skip"))  # R: int \| None
     reveal_type(await durable_actors.insert(send, **options))  # R: int \| None
     reveal_type(await durable_actors.insert_many(send, [options]))  # R: list\[.*int \| None\]
+    await durable_actors.insert_many(send, [dict(args=Order(1)), dict(args=Order(2), priority=1)])  # noqa: C408
+    await durable_actors.insert_many(send, [{"args": Order(n)} for n in range(3)])
+    await durable_actors.insert_many(send, [da.InsertOptions(args=Order(n)) for n in range(3)])
+    before = [{"args": Order(n)} for n in range(3)]
+    await durable_actors.insert_many(send, before)
+    await client.insert_many(send, [dict(args=Order(1))])  # noqa: C408
+    durable_actors.sync.insert_many(conn, send, [dict(args=Order(1))])  # noqa: C408
+    await durable_actors.aio.insert_many(other, send, [dict(args=Order(1))])  # noqa: C408
+    rows: list[da.InsertOptions] = [{"prioritty": 1}]  # E
+    await durable_actors.insert_many(send, rows)
+    await durable_actors.insert_many(send, {"args": 1})  # E
+    await durable_actors.insert_many(send, "args")  # E
     reveal_type(await client.insert(send, on_duplicate="return"))  # R: int
     reveal_type(await client.insert(send, on_duplicate="skip"))  # R: int \| None
     reveal_type(durable_actors.sync.insert(conn, send))  # R: int
