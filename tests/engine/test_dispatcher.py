@@ -37,6 +37,22 @@ LIMITS = QueueLimits(2, 0, 1, 1.0, 1.0)
 COMMITTING = ClaimState.COMMITTING
 
 
+def test_a_buffered_claim_whose_key_went_with_the_session_wants_it_again():
+    rig = DispatcherRig(LIMITS)
+    _, waiting = [rig.add(key=key)[0] for key in "ab"]
+    for active in rig.added:
+        assert rig.keys.take(active.claim)
+    assert len(rig.start()) == 1
+    assert rig.dispatcher.without_key() == []
+    rig.keys.owners.clear()
+    rig.keys.losses += 1
+    assert [rig.dispatcher.without_key() for _ in range(2)] == [[waiting], [waiting]], "until it has it"
+    assert rig.keys.take(waiting.claim)
+    assert rig.dispatcher.without_key() == []
+    rig.exit(rig.start()[0])
+    assert rig.pool.tasks[-1].slice.active is waiting
+
+
 def test_so_many_run_and_three_times_as_many_wait_for_their_commit():
     rig = DispatcherRig(LIMITS)
     assert rig.demand() == 2

@@ -111,8 +111,10 @@ async def test_a_buffered_claim_loses_its_key_and_may_take_it_again(db: Db):
     async with keep(db.dsn, name="a") as a:
         active = buffered(a, "k")
         await a.keys.take([active.claim])
+        losses = a.keys.losses
         await cut(db, "a")
         assert not a.keys.owns(active.claim)
+        assert a.keys.losses > losses, "feeders look for claims that have lost their keys"
         assert a.keys.statistics().owned == 0
         await until(lambda: a.keys.up)
         assert await a.keys.take([active.claim]) == {active.claim.claim_id}
