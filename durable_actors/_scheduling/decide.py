@@ -120,7 +120,9 @@ def decide(standing: Standing, now: datetime) -> Turn | None:
     if due and slot is not None:
         last = _last_due(standing, slot, now)
         fires = _to_fire(standing, slot, last, now)
-        fires = fires if remaining is None else fires[:remaining]
+        if remaining is not None and len(fires) > remaining > 0:  # it ends with the last one that may fire
+            fires = fires[:remaining]
+            last = fires[-1].slot
         first = fires[0].slot if fires else None
         skips = skipped(definition, slot, last if first is None else first - TICK, "missed")
         following = definition.next_after(last)

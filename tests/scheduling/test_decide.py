@@ -320,3 +320,14 @@ def test_two_versions_do_not_fight(steps: list[tuple[int, str]]) -> None:
                     seen, changes = with_revision(mine, seen), changes + 1
         assert changes == 0
         assert seen[-1] in nodes.values()
+
+
+def test_a_schedule_that_ends_while_it_catches_up_ends_with_its_last_slot():
+    """Those after it are none: they have no record, and are not decided."""
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    definition = Definition(every=1.0, missed="all", remaining=2)
+    standing = Standing("clock", definition, first, remaining=2)
+    turn = decide(standing, first + timedelta(seconds=4))
+    assert turn is not None
+    assert [fire.slot for fire in turn.fires] == [first, first + timedelta(seconds=1)]
+    assert (turn.last_slot, turn.next_slot, turn.remaining) == (first + timedelta(seconds=1), None, 0)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import attrs
 import trio
 from durable_actors._engine import claims
-from durable_actors._engine.claiming import planner, stats_refresh, throttled
+from durable_actors._engine.claiming import planner, stats_refresh
 from durable_actors._engine.committing import transition
 from durable_actors._engine.committing.queue import Commits, PendingCommit
 from durable_actors._engine.maintenance import control, failure_detector as dead_nodes, reaper, schedules
@@ -166,10 +166,6 @@ ENGINE: dict[str, tuple[str, Callable[[], Any]]] = {
             "release",
             lambda self, claim, original=Commits.release, **how: original(self, claim, **{**how, "began": False}),
         ),
-    ),
-    "no thaw": (
-        "no feeder looks for throttled rows",
-        _patch(throttled.ThrottledRows, "due", lambda self, now: False),
     ),
     "no turn": ("no node fires the slots of a schedule", _patch(schedules.Schedules, "_turn", _no_turn)),
     "proceed": (
@@ -350,7 +346,7 @@ FOCUS: dict[str, Callable[[Plan], Plan]] = {
     "overrule": _commanded, "release asked": _commanded, "reap asked": _commanded, "uncounted cancel": _commanded,
     "counts requests": _commanded, "receipt": _commanded, "no control": _asked,
     "pauses": _paused, "paused ahead": _paused, "no awaits": _idle, "unrecorded wake": _stale, "unsaid": _accepted_late,
-    "slots": limited, "charge": limited, "thaw": limited, "refunds": limited, "no thaw": limited,
+    "slots": limited, "charge": limited, "thaw": limited, "refunds": limited,
     "turned twice": clocked, "unrecorded slot": clocked, "no turn": clocked,
     "early": graphs, "told again": graphs, "untold": graphs, "forgets failures": graphs,
 }  # fmt: skip

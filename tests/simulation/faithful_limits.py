@@ -54,7 +54,10 @@ class LimitWalks:
         )
 
     async def thaw(self) -> None:
-        """What may go is looked for, and picked."""
+        """What may go is looked for, and picked; mostly a token has come."""
+        waits = sorted(key for table, key in self.server.tables.small if table == "limit_waits")
+        if waits and self.random.random() < 0.7:
+            self._ripen(*self.random.choice(waits))
         ours, theirs = await self.both(
             limits.read_thawed, "durable", "default", limit=self.random.choice((1, 3, 9))
         )
@@ -101,6 +104,17 @@ class LimitWalks:
             self.server.tables.small[table, (key, queue)] = self.server.now()
             self.db.execute(
                 "update durable.limit_waits set next_at = now() where key = %s and queue = %s", [key, queue]
+            )
+
+    def _ripen(self, key: str, queue: str) -> None:
+        """All tokens of a key are there, and it is time to look."""
+        now = self.server.now()
+        self.server.tables.small["limit_waits", (key, queue)] = now
+        self.db.execute("update durable.limit_waits set next_at = now() where key = %s", [key])
+        if ("limit_keys", key) in self.server.tables.small:
+            self.server.tables.small["limit_keys", key] = Level(now, now)
+            self.db.execute(
+                "update durable.limit_keys set tat = now(), at = now(), blocked = null where key = %s", [key]
             )
 
     async def rest(self) -> None:

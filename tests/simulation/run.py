@@ -153,7 +153,7 @@ class Schedule:
             dsn="host=simulated", migrate=False, name=name, node=name, machines=workload.MACHINES,
             drain_on_cancel=False,
             queues={"default": Queue(plan.concurrency, prefetch=plan.prefetch, fair=plan.fair)},
-            retention=SHORT, limits=workload.LIMITS, schedules=workload.clockwork(plan), **plan.options,
+            retention=SHORT, limits=workload.limits(plan), schedules=workload.clockwork(plan), **plan.options,
         )  # fmt: skip
 
         async def main(process: Any) -> None:

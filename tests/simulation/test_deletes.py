@@ -31,7 +31,9 @@ def brief(seed: int) -> Plan:
     }
     rates = Rates(lost_reply=0.35, lost_request=0.1, slow=0.1, delay=3.0, lag=0.05)
     cuts = tuple(Strike(0.4 + 2.0 * n, "cut", n % 2, 3.5) for n in range(4))
-    return attrs.evolve(plan, nodes=2, items=items, options=options, rates=rates, strikes=cuts, lasts=10.0)
+    return attrs.evolve(
+        plan, nodes=2, items=items, options=options, rates=rates, strikes=cuts, lasts=10.0, clockwork=None
+    )
 
 
 def run(seed: int, broken: frozenset[str] = frozenset()) -> Report:

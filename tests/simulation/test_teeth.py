@@ -65,7 +65,6 @@ RULES = {
     "turned twice": {"I16"},
     "unrecorded slot": {"I16"},
     "refunds": {"refund"},
-    "no thaw": {"I7"},
     "no turn": {"I7"},
     "early": {"graph"},
     "told again": {"graph"},

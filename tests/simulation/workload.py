@@ -301,6 +301,11 @@ LIMITS = {"calls": da.Limit(2, burst=2), "desks": da.Limit(slots=1)}
 CLOCK = "clock"
 
 
+def limits(plan: Plan) -> dict[str, da.Limit]:
+    """What its engines declare; nothing if nobody uses it, so that seeds without limits stay what they were."""
+    return LIMITS if any(item.kind == "meter" for item in plan.items) else {}
+
+
 def clockwork(plan: Plan) -> list[da.Schedule]:
     """The schedule that the engines of a plan have, if it has one."""
     if (found := plan.clockwork) is None:

@@ -14,6 +14,7 @@ from durable_actors._store.insert import insert_instances
 from durable_actors._store.lease import crash_claims, reap_claims
 from durable_actors._store.rows import Claim, Transition
 from durable_actors._store.signal import expire_awaits
+from psycopg.types.json import Json
 from tests.invariants.journal import journal_problems, read_journal
 from tests.store.kit import EXPIRE, SCHEMA, claims, connect, insert, outcome, plan, rows
 from tests.store.stepping import commit
@@ -156,6 +157,117 @@ async def test_children_of_a_retried_parent_are_not_meant(db: psycopg.Connection
         await cascade(conn)
         assert children_of(db, root) == {"cancelled": 2, "runnable": 3}
         assert rows(db, "status, children_pending", f"id = {root}") == [("awaiting_children", 3)]
+
+
+# -- which children, and how
+
+
+UNDO = "insert into durable.compensations values ('m', 1, 'u')"
+LONG_KEY = "(select string_agg(md5(n::text), '') from generate_series(1, 300) n)"
+"""A partition key that no index row can hold: a hand has written it."""
+
+
+async def test_a_running_child_that_was_asked_alone_takes_its_children_along(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """Its own request stays, but for what it says of children; who was asked for those already is passed by."""
+    async with connect(durable_dsn) as conn:
+        root = await family(conn, 2)
+        alone, whole = await claims(conn, limit=2)
+        assert await cancel_instance(conn, SCHEMA, alone.id) == "requested"
+        assert await cancel_instance(conn, SCHEMA, whole.id, children=True) == "requested"
+        await cancel_instance(conn, SCHEMA, root, children=True)
+        before = rows(db, "request - 'children'", f"id = {alone.id}")
+        assert (await cascade(conn)).asked == (alone.id,)
+        assert rows(db, "request - 'children'", f"id = {alone.id}") == before
+        assert rows(db, "request ->> 'children'", f"id = {alone.id}") == [("cancel",)]
+        assert cascades(db) == []
+        assert (await release_claims(conn, SCHEMA, [alone], attempts=0)).cascades
+    fits(db)
+
+
+async def test_a_child_of_two_cascades_compensates_once(db: psycopg.Connection, durable_dsn: str):
+    """The rest of a barrier, and its parent, which is cancelled afterwards: both are looked at together."""
+    async with connect(durable_dsn) as conn:
+        root = await family(conn, 3, quorum=1, cancel_rest=True)
+        db.execute(UNDO)
+        await by_quorum(conn, db)
+        db.execute("delete from durable.compensations")
+        await cancel_instance(conn, SCHEMA, root, children=True)
+        db.execute(UNDO)
+        assert len(cascades(db)) == 2
+        assert len((await cascade(conn)).offered) == 2
+        left = f"parent_id = {root} and status <> 'done'"
+        assert rows(db, "step, visit, status", left) == [("u", 2, "runnable")] * 2
+        told = Json({"kind": "cancel", "children": "cancel"})
+        db.execute(
+            "insert into durable.cascades (parent_id, up_to, request) values (%s, 99, %s)", [root, told]
+        )
+        assert await cascade(conn) == Cascaded(), "they compensate, and are passed by"
+        assert rows(db, "step, visit, status", left) == [("u", 2, "runnable")] * 2
+    fits(db)
+
+
+async def test_a_running_child_is_told_what_compensates(db: psycopg.Connection, durable_dsn: str):
+    async with connect(durable_dsn) as conn:
+        root = await family(conn, 1)
+        [claim] = await claims(conn)
+        db.execute(UNDO)
+        await cancel_instance(conn, SCHEMA, root, children=True)
+        assert (await cascade(conn)).asked == (claim.id,)
+        await release_claims(conn, SCHEMA, [claim], attempts=0)
+        assert rows(db, "status, step", f"id = {claim.id}") == [("runnable", "u")]
+    fits(db)
+
+
+async def test_the_rest_of_a_barrier_is_its_children_alone(db: psycopg.Connection, durable_dsn: str):
+    """One that a step has started beside them goes on."""
+    async with connect(durable_dsn) as conn:
+        await insert_instances(conn, SCHEMA, [plan(journal=3, priority=-1)])
+        [claim] = await claims(conn, limit=1, begin=PickFrom([-1], ["-infinity"], [0]))
+        uid = child_uid(claim.id, "s", "m", "k", kind="child")
+        await start_child(conn, SCHEMA, claim, plan(priority=1), uid=uid, as_child=True)
+        await spawn(conn, claim, 3, quorum=1, cancel_rest=True)
+        await by_quorum(conn, db)
+        await cascade(conn)
+        assert children_of(db, claim.id) == {"cancelled": 2, "done": 1, "runnable": 1}
+        assert rows(db, "status", f"parent_id = {claim.id} and barrier is null") == [("runnable",)]
+    fits(db)
+
+
+async def test_what_a_child_was_asked_what_was_decided_and_why_it_failed(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """A decision stays for who reads it; a question nobody will answer goes, and so does the error of an attempt."""
+    asks = Json({"kind": "approval", "then": "s"})
+    decided = Json({"kind": "approval", "then": "s", "decision": {"verb": "approve"}})
+    async with connect(durable_dsn) as conn:
+        root = await family(conn, 3)
+        first, second, third = (number for (number,) in rows(db, "id", f"parent_id = {root}"))
+        for number, manual in ((first, asks), (second, decided)):
+            db.execute("update durable.gen_durable set manual = %s where id = %s", [manual, number])
+        db.execute("update durable.gen_durable set error_type = 'E', traceback = 'T' where id = %s", [third])
+        await cancel_instance(conn, SCHEMA, root, children=True)
+        assert len((await cascade(conn)).ended) == 3
+    found = rows(db, "manual, error_type, traceback", f"parent_id = {root}")
+    assert found == [(None, None, None), (decided.obj, None, None), (None, None, None)]
+
+
+async def test_a_child_whose_key_is_too_long_ends_instead_of_compensating(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """No index takes its key while it is runnable: to enter a step would be refused, with all of the cascade."""
+    async with connect(durable_dsn) as conn:
+        root = await family(conn, 2)
+        [claim] = await claims(conn, limit=1)
+        await commit(conn, outcome(claim, "awaiting_signal", awaits=("go",)))
+        db.execute(f"update durable.gen_durable set partition_key = {LONG_KEY} where id = %s", [claim.id])
+        await cancel_instance(conn, SCHEMA, root, children=True)
+        db.execute(UNDO)
+        done = await cascade(conn)
+        assert done.ended == (claim.id,)
+        assert rows(db, "step", f"parent_id = {root} and status = 'runnable'") == [("u",)]
+        assert cascades(db) == []
 
 
 # -- the rest of a barrier
