@@ -63,8 +63,8 @@ def _shown(desk: Desk, group: FailureGroup) -> dict[str, Any]:
 
 def _bulk(receipt: Receipt) -> dict[str, Any]:
     """What became of a command to many, from its receipt."""
-    given: Any = receipt.data
-    where: Any = given.get("where") if isinstance(given, dict) else None
+    data: object = receipt.data  # a hook may have put a text in its place
+    where: Any = data.get("where") if isinstance(data, dict) else None
     result = receipt.result
     told = cast("dict[str, Any]", result) if isinstance(result, dict) else {}
     state = "finished" if told.get("finished") else "aborted" if told.get("aborted") else "running"
