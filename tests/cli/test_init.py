@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import durable_actors as da
 import pytest
 from click.testing import CliRunner, Result
 from durable_actors.cli import cli
 from durable_actors.cli.init import files_of, package_name
 from durable_actors.errors import ConfigError
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow  # whole programs
 
@@ -45,6 +48,15 @@ def test_the_project_passes_its_own_tests(tmp_path: Path, pg_dsn: str):
         check=False,
     )
     assert "3 passed" in tests.stdout, tests.stdout + tests.stderr
+
+
+def test_it_requires_the_release_that_wrote_it():
+    project = tomllib.loads(files_of("my_shop", "my-shop")["pyproject.toml"])["project"]
+    (requirement,) = map(Requirement, project["dependencies"])
+    assert (requirement.name, project["name"]) == ("durable-actors", "my-shop")
+    assert requirement.specifier.contains(da.__version__, prereleases=True)
+    major, minor = da.__version__.split(".")[:2]
+    assert not requirement.specifier.contains(f"{major}.{int(minor) + 1}.0")
 
 
 def test_nothing_is_overwritten(tmp_path: Path):
