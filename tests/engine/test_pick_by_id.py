@@ -17,6 +17,7 @@ from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._store.claim import PickFrom
 from durable_actors._store.rows import PickResult
 from durable_actors.telemetry import StepCommitted
+from tests.engine.dispatcher_kit import FakeKeys
 from tests.engine.kit import QUIET, Gate, Picks, Run, claim, leave_to_the_feeder, running
 from tests.kit import PATIENCE, until
 from tests.support.faults import open_proxy
@@ -149,11 +150,12 @@ def test_a_slot_and_a_pick_are_left_for_others(
 ):
     """However many rows are prefetched: a place in the buffer is no slot."""
     unused: Any = None
+    keys: Any = FakeKeys()
     dispatcher = Dispatcher(
         QueueLimits(concurrency, prefetch, min_demand, 1.0, 1.0),
         claims=ActiveClaims(),
         commits=unused,
-        keys=unused,
+        keys=keys,
         pool=unused,
         draining=AsyncBool(),
         wake_feeder=lambda: True,
