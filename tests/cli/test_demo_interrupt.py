@@ -27,6 +27,8 @@ from tests.cli.demo_kit import assert_nothing_is_left, has_schema, start_demo
 from tests.kit import until
 from trio.testing import wait_all_tasks_blocked
 
+pytestmark = pytest.mark.slow  # whole programs
+
 demo = importlib.import_module("durable_actors.cli.demo")  # the package has the command under that name
 
 GATE = """
@@ -247,7 +249,6 @@ def watching(pids: list[int]) -> Iterator[None]:
         os.close(each)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_interrupted_while_its_workers_start(empty_dsn: str, gate: Gate, start: Start):
     process = start()
@@ -260,7 +261,6 @@ async def test_interrupted_while_its_workers_start(empty_dsn: str, gate: Gate, s
     assert_nothing_is_left(empty_dsn)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_interrupted_in_the_middle_of_a_query(empty_dsn: str, gate: Gate, start: Start):
     """As KeyboardInterrupt it cost the connection that was to clean up."""
@@ -276,7 +276,6 @@ async def test_interrupted_in_the_middle_of_a_query(empty_dsn: str, gate: Gate, 
     assert_nothing_is_left(empty_dsn)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_killed(start: Start):
     process = start()

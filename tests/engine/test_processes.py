@@ -18,6 +18,8 @@ from tests.engine.kit import running
 from tests.kit import PATIENCE
 from tests.warm import Program, warm
 
+pytestmark = pytest.mark.slow  # whole programs
+
 WORKER = """
 import json, logging, os, sys
 from functools import partial
@@ -187,7 +189,6 @@ async def test_a_step_that_exits_does_not_end_the_process(durable_dsn, db, tmp_p
     assert db.row(other, "attempt, crashes") == (0, 0)
 
 
-@pytest.mark.slow
 async def test_a_step_that_ends_the_process_at_once(durable_dsn, db, tmp_path):
     """os._exit: nobody can catch it. The claims of that process come back; the step is quarantined, the others run."""
     options = {"lease_ttl": 2, "reap_interval": 0.2, "max_crashes": 1}
@@ -206,7 +207,6 @@ async def test_a_step_that_ends_the_process_at_once(durable_dsn, db, tmp_path):
     assert db.row(number, "attempt, crashes") == (0, 1)
 
 
-@pytest.mark.slow
 async def test_two_nodes_share_the_work_of_a_third_that_is_killed(durable_dsn, db, tmp_path):
     """kill -9: its claims come back when their leases are over, and somebody else does the work."""
     async with worker(tmp_path, durable_dsn, "doomed", lease_ttl=2, queues={"default": 3}) as doomed:

@@ -18,6 +18,8 @@ from durable_actors.testing import database, plugin
 from durable_actors.testing.database import docker_answers, open_server, remove_abandoned, throwaway_directory
 from tests.support.sql import need_statistics
 
+pytestmark = pytest.mark.slow  # whole programs
+
 
 def exists(server, dsn):
     name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
@@ -298,7 +300,6 @@ def test_shared(n, durable_server, empty_dsn, tmp_path_factory):
 """
 
 
-@pytest.mark.slow
 def test_all_workers_of_a_run_share_one_server(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]")
     (tmp_path / "test_it.py").write_text(WORKERS.format(out=str(tmp_path / "out")))

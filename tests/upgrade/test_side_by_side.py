@@ -31,6 +31,8 @@ from tests.upgrade.counting import without_count
 from tests.upgrade.old import OldRelease
 from tests.warm import Program, Warm
 
+pytestmark = pytest.mark.slow  # whole programs
+
 PROGRAM = Path(__file__).with_name("program.py")
 OLD = "0.1.0.dev0"
 NEW = da.__version__

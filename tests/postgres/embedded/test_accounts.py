@@ -19,6 +19,8 @@ from durable_actors._postgres.embedded.account import check_reachable, readable_
 from durable_actors._postgres.embedded.binaries import Binaries, find_binaries
 from durable_actors.errors import ConfigError
 
+pytestmark = pytest.mark.slow  # whole programs
+
 AS_ROOT = os.geteuid() == 0
 
 

@@ -10,6 +10,8 @@ from durable_actors._postgres.embedded.process import after_crash, server_proces
 from tests.kit import wait_until
 from tests.postgres.embedded.conftest import is_locked
 
+pytestmark = pytest.mark.slow  # whole programs
+
 
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
@@ -131,7 +133,6 @@ def test_client_starts_again_when_its_supervisor_is_killed_while_starting(client
     assert query(user.dsn, "select 1") == 1
 
 
-@pytest.mark.slow
 def test_directory_removed_under_the_server(client, new_dir, query):
     client(new_dir).ready()
     supervisor = embedded.status(new_dir).supervisor

@@ -11,6 +11,8 @@ from durable_actors._postgres.embedded import server as embedded
 from tests.postgres.embedded.conftest import environment
 from tests.warm import warm
 
+pytestmark = pytest.mark.slow  # whole programs
+
 # Ends its connection at once; says its address again at each line until its input ends.
 CLIENT = """
 import sys, psycopg

@@ -12,6 +12,8 @@ from durable_actors.cli.pg import pg
 from durable_actors.errors import ConfigError
 from tests.postgres.embedded.conftest import is_locked
 
+pytestmark = pytest.mark.slow  # whole programs
+
 
 @pytest.fixture
 def run(data_dir):

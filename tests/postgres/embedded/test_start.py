@@ -18,6 +18,8 @@ from durable_actors.errors import ConfigError, StoreUnavailable
 from tests.kit import wait_until
 from tests.postgres.embedded.conftest import is_locked
 
+pytestmark = pytest.mark.slow  # whole programs
+
 
 def one(dsn, statement):
     with psycopg.connect(dsn, autocommit=True) as connection:

@@ -19,6 +19,8 @@ from tests.chaos.pgbouncer import open_pgbouncer
 from tests.engine.kit import Gate, gated, running
 from tests.kit import until
 
+pytestmark = pytest.mark.slow  # whole programs
+
 SETTINGS = {"lock_timeout": "123ms", "enable_seqscan": "off"}
 READ = Statement(
     "read_settings",
