@@ -11,7 +11,7 @@ from durable_actors._store.claim import PickFrom, promote_siblings, wait_for_wor
 from durable_actors._store.holds import HELD, HOLDS, OFFERED, REASONS, SHELVED, THROTTLED, HoldReason
 from durable_actors._store.lease import sweep_keys
 from durable_actors.machine import ENDED
-from tests.store import moving_cancel, moving_fair, moving_graphs, moving_pauses, moving_runners  # noqa: F401 - their scenarios
+from tests.store import moving_cancel, moving_fair, moving_graphs, moving_keys, moving_pauses, moving_runners  # noqa: F401 - their scenarios
 from tests.store.kit import HEAD, SCHEMA, address, claims, connect, empty, insert, outcome, pick, rows
 from tests.store.moving import SCENARIOS, Recorder, World
 from tests.store.stepping import commit
