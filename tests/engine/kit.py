@@ -23,6 +23,7 @@ from durable_actors._engine.claims import ActiveClaim, ClaimState
 from durable_actors._engine.keys.keeper import Keeper
 from durable_actors._engine.keys.locks import Keys
 from durable_actors._engine.lanes import lanes
+from durable_actors._engine.maintenance import reaper
 from durable_actors._engine.maintenance.failure_detector import Suspect
 from durable_actors._engine.maintenance.reaper import Reaper
 from durable_actors._engine.node import Node
@@ -424,6 +425,15 @@ class Picks:
 def leave_to_the_feeder(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test inserts or wakes through its engine is picked: the call itself claims nothing, at rest neither."""
     monkeypatch.setattr(ClaimsAtOnce, "begin", lambda *_: None)
+
+
+def nobody_reaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No claim is taken back: a reaper may look after the end of a lease, before a commit that waits for a lock."""
+
+    async def reap_some(*_: object, **__: object) -> int:
+        return 0
+
+    monkeypatch.setattr(reaper, "reap_some", reap_some)
 
 
 async def at_rest(run: Run, queue: str = "default") -> None:

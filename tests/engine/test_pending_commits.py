@@ -27,6 +27,7 @@ from tests.engine.kit import (
     active_claims,
     gated,
     locked,
+    nobody_reaps,
     refuse_bad,
     running,
     saying,
@@ -72,6 +73,7 @@ async def test_one_whose_lease_is_over_is_for_the_fence(durable_dsn, monkeypatch
     async def away(*args, **options):
         raise da.StoreUnavailable("away")
 
+    nobody_reaps(monkeypatch)
     gate = Gate()
     async with running(durable_dsn, lease_ttl=0.6, reap_interval=3600, **QUICK | {"node": "n"}) as run:
         number = await leave_one(run, gate)

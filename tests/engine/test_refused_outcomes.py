@@ -14,7 +14,17 @@ from durable_actors._engine.running.dispatcher import Dispatcher
 from durable_actors._engine.running.step_task import RECOVER_AGAIN
 from durable_actors.otp import PoolClosed, PoolFull
 from durable_actors.telemetry import ClaimLost, OutcomeLate, StepCommitted, StepCrashed, StepStarted
-from tests.engine.kit import QUICK, QUIET, Gate, active_claims, locked, refuse_bad, running, state_of
+from tests.engine.kit import (
+    QUICK,
+    QUIET,
+    Gate,
+    active_claims,
+    locked,
+    nobody_reaps,
+    refuse_bad,
+    running,
+    state_of,
+)
 from tests.kit import until
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -109,6 +119,7 @@ async def test_it_is_committed_although_its_lease_has_expired(durable_dsn, monke
     async def away(*args, **options):
         raise da.StoreUnavailable("away")
 
+    nobody_reaps(monkeypatch)
     gate = Gate()
     async with running(durable_dsn, lease_ttl=0.9, reap_interval=3600, **QUICK | {"node": "n"}) as run:
         number = await run.insert(handling(gate))

@@ -30,7 +30,10 @@ EXPIRE: Final = (
 
 @asynccontextmanager
 async def connect(dsn: str, role: str = "claim", **settings: str) -> AsyncIterator[PgConn]:
-    """A connection with the settings of the engine's lane for that role; `settings` replace some of them."""
+    """A connection with the settings of the engine's lane for that role; `settings` replace some of them.
+
+    Where connections of a test wait for one another, `lock_timeout="0"`: the lane's is not enough on a busy machine.
+    """
     conn = await PgConn.open(dsn, settings={**ROLES[role].settings, **settings})
     try:
         yield conn

@@ -230,7 +230,7 @@ async def test_one_of_two_calls_at_once_with_other_arguments_is_told(
     """The loser of the race finds the other's row by a second look, and its arguments there."""
     insert(db)
     found: list[Started | None] = []
-    async with connect(durable_dsn) as one, connect(durable_dsn) as two:
+    async with connect(durable_dsn, lock_timeout="0") as one, connect(durable_dsn, lock_timeout="0") as two:
         [claim] = await claims(one)
 
         async def call(conn: Any, state: bytes) -> None:
@@ -276,7 +276,7 @@ async def test_a_stale_step_starts_nothing(db: psycopg.Connection, durable_dsn: 
 async def test_two_calls_of_one_step_at_once_start_one_child(db: psycopg.Connection, durable_dsn: str):
     insert(db)
     found: list[Started | None] = []
-    async with connect(durable_dsn) as one, connect(durable_dsn) as two:
+    async with connect(durable_dsn, lock_timeout="0") as one, connect(durable_dsn, lock_timeout="0") as two:
         [claim] = await claims(one)
 
         async def call(conn: Any, key: str) -> None:

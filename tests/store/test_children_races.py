@@ -88,7 +88,11 @@ async def test_two_last_children_open_the_barrier_once(
 
 async def test_many_last_children_at_once(db: psycopg.Connection, durable_dsn: str):
     """Not stepped: many connections, as they come. Every round opens its barrier exactly once."""
-    async with connect(durable_dsn) as one, connect(durable_dsn) as two, connect(durable_dsn) as three:
+    async with (
+        connect(durable_dsn, lock_timeout="0") as one,
+        connect(durable_dsn, lock_timeout="0") as two,
+        connect(durable_dsn, lock_timeout="0") as three,
+    ):
         for _ in range(25):
             empty(db)
             [parent] = insert(db)

@@ -67,7 +67,7 @@ async def test_two_flushers_with_children_of_the_same_parents_never_deadlock(
 
     async def flush(number: int, settings: str) -> None:
         chance = random.Random(number)
-        async with connect(durable_dsn, "commit") as conn:
+        async with connect(durable_dsn, "commit", lock_timeout="0") as conn:
             await set_planner(conn, settings)
             owner = Owner(SCHEMA, f"node {number}", b"", 60.0)
             while found := await claims(conn, owner=owner, limit=20):

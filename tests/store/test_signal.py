@@ -156,7 +156,11 @@ async def test_a_duplicate_does_not_wake(db: psycopg.Connection, durable_dsn: st
 async def test_concurrent_equal_dedup_keys_give_one_signal(db: psycopg.Connection, durable_dsn: str):
     [number] = insert(db)
     outcomes: list[str] = []
-    async with connect(durable_dsn) as one, connect(durable_dsn) as two, connect(durable_dsn) as three:
+    async with (
+        connect(durable_dsn, lock_timeout="0") as one,
+        connect(durable_dsn, lock_timeout="0") as two,
+        connect(durable_dsn, lock_timeout="0") as three,
+    ):
 
         async def send(conn) -> None:
             for key in range(10):
@@ -306,7 +310,7 @@ async def test_the_recheck_of_a_large_pack_is_cheap(db: psycopg.Connection, dura
 async def test_the_lock_is_never_waited_for_in_another_order(db: psycopg.Connection, durable_dsn: str):
     """Batches of signals and group commits over the same rows, in opposite orders, do not deadlock."""
     numbers = insert(db, 20)
-    async with connect(durable_dsn) as one, connect(durable_dsn) as two:
+    async with connect(durable_dsn, lock_timeout="0") as one, connect(durable_dsn, lock_timeout="0") as two:
         for _ in range(10):
             found = await claims(one)
             retry = [outcome(each, "runnable") for each in reversed(found)]
