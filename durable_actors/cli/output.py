@@ -77,9 +77,12 @@ def started_by(parent: ParentRun) -> str:
 
 def ago(instant: datetime | None) -> str:
     """Format how long ago an instant was, by the clock of this computer."""
-    if instant is None:
-        return ""
-    return seconds(max((datetime.now(instant.tzinfo) - instant).total_seconds(), 0.0)) + " ago"
+    return "" if instant is None else f"{elapsed(instant)} ago"
+
+
+def elapsed(instant: datetime) -> str:
+    """Format how much time has passed since an instant, by the clock of this computer."""
+    return seconds(max((datetime.now(instant.tzinfo) - instant).total_seconds(), 0.0))
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> Table:

@@ -21,6 +21,7 @@ from durable_actors.cli.options import database_options, json_option, open_store
 from durable_actors.cli.output import (
     ago,
     coloured,
+    elapsed,
     make_console,
     one_line,
     plain,
@@ -151,7 +152,7 @@ def pause_lines(views: Sequence[QueueView]) -> list[str]:
     for view in views:
         for each in view.pauses:
             holds = f"; {view.due} due" if each.machine is None and view.due else ""
-            found.append(f"{one_line(each.what, limit=600)} is {words(each)} (since {ago(each.at)}{holds})")
+            found.append(f"{one_line(each.what, limit=600)} is {words(each)} (for {elapsed(each.at)}{holds})")
     return found
 
 
