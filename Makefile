@@ -73,7 +73,7 @@ MARK ?= not slow
 test: $(VENV)/.dev ## the tests, in parallel, in three minutes (PYTEST_ARGS='-k pool' picks some; MARK= adds the slow ones)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "$(MARK)" $(PYTEST_ARGS)
 
-test-slow: ## whole processes, simulations of broken rules, demos, an upgrade: two minutes more
+test-slow: ## whole programs and servers, simulations of broken rules, demos, upgrades: four minutes more
 	@$(MAKE) --no-print-directory test MARK=slow PYTEST_ARGS="--timeout=300 $(PYTEST_ARGS)"
 
 # The engine's tests, with every instance recorded and with none: each ends with the fold of its records.
