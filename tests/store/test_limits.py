@@ -123,6 +123,24 @@ async def test_keys_have_a_level_each(db: psycopg.Connection, durable_dsn: str):
     assert {key for (key,) in db.execute("select key from durable.limit_waits")} == {"api:a", "api:b"}
 
 
+@pytest.mark.parametrize("aside", ["unknown", "paused"])
+async def test_what_is_like_a_throttled_row_may_be_shelved_by_the_same_pick(
+    db: psycopg.Connection, durable_dsn: str, aside: str
+):
+    ids = insert(db, 3, rate_limit="api")
+    [(other,)] = db.execute(
+        "insert into durable.gen_durable (fsm, step, rate_limit) values ('other', 's', 'api') returning id"
+    )
+    if aside == "paused":
+        db.execute("insert into durable.pauses (queue, fsm) values ('default', 'other')")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60, burst=1))
+        picked = await pick(conn, known=("m/1",) if aside == "unknown" else ("m/1", "other/1"))
+    assert taken(picked) == ids[:1]
+    assert sorted((row.id, row.what) for row in picked.seen) == [(ids[1], "t"), (ids[2], "t"), (other, "s")]
+    assert rows(db, "hold, limited_by", "hold <> 0") == [(3, "api")] * 2 + [(2, None)]
+
+
 async def test_an_unknown_limit_holds_its_rows_until_it_is_declared(db: psycopg.Connection, durable_dsn: str):
     ids = insert(db, 2, rate_limit="nobody")
     async with connect(durable_dsn) as conn:
