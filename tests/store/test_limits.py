@@ -322,6 +322,29 @@ async def test_a_pick_that_can_claim_nothing_else_tries_for_a_busy_key_again(
     assert min(took) < 0.02
 
 
+async def test_a_pick_that_may_have_locked_an_executing_row_does_not_wait(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """A commit of that row would wait for the pick."""
+    insert(db, rate_limit="other", partition_key="k")
+    took: list[float] = []
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60), other=Limit(1, per=60))
+        assert len((await pick(conn)).claims) == 1
+        [limited] = insert(db, rate_limit="api")
+        with psycopg.connect(durable_dsn) as elsewhere:
+            elsewhere.execute(
+                "select pg_advisory_xact_lock(hashtextextended('durable' || chr(1) || 'api', 2))"
+            )
+            for _ in range(30):
+                [behind] = insert(db, rate_limit="api", partition_key="k")
+                began = trio.current_time()
+                picked = await pick(conn)
+                took.append(trio.current_time() - began)
+                assert {row.id: row.what for row in picked.seen} == {behind: "h", limited: "l"}
+    assert min(took) < 0.02
+
+
 async def test_who_decides_later_and_began_earlier_makes_no_tokens(db: psycopg.Connection, durable_dsn: str):
     """The level was written by a transaction that began 0.5 s after this one: it does not fall by as much."""
     [one, two] = (insert(db, rate_limit=text)[0] for text in ("api", "api\x1f!gpu"))
