@@ -11,7 +11,8 @@
 -- moves    claimed · unfit · held · shelved · throttled · dropped · offered
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its keys and on the keys of its limits, whose lines in limit_waits it takes
 --          with SKIP LOCKED. A window of nothing but limited rows, whose keys are all busy, is tried again every millisecond, for 20 ms; but not
---          if one has a partition key: judge_siblings may have locked the executing row of that key, whose commit would wait as long
+--          if one has a partition key: judge_siblings may have locked the executing row of that key, whose commit would wait as long.
+--          Nor if $2 is 1: claim_next and execute_next, which want one row, try one after another
 -- index    gen_durable_pick, gen_durable_shelf, gen_durable_key, gen_durable_pkey, pauses_pkey; with limits
 --          gen_durable_throttled, gen_durable_slots, limits_pkey, limit_keys_pkey, limit_waits_pkey
 -- keeps    I2 one live claim per instance · I9 one running step per key, in order. A paused queue: no claim that this statement makes is
@@ -92,7 +93,7 @@ with extra as materialized (
     select l.* from (
         select array_agg(id order by priority, eligible_at, id) ids from win
          where limited and known and (k is null or id = any ((select j.claim from judged j)::bigint[])) having count(*) > 0) a
-     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, (select bool_and(w.limited and w.k is null) from win w where w.known),
+     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, $2::int > 1 and (select bool_and(w.limited and w.k is null) from win w where w.known),
                                              array(select w.id from win w where not w.known)) l
 ), shelved as (
     update durable.gen_durable g
