@@ -137,6 +137,18 @@ def test_few_places_that_commits_leave_are_not_worth_a_pick_either():
     assert rig.demand() == 4
 
 
+def test_a_claim_whose_key_is_being_taken_reads_its_inbox_after_steps_that_wait():
+    rig = DispatcherRig(QueueLimits(1, 1, 1, 1.0, 1.0))
+    rig.add()
+    [task] = rig.start()
+    [keyed] = rig.add(1, "k")
+    rig.suspend(task)
+    rig.keys.take(keyed.claim)
+    rig.start()
+    rig.exit(task)
+    assert [(each.slice.active, keyed.claim.inbox) for each in rig.pool.tasks] == [(keyed, True)]
+
+
 @pytest.mark.parametrize("answer", ["granted", "busy"])
 def test_a_claim_to_be_cancelled_whose_key_is_being_taken(answer: str):
     """The feeder waits for the key: the claim stays in the buffer until it has its answer, and does not run."""

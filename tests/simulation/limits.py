@@ -6,7 +6,7 @@ Not modelled: limits that drop (`on_full`), slots that instances keep (`held`), 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import attrs
@@ -118,7 +118,7 @@ def _ends(row: Row) -> bool:
     return row.cancellation is not None and b'"upstream"' in row.cancellation
 
 
-def judge_limits(scene: Any, tx: Tx, queue: str, rows: Sequence[Row]) -> Judged:
+def judge_limits(scene: Any, tx: Tx, queue: str, rows: Sequence[Row], aside: Collection[int]) -> Judged:
     """durable.judge_limits, of rows in the order of the pick."""
     judged, ids = Judged(), {row.id for row in rows}
     keys: dict[str, Key] = {}
@@ -139,7 +139,7 @@ def judge_limits(scene: Any, tx: Tx, queue: str, rows: Sequence[Row]) -> Judged:
         _judge(tx, judged, keys, row)
     if len(judged.throttle) > len(judged.claim):
         last = [*judged.throttle][-1]
-        _throttle_alike(tx, queue, next(row for row in rows if row.id == last), judged.throttle[last])
+        _throttle_alike(tx, queue, next(row for row in rows if row.id == last), judged.throttle[last], aside)
     _charge(scene, tx, keys)
     _wait(tx, queue, keys, judged)
     return judged
@@ -194,7 +194,7 @@ def _pin(tx: Tx, key: Key) -> bool:
     return False
 
 
-def _throttle_alike(tx: Tx, queue: str, one: Row, key: str) -> None:
+def _throttle_alike(tx: Tx, queue: str, one: Row, key: str, aside: Collection[int]) -> None:
     """durable.throttle_alike."""
     ahead = sorted(
         (
@@ -207,7 +207,7 @@ def _throttle_alike(tx: Tx, queue: str, one: Row, key: str) -> None:
     )[:ALIKE]  # fmt: skip
     for row in ahead:
         same = row.rate_limit == one.rate_limit and row.partition_key is None and row.cancellation is None
-        if same and not tx.is_locked(row.id):
+        if same and row.id not in aside and not tx.is_locked(row.id):
             throttle(tx, row, key)
 
 

@@ -99,7 +99,8 @@ def take_window(scene: Scene, tx: Tx, params: Params, chosen: Sequence[Row], sto
     limited = [
         row for row in chosen if row.rate_limit is not None and row.id in mine and verdicts[row.id] == "c"
     ]
-    judged = judge_limits(scene, tx, (params[0] or b"").decode(), limited) if limited else None
+    aside = [row.id for row in chosen if row.id not in mine]
+    judged = judge_limits(scene, tx, (params[0] or b"").decode(), limited, aside) if limited else None
     if judged is not None:
         verdicts |= {row.id: judged.verdict(row.id) for row in limited}
     out: Rows = []

@@ -123,6 +123,24 @@ async def test_keys_have_a_level_each(db: psycopg.Connection, durable_dsn: str):
     assert {key for (key,) in db.execute("select key from durable.limit_waits")} == {"api:a", "api:b"}
 
 
+@pytest.mark.parametrize("aside", ["unknown", "paused"])
+async def test_what_is_like_a_throttled_row_may_be_shelved_by_the_same_pick(
+    db: psycopg.Connection, durable_dsn: str, aside: str
+):
+    ids = insert(db, 3, rate_limit="api")
+    [(other,)] = db.execute(
+        "insert into durable.gen_durable (fsm, step, rate_limit) values ('other', 's', 'api') returning id"
+    )
+    if aside == "paused":
+        db.execute("insert into durable.pauses (queue, fsm) values ('default', 'other')")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60, burst=1))
+        picked = await pick(conn, known=("m/1",) if aside == "unknown" else ("m/1", "other/1"))
+    assert taken(picked) == ids[:1]
+    assert sorted((row.id, row.what) for row in picked.seen) == [(ids[1], "t"), (ids[2], "t"), (other, "s")]
+    assert rows(db, "hold, limited_by", "hold <> 0") == [(3, "api")] * 2 + [(2, None)]
+
+
 async def test_an_unknown_limit_holds_its_rows_until_it_is_declared(db: psycopg.Connection, durable_dsn: str):
     ids = insert(db, 2, rate_limit="nobody")
     async with connect(durable_dsn) as conn:
@@ -302,6 +320,43 @@ async def test_a_pick_that_can_claim_nothing_else_tries_for_a_busy_key_again(
                 took.append(trio.current_time() - began)
                 assert (taken(picked), [row.id for row in picked.seen]) == ([free], [limited])
     assert min(took) < 0.02
+
+
+async def test_a_pick_that_may_have_locked_an_executing_row_does_not_wait(
+    db: psycopg.Connection, durable_dsn: str
+):
+    """A commit of that row would wait for the pick."""
+    insert(db, rate_limit="other", partition_key="k")
+    took: list[float] = []
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60), other=Limit(1, per=60))
+        assert len((await pick(conn)).claims) == 1
+        [limited] = insert(db, rate_limit="api")
+        with psycopg.connect(durable_dsn) as elsewhere:
+            elsewhere.execute(
+                "select pg_advisory_xact_lock(hashtextextended('durable' || chr(1) || 'api', 2))"
+            )
+            for _ in range(30):
+                [behind] = insert(db, rate_limit="api", partition_key="k")
+                began = trio.current_time()
+                picked = await pick(conn)
+                took.append(trio.current_time() - began)
+                assert {row.id: row.what for row in picked.seen} == {behind: "h", limited: "l"}
+    assert min(took) < 0.02
+
+
+async def test_a_runner_does_not_try_for_a_busy_key_row_by_row(db: psycopg.Connection, durable_dsn: str):
+    """It looks at one row after another: 40 times 20 ms would be 0.8 s, with more and more rows locked."""
+    insert(db, 40, rate_limit="api")
+    async with connect(durable_dsn) as conn:
+        await declare(conn, api=Limit(1, per=60))
+    with psycopg.connect(durable_dsn) as elsewhere:
+        elsewhere.execute("select pg_advisory_xact_lock(hashtextextended('durable' || chr(1) || 'api', 2))")
+        began = trio.current_time()
+        assert not db.execute(
+            "select id from durable.claim_next('default', array['m/s'], 'runner')"
+        ).fetchall()
+        assert trio.current_time() - began < 0.8
 
 
 async def test_who_decides_later_and_began_earlier_makes_no_tokens(db: psycopg.Connection, durable_dsn: str):

@@ -365,7 +365,7 @@ class Dispatcher(Slots):
             active = task_slice.active
             if active.state is RUNNING and active.claim.plain:  # else it commits children, or reads its inbox
                 self._suspended.add(active)
-                if self._buffer.startable and len(self._suspended) >= self._limits.concurrency:
+                if self._buffer and len(self._suspended) >= self._limits.concurrency:
                     self._doubt_inboxes()
         if (
             (self._ready or self._buffer.startable)

@@ -129,8 +129,9 @@ comment on function durable.drop_rows is 'durable_actors: cancel rows for which 
 
 -- Throttle what is like a row that has just been throttled, and comes after it: nobody overtakes, so it would be throttled, too. A pick looks at
 -- as many rows as there are free slots, ten or so: a backlog of a million would hold up what is behind it for a hundred thousand picks.
--- Rows with a partition key are left to judge_siblings, cancelled ones to whoever ends them; who keeps a slot does not wait for one. Never waits.
-create or replace function durable.throttle_alike(in_queue text, instance bigint, by_key text) returns void language sql volatile as $$
+-- Rows with a partition key are left to judge_siblings, cancelled ones to whoever ends them; who keeps a slot does not wait for one. `aside`: what
+-- the caller shelves in the same statement, which may write a row once. Never waits.
+create or replace function durable.throttle_alike(in_queue text, instance bigint, by_key text, aside bigint[]) returns void language sql volatile as $$
     with one as materialized (
         select o.priority, o.eligible_at, o.id, o.rate_limit, o.weight from durable.gen_durable o where o.id = instance
     ), ahead as materialized (
@@ -142,7 +143,7 @@ create or replace function durable.throttle_alike(in_queue text, instance bigint
     ), mine as materialized (
         select z.id from durable.gen_durable z, one
          where z.id = any (array(select a.id from ahead a)) and durable.offered(z.status, z.hold) and z.rate_limit = one.rate_limit
-           and z.weight = one.weight and z.partition_key is null and z.cancellation is null
+           and z.weight = one.weight and z.partition_key is null and z.cancellation is null and z.id <> all (aside)
            and not exists (select 1 from durable.kept_slots s where s.instance_id = z.id)
          order by z.id for no key update of z skip locked
     )
@@ -157,7 +158,7 @@ comment on function durable.throttle_alike is 'durable_actors: throttle what com
 -- Which of the rows that a pick may claim may run by their limits; `ids` in the order of the pick, all locked by the caller.
 -- Returns those to claim, charged; those to throttle, each with the use that it waits under; those to leave for a later look, because somebody
 -- else decides about a key of theirs right now. A row needs all its uses, or none is charged.
--- `patient`: the caller can claim nothing else.
+-- `patient`: the caller can claim nothing else. `aside`: the rows of its window that it shelves; nothing is done to them here.
 --   One decision at a time for a key: an advisory try-lock until the end of the transaction. It is decided with a snapshot that is younger than
 -- the lock, so whatever was charged or claimed under that lock before is seen.
 --   Rates: GCRA. A row is admitted while the tokens that are spent, and its own, fit into the burst. One that weighs more than the burst goes
@@ -169,7 +170,7 @@ comment on function durable.throttle_alike is 'durable_actors: throttle what com
 -- one ends after this transaction, and its end (free_slot) finds what is throttled here. Else it is left.
 --   Never waits for a lock. Who is patient tries again for 20 ms.
 create or replace function durable.judge_limits(
-    space text, in_queue text, ids bigint[], patient boolean,
+    space text, in_queue text, ids bigint[], patient boolean, aside bigint[],
     out claim bigint[], out throttle bigint[], out under text[], out leave bigint[]
 ) language plpgsql volatile as $$
 declare
@@ -343,7 +344,7 @@ begin
         end if;
     end loop;
     if cardinality(throttle) > cardinality(claim) and not coalesce(drops[array_position(keys, under[cardinality(under)])], false) then
-        perform durable.throttle_alike(in_queue, throttle[cardinality(throttle)], under[cardinality(under)]);
+        perform durable.throttle_alike(in_queue, throttle[cardinality(throttle)], under[cardinality(under)], aside);
     end if;
     if dropped <> '{}' then
         perform durable.drop_rows(dropped, full_of);

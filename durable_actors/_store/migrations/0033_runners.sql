@@ -61,7 +61,8 @@ with extra as materialized (
     select l.* from (
         select array_agg(id order by priority, eligible_at, id) ids from win
          where limited and known and (k is null or id = any ((select j.claim from judged j)::bigint[])) having count(*) > 0) a
-     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, (select bool_and(w.limited) from win w where w.known)) l
+     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, $2::int > 1 and (select bool_and(w.limited and w.k is null) from win w where w.known),
+                                             array(select w.id from win w where not w.known)) l
 ), shelved as (
     update durable.gen_durable g
        set hold = case when octet_length(g.queue || g.fsm || g.step) > 2600 then 0 else 2 end,

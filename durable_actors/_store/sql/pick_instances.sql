@@ -10,7 +10,9 @@
 --          l left for a later look), and for claimed ones the claim; its limits follow the journal's columns, after chr(29)
 -- moves    claimed · unfit · held · shelved · throttled · dropped · offered
 -- locks    FOR NO KEY UPDATE SKIP LOCKED on the window, try-locks on its keys and on the keys of its limits, whose lines in limit_waits it takes
---          with SKIP LOCKED. A window of nothing but limited rows, whose keys are all busy, is tried again every millisecond, for 20 ms
+--          with SKIP LOCKED. A window of nothing but limited rows, whose keys are all busy, is tried again every millisecond, for 20 ms; but not
+--          if one has a partition key: judge_siblings may have locked the executing row of that key, whose commit would wait as long.
+--          Nor if $2 is 1: claim_next and execute_next, which want one row, try one after another
 -- index    gen_durable_pick, gen_durable_shelf, gen_durable_key, gen_durable_pkey, pauses_pkey; with limits
 --          gen_durable_throttled, gen_durable_slots, limits_pkey, limit_keys_pkey, limit_waits_pkey
 -- keeps    I2 one live claim per instance · I9 one running step per key, in order. A paused queue: no claim that this statement makes is
@@ -91,7 +93,8 @@ with extra as materialized (
     select l.* from (
         select array_agg(id order by priority, eligible_at, id) ids from win
          where limited and known and (k is null or id = any ((select j.claim from judged j)::bigint[])) having count(*) > 0) a
-     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, (select bool_and(w.limited) from win w where w.known)) l
+     cross join lateral durable.judge_limits($10::text, $1::text, a.ids, $2::int > 1 and (select bool_and(w.limited and w.k is null) from win w where w.known),
+                                             array(select w.id from win w where not w.known)) l
 ), shelved as (
     update durable.gen_durable g
        set hold = case when octet_length(g.queue || g.fsm || g.step) > 2600 then 0 else 2 end,
