@@ -175,6 +175,7 @@ create or replace function durable.judge_limits(
 ) language plpgsql volatile as $$
 declare
     present timestamptz := durable.now();
+    began timestamptz := clock_timestamp();
     keys text[]; got boolean[]; weights float8[];
     u_row int[]; u_key int[]; u_slot boolean[]; u_weight float8[];
     interval_ float8[]; burst float8[]; used float8[]; blocked float8[]; slots int[]; free int[]; known boolean[];
@@ -199,8 +200,7 @@ begin
     if plain then
         -- All keys are decided about elsewhere, and there is nothing else to claim: look again, for 20 ms at most, in no queue of a lock. Leaving
         -- a window costs what claiming it costs: with eight nodes on one key, those that left their rows took the time of the one that got it.
-        for pause in 1 .. case when patient then 20 else 0 end loop
-            exit when true = any (got);
+        while patient and not true = any (got) and clock_timestamp() < began + interval '20 ms' loop
             perform pg_sleep(0.001);
             for k in 1 .. cardinality(keys) loop
                 got[k] := pg_try_advisory_xact_lock(hashtextextended(space || chr(1) || keys[k], 2));
