@@ -128,6 +128,7 @@ NOT: dict[str, Callable[[KeyRig], object]] = {
     "a step is not known to the database": lambda rig: setattr(rig.node, "told", 0),
     "its feeder has ended": lambda rig: rig.dispatcher.dispatcher.close(),
     "all slots are taken": lambda rig: rig.dispatcher.add(10),
+    "its feeder is about to release orphans": lambda rig: rig.planner.planner.lost_claims(),
     "the queue is paused": lambda rig: rig.planner.planner.learn_pauses({"": math.inf}, 100.0),
     "the session is in doubt": lambda rig: setattr(rig.dispatcher.keys, "up", False),
     "the key went with its session": lambda rig: rig.dispatcher.keys.owners.clear(),

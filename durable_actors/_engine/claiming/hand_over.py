@@ -117,7 +117,9 @@ class HandOver:
         ):
             return None
         planner = self._planners[claim.queue]
-        fits = planner.shares is None and not planner.paused and self._keys.holds(claim)
+        # While the feeder looks for orphans, what a commit has just claimed would look like one.
+        fits = planner.shares is None and not (planner.paused or planner.may_have_orphans)
+        fits = fits and self._keys.holds(claim)
         return active if fits else None
 
     def done(self, claims: Sequence[Claim]) -> None:

@@ -241,6 +241,11 @@ class ClaimPlanner:
         )
         return known and not (unsure or self.paused or self._machine_pauses)
 
+    @property
+    def may_have_orphans(self) -> bool:
+        """Whether the feeder is about to release claims that this node does not know: nothing may claim beside it."""
+        return self._may_have_orphans
+
     def lost_claims(self) -> None:
         """A commit of unknown fate may have claimed rows of the queue: release them, as after such a pick."""
         self.failed(unknown_fate=True)
