@@ -43,7 +43,10 @@ async def give_back(node: Node, conn: PgConn, how: Release, claims: list[Claim])
 
 async def refund(node: Node, conn: PgConn, claims: list[Claim], released: Released) -> None:
     """Give back the tokens of steps that never began. If that fails, the limits are slower for a while."""
-    refunds = refunds_of(each for each in claims if each.recorded.unstarted and each.id in released.ids)
+    unused = [each for each in claims if each.recorded.unstarted and each.id in released.ids]
+    refunds = refunds_of(unused)
+    for each in unused:
+        each.recorded.unstarted = False  # once: if the answer is lost, the release may be sent again
     if refunds:
         with contextlib.suppress(psycopg.Error):
             await charge_limits(conn, node.owner.schema, refunds)
